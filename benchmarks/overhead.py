@@ -51,6 +51,7 @@ from slipstream.train.loop.probe import Traits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.loop.train_loop import TrainLoop
 from slipstream.train.parallel.replicas import replicate
+from slipstream.train.telemetry.step_times import StepTimes
 
 WORLD = 2
 STEP_S = 0.02
@@ -110,12 +111,15 @@ class NoGoodputRecorder(GoodputRecorder):
     def add(self, name: str, seconds: float) -> None:
         pass
 
+    def event(self, kind: str) -> None:
+        pass
+
 
 class NoGuard(Guard):
     """Neither asks nor saves."""
 
     def __init__(self) -> None:
-        self.recorder = NoGoodputRecorder()
+        self.recorder, self.times = NoGoodputRecorder(), StepTimes(0, 1)
 
     def before_step(self) -> Any:
         pass

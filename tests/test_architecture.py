@@ -28,6 +28,7 @@ FOUNDATIONS = BASE | {
     "models",
     "interconnect",
     "comparison",
+    "telemetry",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
@@ -47,7 +48,9 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": BASE | {"logs", "stages", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
+    "telemetry": BASE | {"logs", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
+    "telemetry": BASE | {"logs", "machine", "profiles", "artifacts", "storage"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),

@@ -101,6 +101,11 @@ class Placement(Settings):
     that take as long as they may, and two for other causes."""
     restarts: Natural = 0
     """How often a process group whose worker died is started again in the same pods, before that costs a retry."""
+    price_per_hour: float = 0.0
+    """Dollars per hour of one pod on demand, 0 if not given: then by slipstream/telemetry/prices.toml, if it knows the
+    node. Given here, also the spot price counts only if it is given."""
+    spot_price_per_hour: float = 0.0
+    """The same on spot capacity."""
     timeout_minutes: Positive = 60
     """Of one attempt, from its creation: time in which its pods are Pending counts. The stage as a whole ends after
     twice as long over all its attempts, whatever retries are left."""
@@ -182,6 +187,11 @@ class Placement(Settings):
             raise self.reject("disk", f"room for profile.data_cache_gib, {self.data_cache_gib:g}")
         if self.efa and not self.hugepages:
             raise self.reject("hugepages", "an amount with profile.efa, such as 5120Mi")
+        for name in ("price_per_hour", "spot_price_per_hour"):
+            if getattr(self, name) < 0:
+                raise self.reject(name, "dollars per hour of one pod, 0 if not given")
+        if self.price_per_hour and self.spot_price_per_hour > self.price_per_hour:
+            raise self.reject("spot_price_per_hour", f"at most profile.price_per_hour, {self.price_per_hour:g}")
         kinds = ("nodeAffinity", "podAffinity", "podAntiAffinity")
         if wrong := sorted(set(self.affinity) - set(kinds)):
             raise UserError(f"profile.affinity.{wrong[0]}: unknown setting; allowed here: {', '.join(kinds)}")

@@ -69,6 +69,7 @@ def run_summary(results: Results, stages: Sequence[StageRun], directory: str) ->
         export=results.export,
         network=network_figures(results.network.profile) if results.network else None,
         stages=list(stages),
+        bottleneck=results.attempt.bottleneck,
     )
 
 

@@ -14,6 +14,7 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.card import Card
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.records import read_record
+from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.artifacts.results.evaluation import KIND as EVALUATED
 from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.artifacts.results.export import KIND as EXPORTED
@@ -24,6 +25,7 @@ from slipstream.artifacts.results.training import (
     History,
     Operations,
     read_attempt,
+    read_devices,
     read_history,
     read_operations,
 )
@@ -63,6 +65,8 @@ class Results:
     attempt: Attempt
     #: None if no steps were profiled.
     operations: Operations | None
+    #: None if nothing was sampled.
+    devices: TrainingDevices | None
     evaluation: Evaluation
     export: ExportReport
     #: None if the benchmark of the interconnect failed.
@@ -88,6 +92,7 @@ class Results:
             read_history(trained),
             read_attempt(trained),
             read_operations(trained),
+            read_devices(trained),
             read_evaluation(evaluated),
             read_export(exported),
             NetworkResults.open(network) if network else None,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.artifacts.records import to_tree
+from slipstream.artifacts.results.bottleneck import Bottleneck
 from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.export import ExportReport, VariantFigures
@@ -22,6 +23,8 @@ INDENT = 12
 BAR = 40
 #: Reasons and warnings; the card has them all.
 LISTED = 8
+#: Below this share of useful computing the reader is told what held training back, if so many seconds are to be saved.
+USEFUL, WORTH_SAVING_S = 0.6, 5.0
 #: Of a variant or network in its table; the reason below and the report have the whole name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
 
@@ -49,12 +52,15 @@ class RunSummary:
     promotion: Promotion | None = None
     #: None if the trained model was not to become smaller.
     compression: Compression | None = None
+    #: None if training finished no step.
+    bottleneck: Bottleneck | None = None
 
     def __str__(self) -> str:
         sections = (
             data(self.data),
             tried(self.compression),
             quality(self.evaluation),
+            held_back(self.bottleneck),
             variants(self.export, self.evaluation.metric.name),
             network(self.network),
             time(self.stages),
@@ -222,6 +228,13 @@ def quality(evaluation: Evaluation) -> Iterator[str]:
     yield from labelled(
         "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
     )
+
+
+def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
+    """What held the training back, if less than :data:`USEFUL` of its time was used and mending it is worth it."""
+    if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
+        used = f"{fmt.percent(bottleneck.useful)} of {fmt.seconds(bottleneck.seconds)} was useful computing"
+        yield from labelled("Training", f"{used}. {fmt.sentence(bottleneck.sentence)}")
 
 
 def variants(export: ExportReport, metric: str) -> Iterator[str]:

@@ -27,6 +27,7 @@ from slipstream.distributed.process_group import Group
 from slipstream.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
 from slipstream.train.device_clock import wait_for
 from slipstream.train.gpu_threads import same_gpu
+from slipstream.train.telemetry.step_times import LoaderTimes
 
 #: Buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
@@ -60,7 +61,7 @@ class Batch(NamedTuple):
     weight: Tensor | None = None
 
 
-def training_batches(
+def training_batches(  # noqa: PLR0913 - what is read, and what its consumer wants of it
     prepared: PreparedData,
     order: GlobalOrder,
     group: Group,
@@ -69,6 +70,7 @@ def training_batches(
     *,
     padded: int = 0,
     waiting: Callable[[], None] | None = None,
+    times: LoaderTimes | None = None,
 ) -> Generator[Batch, None, None]:
     """This rank's shares of the training split's batches, from ``start`` consumed samples on, on its device. ``group``
     is its place among those that divide the rows.
@@ -76,11 +78,11 @@ def training_batches(
     Shares of fewer than ``padded`` rows are padded to that number: with copies of their first row, or with zeros if
     they have none. Without ``stop`` the iterator has no end. ``waiting`` is called about every second while a batch is
     not ready; an exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The
-    reading thread ends when the iterator is exhausted, closed or garbage-collected.
+    reading thread ends when the iterator is exhausted, closed or garbage-collected; what it does is added to ``times``.
     """
     stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
     buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
-    return prefetch(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded)
+    return prefetch(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded, times)
 
 
 def evaluation_batches(
@@ -116,6 +118,7 @@ def prefetch(
     buffers: list[HostBuffer],
     waiting: Callable[[], None] | None,
     padded: int = 0,
+    times: LoaderTimes | None = None,
 ) -> Generator[Batch, None, None]:
     """The planned batches, which a thread reads into the ``buffers``; an error of the thread is raised here."""
     # Before Python 3.13 SimpleQueue.get waits for ever if a signal's handler ends after the timeout.
@@ -127,7 +130,7 @@ def prefetch(
 
     def read() -> None:
         choose_gpu()
-        read_batches(plans, stored, free, ready)
+        read_batches(plans, stored, free, ready, times or LoaderTimes())
 
     thread = threading.Thread(target=read, name="loader", daemon=True)
     thread.start()
@@ -165,19 +168,32 @@ def next_ready(ready: Queue[Ready], waiting: Callable[[], None] | None) -> Ready
 
 
 def read_batches(
-    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[HostBuffer | None], ready: Queue[Ready]
+    plans: Iterator[BatchPlan],
+    stored: StoredRows,
+    free: SimpleQueue[HostBuffer | None],
+    ready: Queue[Ready],
+    times: LoaderTimes,
 ) -> None:
     """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
     plans = stored.when_local(plans)
     try:
         while (buffer := free.get()) is not None:
+            began = time.perf_counter()
             chosen = list(islice(plans, buffer.batches))
+            local = time.perf_counter()
             intact, damage = stored.verified(chosen)
+            verified = gathered = sent = time.perf_counter()
             if intact:
                 stored.gather(buffer.row_numbers(intact), buffer.records)
                 buffer.clear(intact)
+                gathered = time.perf_counter()
                 buffer.send(len(intact))
+                sent = time.perf_counter()
                 ready.put((buffer, intact))
+            times.store += local - began
+            times.verification += verified - local
+            times.gathering += gathered - verified
+            times.copy += sent - gathered
             if damage:
                 raise damage
             if len(chosen) < buffer.batches:

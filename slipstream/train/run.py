@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from slipstream.models.factory_code import model_code
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
+from slipstream.telemetry.bottleneck import judge
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, Restored
@@ -38,7 +40,16 @@ from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
 from slipstream.train.device_clock import clock_of
 from slipstream.train.fault_tolerance.consensus import Interval
-from slipstream.train.fault_tolerance.goodput import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, GoodputRecorder
+from slipstream.train.fault_tolerance.goodput import (
+    DATA_WAIT,
+    RESTORE,
+    STALL,
+    STEPS,
+    AttemptRecord,
+    GoodputRecorder,
+    observed_in,
+    summarise,
+)
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
 from slipstream.train.loop.precision import kernels
@@ -47,6 +58,7 @@ from slipstream.train.loop.train_loop import TrainLoop
 from slipstream.train.profiler import StepProfiler
 from slipstream.train.setup import Setup, TrainingRequest, describe_changes
 from slipstream.train.so_far import written
+from slipstream.train.telemetry.around import observed
 from slipstream.train.throughput import throughput
 
 LOG = logger("train")
@@ -141,6 +153,7 @@ def train(
     first_step = state.progress.step
     steps = training.profile.steps if group.rank == 0 else 0
     profiler = StepProfiler(steps, group.device) if steps else None
+    recorder.observe = partial(observed, setup, guard.times, recorder)
     guard.begin(first_step)
     try:
         loop = TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler)
@@ -153,9 +166,12 @@ def train(
         recorder.end(f"{type(error).__name__}: {error}")
         raise
     guard.close()
-    goodput = recorder.summary()
+    attempts = recorder.attempts()
+    goodput, bottleneck = summarise(attempts), judge(observed_in(attempts))
     if group.rank == 0:
         LOG.info("%s", goodput)
+        if bottleneck:
+            LOG.info("%s", bottleneck.sentence)
     checkpoints.close()
     attempt = Attempt(
         steps=state.progress.step - first_step,
@@ -164,6 +180,7 @@ def train(
         ledger=goodput,
         throughput=trained_speed(setup, state, first_step, recorder.record),
         compiled=setup.compiled.figures if setup.compiled else None,
+        bottleneck=bottleneck,
     )
     files = record_files(history(state, group, setup.precision), attempt)
     return files | (profiler.files if profiler else {})

@@ -42,6 +42,7 @@ from slipstream.train.checks import (
 )
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import padding
+from slipstream.train.device_clock import clock_of
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
@@ -52,6 +53,7 @@ from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from slipstream.train.parallel.layout import Layout, nodes
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.replicas import ReplicatedModel, check_exchange, replicate
+from slipstream.train.telemetry.launch import two_row_seconds
 
 LOG = logger("train")
 #: The conditions that say how a global batch is divided into micro-batches.
@@ -164,6 +166,9 @@ class Setup:
     parallel: ParallelModel
     #: What is compiled, if ``training.compile`` asks for it.
     compiled: CompiledTraining | None
+    #: Micro-batches of a step, and the seconds of a pass over two rows; 0 where those say nothing of the others.
+    pieces: int
+    two_rows: float
 
     @classmethod
     def begin(
@@ -193,6 +198,10 @@ class Setup:
             if training.parallel.uses_fsdp(replicas * shards):
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
+            two_rows = 0.0
+            if not training.compile and not training.parallel.divides:
+                forward, on_cpu = partial(autocast, precision, group.device), group.device.type == "cpu"
+                two_rows = two_row_seconds(predictor, forward, clock_of(group.device), on_cpu=on_cpu)
             compiled = None
             if training.compile and not training.parallel.divides:
                 compiled = compile_for(ReplicatedModel(predictor, traits), pieces[:1], precision, group)
@@ -213,7 +222,20 @@ class Setup:
                     compiled = compile_for(parallel, tried, precision, group)
             else:
                 parallel = replicate(predictor, traits, group, exchange, training.seed, compiled)
-        return cls(training, group, data, lineage, architecture, precision, traits, layout, parallel, compiled)
+        return cls(
+            training=training,
+            group=group,
+            data=data,
+            lineage=lineage,
+            architecture=architecture,
+            precision=precision,
+            traits=traits,
+            layout=layout,
+            parallel=parallel,
+            compiled=compiled,
+            pieces=len(pieces),
+            two_rows=two_rows,
+        )
 
     def state(self) -> TrainingState:
         """The state of a training from its beginning."""

@@ -140,3 +140,18 @@ def test_a_file_that_an_artifact_lacks_is_named(tmp_path: Path) -> None:
     assert read_record(artifact, "map.json", OldMap) == MAP
     with pytest.raises(DamagedArtifact, match=r"a/other\.json: missing"):
         read_record(artifact, "other.json", OldMap)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"classes": ["no", "yes", "maybe"]}, "a ROC curve of two classes"),
+        ({"classes": ["no", "yes", "maybe"], "roc": None}, "the confusion matrix is not one of 3 classes"),
+        ({"confusion": [[1, 2], [3]]}, "the confusion matrix is not one of 2 classes"),
+        ({"scatter": {"actual": [1.0], "predicted": []}}, "as many predicted as actual"),
+    ],
+)
+def test_data_of_plots_that_is_not_of_these_classes_is_refused(change: dict[str, Any], said: str) -> None:
+    tree = to_tree(evaluation(signature_of(["no", "yes"])))
+    with pytest.raises(DamagedArtifact, match=said):
+        from_tree(tree | change, Evaluation, "evaluation.json")

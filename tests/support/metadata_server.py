@@ -22,6 +22,10 @@ class MetadataServer(ThreadingHTTPServer):
         self.cloud = cloud
         self.event: float | None = None
         self.rebalance = False
+        #: What it says of its machine; "" is not said.
+        self.spot, self.type, self.node = "", "", ""
+        #: Azure's other name of it.
+        self.computer = ""
         #: One of "", "garbage", "500", "hang".
         self.mood = ""
         self.tokens = {"token-1"}
@@ -84,20 +88,29 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, json.dumps({"action": "terminate", "time": f"{moment:%Y-%m-%dT%H:%M:%SZ}"}))
         if self.path == "/latest/meta-data/events/recommendations/rebalance" and self.server.rebalance:
             return self.answer(200, '{"noticeTime": "2030-01-01T00:00:00Z"}')
-        return self.answer(404)
+        facts = {"instance-life-cycle": "spot", "instance-type": "type", "local-hostname": "node"}
+        return self.fact(facts.get(self.path.removeprefix("/latest/meta-data/"), ""))
+
+    def fact(self, name: str, **headers: str) -> None:
+        said = getattr(self.server, name, "")
+        return self.answer(200 if said else 404, said, **headers)
 
     def get_gcp(self) -> None:
         if self.headers.get("Metadata-Flavor") != "Google":
             return self.answer(403)
-        if self.path != "/computeMetadata/v1/instance/preempted":
-            return self.answer(404)
+        what = self.path.removeprefix("/computeMetadata/v1/instance/")
+        facts = {"scheduling/preemptible": "spot", "machine-type": "type", "name": "node"}
+        if what != "preempted":
+            return self.fact(facts.get(what, ""), Metadata_Flavor="Google")
         return self.answer(200, "FALSE" if self.server.event is None else "TRUE", Metadata_Flavor="Google")
 
     def get_azure(self) -> None:
         if self.headers.get("Metadata") != "true":
             return self.answer(400)
         if self.path.startswith("/metadata/instance"):
-            return self.answer(200, '{"compute": {}}')
+            facts = {"priority": self.server.spot, "vmSize": self.server.type, "name": self.server.node}
+            system = {"osProfile": {"computerName": self.server.computer}} if self.server.computer else {}
+            return self.answer(200, json.dumps({"compute": {**facts, **system}}))
         if not self.path.startswith("/metadata/scheduledevents"):
             return self.answer(404)
         events = [{"EventType": "Freeze", "NotBefore": ""}]

@@ -20,6 +20,7 @@ from slipstream.distributed.process_group import Group
 from slipstream.train import data_loader as loader
 from slipstream.train.data_loader import Batch, StoredRows, evaluation_batches, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder, share
+from slipstream.train.telemetry.step_times import LoaderTimes
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 
@@ -122,7 +123,7 @@ def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> N
     for _ in range(3):
         free.put(loader.make_buffer(4, SIZE, SIGNATURE, CPU))
     stored = StoredRows(prepared, "train", order.blocks)
-    loader.read_batches(order.plans(0, 1, stop=6 * SIZE), stored, free, ready)
+    loader.read_batches(order.plans(0, 1, stop=6 * SIZE), stored, free, ready, LoaderTimes())
     given = [ready.get() for _ in range(3)]
     assert [len(filled) for _, filled in given[:2]] == [4, 2] and given[2] is None
 

@@ -97,4 +97,4 @@ def read_card(artifact: Artifact, name: str = CARD) -> Card:
     """The data card in the file ``name``. Raises ``DamagedArtifact`` if its content is not that of one."""
     card = artifact.read_json(name)
     from_tree(card, DataCard, artifact.directory / name)
-    return {"warnings": [], **card}
+    return {"warnings": [], **card, "columns": [{"role": "", **column} for column in card["columns"]]}

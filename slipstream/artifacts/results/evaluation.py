@@ -131,9 +131,16 @@ class Evaluation(PlotData):
     classes: list[str]
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for a task that is none, or is not judged by this metric."""
+        """Raises ``ValueError`` for a task that is none, or is not judged by this metric, and for data of plots that is
+        not of these classes."""
         if self.metric.name not in METRICS.get(self.task, ()):
             raise ValueError(f"{self.task!r} is not judged by {self.metric.name}")
+        if self.roc is not None and (len(self.classes) != 2 or len(self.roc.fpr) != len(self.roc.tpr)):
+            raise ValueError("a ROC curve of two classes has as many false as true positive rates")
+        if self.confusion is not None and {len(self.confusion), *map(len, self.confusion)} != {len(self.classes)}:
+            raise ValueError(f"the confusion matrix is not one of {len(self.classes)} classes")
+        if self.scatter is not None and len(self.scatter.actual) != len(self.scatter.predicted):
+            raise ValueError("there are not as many predicted as actual values")
 
     @property
     def metric_names(self) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.records import read_record, to_json
+from slipstream.artifacts.results.bottleneck import Bottleneck
+from slipstream.artifacts.results.devices import DEVICES, TrainingDevices
 
 KIND = "train"
 HISTORY = "history.json"
@@ -177,6 +179,8 @@ class Attempt:
     throughput: Throughput | None = None
     #: Absent if nothing was compiled.
     compiled: CompiledPass | None = None
+    #: Absent if no step was finished, and in records from before there was one.
+    bottleneck: Bottleneck | None = None
 
 
 def record_files(history: History, attempt: Attempt) -> dict[str, bytes]:
@@ -193,6 +197,12 @@ def read_operations(directory: Path) -> Operations | None:
     """None if no steps were profiled. Raises ``DamagedArtifact`` as the others."""
     artifact = Artifact.open(directory, KIND)
     return read_record(artifact, OPERATIONS, Operations) if OPERATIONS in artifact.files else None
+
+
+def read_devices(directory: Path) -> TrainingDevices | None:
+    """None if nothing was sampled. Raises ``DamagedArtifact`` as the others."""
+    artifact = Artifact.open(directory, KIND)
+    return read_record(artifact, DEVICES, TrainingDevices) if DEVICES in artifact.files else None
 
 
 def read_attempt(directory: Path) -> Attempt:

@@ -12,7 +12,12 @@ from slipstream.artifacts.versions import version_of
 from slipstream.report.stage_results import Results
 
 KIND, FILE = "charts", "charts.json"
-MODULES = ("slipstream.report.pages.charts", "slipstream.report.pages.network_charts", __name__)
+MODULES = (
+    "slipstream.report.pages.charts",
+    "slipstream.report.pages.device_charts",
+    "slipstream.report.pages.network_charts",
+    __name__,
+)
 #: A confusion matrix of more classes is too fine to read; the page lists mistakes instead.
 MOST_CLASSES_DRAWN = 20
 
@@ -44,7 +49,7 @@ def as_markup(drawn: dict[str, str | None]) -> dict[str, Markup | None]:
 
 
 def draw(results: Results) -> dict[str, str | None]:
-    from slipstream.report.pages import charts, network_charts
+    from slipstream.report.pages import charts, device_charts, network_charts
 
     history, evaluation, network = results.history, results.evaluation, results.network
     classes = evaluation.classes
@@ -57,6 +62,8 @@ def draw(results: Results) -> dict[str, str | None]:
         drawn["confusion"] = charts.confusion_matrix(confusion, classes)
     if bins := evaluation.calibration:
         drawn["reliability"] = charts.reliability_diagram(bins)
+    if devices := results.devices:
+        drawn |= {"busy": device_charts.busy(devices), "memory": device_charts.memory(devices)}
     return drawn | {
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation.metric.name),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from slipstream.artifacts.results.bottleneck import Bottleneck
 from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
@@ -19,6 +20,14 @@ from slipstream.report.run_directory import CARD
 from slipstream.report.stage_results import Results
 from slipstream.report.summary import RunSummary
 
+#: The phases of a step in words.
+PHASES = {
+    "data": "waiting for batches",
+    "compute": "forward and backward pass",
+    "exchange": "waiting for the exchange",
+    "optimizer": "optimiser",
+    "rest": "between steps",
+}
 WORST_SHOWN = 12
 CLASSES_SHOWN = 12
 REASONS_SHOWN = 8
@@ -51,12 +60,24 @@ def report_page(
         more_columns=columns[COLUMNS_SHOWN:COLUMNS_LISTED],
         columns_left=len(columns) - COLUMNS_LISTED,
         contents=contents,
+        time_lines=time_lines,
         reasons=results.quarantined[:REASONS_SHOWN],
         sections={name: list(flat(value)) for name, value in config.items() if isinstance(value, Mapping)},
         card_page=CARD,
         trace_file=TRACE,
         made=made_at,
     )
+
+
+def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
+    """The phases of the steps, the mean of all ranks, and what lies between steps: name, share of the time, words."""
+    between = found.seconds - sum(found.phases.values())
+    seconds = {PHASES.get(name, name): value for name, value in found.phases.items()}
+    seconds["evaluations and checkpoints"] = max(0.0, between)
+    return [
+        (name, value / found.seconds, f"{fmt.seconds(value)}, {fmt.percent(value / found.seconds)}")
+        for name, value in seconds.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -113,7 +134,7 @@ def contents(column: Mapping[str, Any]) -> str:
         top = ", ".join(
             f"{fmt.shortened(str(value))} ({fmt.count(rows)})" for value, rows in column["top"][:VALUES_SHOWN]
         )
-        return f"{top}, …" if column["distinct"] > VALUES_SHOWN else top
+        return f"{top}, …" if column.get("distinct", 0) > VALUES_SHOWN else top
     if "mean" in column:
         low, high, mean, std = (fmt.column_figure(column, name) for name in ("min", "max", "mean", "std"))
         return f"{low} to {high}, mean {mean} ± {std}"

@@ -34,7 +34,7 @@ from slipstream.train.checkpoint.lease import Sign, is_unlocked, sign_of
 
 DAY_S = 86400.0
 #: What the first files below a home are called, besides checkpoints.
-PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", FINISHED, LATEST}
+PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", FINISHED, LATEST}
 COLUMNS = ("training", "size", "last written", "step", "state", "holder")
 
 

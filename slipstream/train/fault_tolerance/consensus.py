@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from slipstream.distributed.process_group import Peers
 from slipstream.train.fault_tolerance.notices import Notice, Watcher
+from slipstream.train.telemetry.step_times import StepTimes
 
 #: Seconds between two exchanges, and so the longest that a notice waits. The number of steps that take so long is
 #: computed from measured step times.
@@ -104,12 +105,18 @@ class Consensus:
         self._watcher = watcher
         self._peers = peers
 
-    def exchange(self, measured: Measured = UNKNOWN) -> GroupState:
-        """Exchange notices and what the ranks measured; all ranks must call this."""
+    def exchange(self, measured: Measured = UNKNOWN, times: StepTimes | None = None) -> GroupState:
+        """Exchange notices and what the ranks measured, the ``times`` of their steps with it; all ranks must call
+        this."""
         figures = torch.tensor([-seconds_left(self._watcher.notice), *measured], dtype=torch.float64)
+        if times is not None:
+            figures = torch.cat([figures, times.to_send()])
         if self._peers.group is not None:
             dist.all_reduce(figures, dist.ReduceOp.MAX, group=self._peers.group)
-        negative_left, *slowest = figures.tolist()
+        negative_left, *numbers = figures.tolist()
+        slowest = numbers[: len(measured)]
+        if times is not None:
+            times.received(numbers[len(measured) :])
         stop = Stop(self._reason(), -negative_left) if negative_left > -ADVICE_S else None
         return GroupState(stop, negative_left == -ADVICE_S, Measured(*slowest))
 

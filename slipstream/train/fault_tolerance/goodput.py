@@ -8,18 +8,22 @@ results of a run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.format import DamagedArtifact, canonical_json
+from slipstream.artifacts.records import from_tree, to_tree
+from slipstream.artifacts.results.bottleneck import Observed
 from slipstream.artifacts.results.training import Goodput
 from slipstream.errors import UserError
 from slipstream.logs import logger
@@ -33,6 +37,9 @@ LAST_WRITE_S = 10.0
 #: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
 START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
 ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
+#: What is marked on an attempt's axis, and the most of each: then every other one is forgotten.
+EVENTS = EVALUATED, SAVED = "evaluation", "checkpoint"
+MOST_EVENTS = 256
 #: The end of an attempt that did not record one.
 KILLED = "killed, or its machine was lost"
 
@@ -54,6 +61,16 @@ class AttemptRecord:
     #: Wall-clock seconds of the attempt so far.
     wall: float = 0.0
     ended: str = KILLED
+    #: When it began, in seconds since 1970, UTC; 0 in records from before this was written down.
+    began_at: float = 0.0
+    #: Rank 0's machine and device, and whether the machine may be taken away; None where nobody says.
+    node: str = ""
+    device: str = ""
+    spot: bool | None = None
+    #: Seconds since it began at which an evaluation or a checkpoint ended, by :data:`EVENTS`.
+    events: dict[str, list[float]] = field(default_factory=dict)
+    #: :class:`.Observed` as a tree; None before the first step.
+    observed: dict[str, Any] | None = None
 
     @property
     def executed(self) -> int:
@@ -66,14 +83,8 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
     for record, following in pairwise(ordered):
         # The record of a killed attempt is seconds old, but the attempt got at least to where the next one resumed.
         record.last_step = max(record.last_step, following.first_step)
-    kept, lost = 0, 0.0
-    for index, record in enumerate(ordered):
-        # Steps after the earliest start of any later attempt were repeated.
-        repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
-        useful = max(0, min(record.last_step, repeated_from) - record.first_step)
-        kept += useful
-        if record.executed:
-            lost += record.seconds[STEPS] * (record.executed - useful) / record.executed
+    useful = useful_steps(ordered)
+    kept, lost = sum(useful), sum(lost_of(record, its) for record, its in zip(ordered, useful, strict=True))
     executed, wall = sum(record.executed for record in ordered), sum(record.wall for record in ordered)
     seconds = {name: sum(record.seconds[name] for record in ordered) for name in ACTIVITIES}
     return Goodput(
@@ -87,6 +98,25 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
         useful_steps=kept / executed if executed else 1.0,
         goodput=max(0.0, seconds[STEPS] - lost) / wall if wall else 1.0,
     )
+
+
+def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
+    """Of each attempt, oldest first, the steps that no later one repeated: those before the earliest start of any."""
+    useful = []
+    for index, record in enumerate(ordered):
+        repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
+        useful.append(max(0, min(record.last_step, repeated_from) - record.first_step))
+    return useful
+
+
+def lost_of(record: AttemptRecord, useful: int) -> float:
+    """Seconds of the steps of an attempt that are not among its ``useful`` ones."""
+    return record.seconds[STEPS] * (record.executed - useful) / record.executed if record.executed else 0.0
+
+
+def lost_seconds(ordered: Sequence[AttemptRecord]) -> list[float]:
+    """Of each attempt, oldest first, seconds of steps that a later one repeated."""
+    return [lost_of(record, useful) for record, useful in zip(ordered, useful_steps(ordered), strict=True)]
 
 
 class GoodputRecorder:
@@ -104,6 +134,9 @@ class GoodputRecorder:
         self._ended = threading.Event()
         self._failed = False
         self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
+        self.record.began_at = time.time() - (time.perf_counter() - started)
+        #: Asked for what is observed by now, whenever the record is written.
+        self.observe: Callable[[], Observed | None] = lambda: None
 
     def begin(self, step: int) -> None:
         """The attempt begins at ``step``. The time until now that is not yet accounted for is start-up."""
@@ -124,6 +157,13 @@ class GoodputRecorder:
     def add(self, activity: str, seconds: float) -> None:
         self.record.seconds[activity] += seconds
 
+    def event(self, kind: str) -> None:
+        """One of :data:`EVENTS` ended just now."""
+        times = self.record.events.setdefault(kind, [])
+        times.append(round(time.perf_counter() - self._started, 3))
+        if len(times) > MOST_EVENTS:
+            del times[::2]
+
     def end(self, reason: str) -> None:
         """The attempt ends: "finished", or the reason why it stops early."""
         self.record.ended = reason
@@ -132,17 +172,23 @@ class GoodputRecorder:
             self._thread.join(LAST_WRITE_S)
 
     def summary(self) -> Goodput:
+        """Of :meth:`attempts`."""
+        return summarise(self.attempts())
+
+    def attempts(self) -> list[AttemptRecord]:
         """All attempts up to now, including this one; without the earlier ones if the store is unavailable."""
-        self._update_wall()
+        self._update()
         try:
             earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]
         except (UserError, StorageUnavailable) as error:
             LOG.warning("only this attempt is counted: %s", error)
             earlier = []
-        return summarise([*earlier, self.record])
+        return [*earlier, self.record]
 
-    def _update_wall(self) -> None:
+    def _update(self) -> None:
         self.record.wall = time.perf_counter() - self._started
+        observed = self.observe()
+        self.record.observed = to_tree(observed) if observed else None
 
     def _write_periodically(self) -> None:
         self._write()
@@ -151,7 +197,7 @@ class GoodputRecorder:
         self._write()
 
     def _write(self) -> None:
-        self._update_wall()
+        self._update()
         try:
             if self._home.is_inherited(self.record.attempt):
                 self._ended.set()  # what is here now is a successor's
@@ -171,7 +217,26 @@ def read_attempts(storage: Storage) -> list[AttemptRecord]:
     with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
         for key in storage.list(PREFIX):
             try:
-                records.append(AttemptRecord(**json.loads(storage.get(key, Path(temporary)).read_bytes())))
-            except (ValueError, TypeError):
+                records.append(record_of(json.loads(storage.get(key, Path(temporary)).read_bytes())))
+            except (ValueError, TypeError, AttributeError):
                 LOG.warning("%s/%s: not the record of an attempt; skipped", storage.base, key)
     return sorted(records, key=lambda record: record.attempt)
+
+
+def record_of(values: Mapping[str, Any]) -> AttemptRecord:
+    """The record that these values are, whatever version of this project wrote it: what is new to it is left out, what
+    it knows and they lack is as in one without. Raises ``TypeError`` and ``ValueError`` if they are none."""
+    known = {name for name in values if name in AttemptRecord.__dataclass_fields__}
+    record = AttemptRecord(**{name: values[name] for name in known})
+    seconds = {name: float(record.seconds.get(name, 0.0)) for name in ACTIVITIES}
+    return dataclasses.replace(record, seconds=seconds)
+
+
+def observed_in(attempts: Sequence[AttemptRecord]) -> list[Observed]:
+    """What the attempts observed, without those that a later version of this project describes in another way."""
+    found = []
+    for attempt in attempts:
+        if attempt.observed is not None:
+            with contextlib.suppress(DamagedArtifact):
+                found.append(from_tree(attempt.observed, Observed, f"attempt {attempt.attempt}"))
+    return found

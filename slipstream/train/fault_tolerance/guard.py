@@ -35,8 +35,10 @@ from slipstream.train.fault_tolerance.consensus import (
     Measured,
     Stop,
 )
-from slipstream.train.fault_tolerance.goodput import DATA_WAIT, STALL, STEPS, GoodputRecorder
+from slipstream.train.fault_tolerance.goodput import DATA_WAIT, EVALUATION, SAVED, STALL, STEPS, GoodputRecorder
 from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
+from slipstream.train.telemetry.step_times import StepTime, StepTimes
 
 #: The stall of a save is the median of so many, so that one save on a busy machine does not count.
 STALLS = 5
@@ -47,21 +49,17 @@ Capture = Callable[[], tuple[object, object] | None]
 T = TypeVar("T")
 
 
-class StepStart(NamedTuple):
-    """When the host had a batch, and the place in the device's work where its step begins."""
-
-    ready: float
-    mark: Mark
-
-
 class StepTiming(NamedTuple):
     """The times of a step, which the device may not have begun yet."""
 
-    start: StepStart
+    start: StepMarks
     end: Mark
     #: Seconds for which the host had waited for its batch.
     waited: float
     snapshot_wait: StepWait | None
+    #: Seconds of all pauses between steps until now, and for which this thread waited for a processor.
+    paused: float
+    processor_wait: float
 
 
 class Guard:
@@ -91,6 +89,9 @@ class Guard:
         self.recorder = recorder
         self._group_state: GroupState | None = None
         self._finished = self._saved = 0
+        self.times = StepTimes(checkpoints.peers.rank, checkpoints.peers.world)
+        self._processor_wait, self._paused = ProcessorWait(), 0.0
+        self._previous: StepTiming | None = None
         self._stalls: deque[float] = deque(maxlen=STALLS)
         self._advised = False
 
@@ -104,34 +105,62 @@ class Guard:
         if stop:
             self._exit(AgreedPreempted(f"left before its first step ({stop.why})"))
 
-    def before_step(self) -> StepStart:
+    def before_step(self) -> StepMarks:
         """The host has a batch, and is about to enqueue a step."""
-        return StepStart(time.perf_counter(), self._clock.mark())
+        return StepMarks(self._clock, self._pauses())
 
-    def enqueued(self, start: StepStart, waited: float = 0.0) -> StepTiming:
+    def enqueued(self, start: StepMarks, waited: float = 0.0) -> StepTiming:
         """The device was given the step of this ``start``, for whose batch the host has ``waited`` seconds."""
-        return StepTiming(start, self._clock.mark(), waited, self._checkpoints.background.pop_step_wait())
+        snapshot_wait = self._checkpoints.background.pop_step_wait()
+        return StepTiming(
+            start, self._clock.mark(), waited, snapshot_wait, self._pauses(), self._processor_wait.seconds()
+        )
 
     def finished(self, step: int, timing: StepTiming) -> None:
         """Wait until the device has finished the ``step``-th step of the run, and record its times. Steps finish in the
         order in which they were enqueued."""
-        ready, begin, ended = timing.start.ready, timing.start.mark.wait(), timing.end.wait()
+        marks = timing.start
+        ready, begin = marks.ready, marks.begin.wait()
+        gradient = marks.gradient.wait() if marks.gradient else None
+        exchanged = marks.exchanged.wait() if marks.exchanged else begin
+        ended = timing.end.wait()
         stall = timing.snapshot_wait.stall() if timing.snapshot_wait else 0.0
         self.recorder.add(STEPS, ended - begin - stall)
         idle_from = max(self._idle_since, ready - timing.waited)
-        self.recorder.add(DATA_WAIT, max(0.0, min(begin, ready) - idle_from))
+        data_wait = max(0.0, min(begin, ready) - idle_from)
+        self.recorder.add(DATA_WAIT, data_wait)
         self._add_stall(stall)
         self.recorder.record.last_step = step
-        self._idle_since = ended
+        if self._previous is not None:  # before the first step the ranks wait for each other
+            computed = exchanged if gradient is None else gradient
+            between = begin - self._idle_since - data_wait - (marks.paused - self._previous.paused)
+            self.times.add(
+                StepTime(
+                    data=data_wait,
+                    compute=computed - begin,
+                    exchange=exchanged - computed,
+                    optimizer=max(0.0, ended - exchanged - stall),
+                    rest=max(0.0, between),
+                    processor_wait=timing.processor_wait - self._previous.processor_wait,
+                    compute_cpu=marks.compute_cpu,
+                )
+            )
+        self._idle_since, self._previous = ended, timing
         self._finished += 1
 
     def after_step(self, step: int, capture: Capture) -> None:
         """The device was given ``step`` steps. Raises ``AgreedPreempted`` when a machine has a
         notice, after saving a checkpoint if there is time for it."""
+        began = time.perf_counter()
         if self._schedule.due(step):
             self._exchange_after(step, capture)
         if self._checkpoint_due(step):
             self._save(step, capture)
+        self._paused += time.perf_counter() - began
+
+    def _pauses(self) -> float:
+        """Seconds between steps that are no part of them: exchanges, saves, evaluations."""
+        return self._paused + self.recorder.record.seconds[EVALUATION]
 
     def evaluating(self, batches: Iterator[T], rounds: int, step: int, capture: Capture) -> Iterator[T]:
         """Pass on this rank's batches of the evaluation after ``step``. No rank has more than ``rounds`` batches; one
@@ -161,7 +190,7 @@ class Guard:
     def _exchange(self, each_s: float) -> GroupState:
         background, stall_s = self._checkpoints.background, statistics.median(self._stalls) if self._stalls else 0.0
         measured = Measured(each_s, stall_s, background.publish_seconds, background.outage.unsaved_s, background.busy())
-        return self._consensus.exchange(measured)
+        return self._consensus.exchange(measured, self.times)
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
         state = self._exchange_and_publish(step, capture)
@@ -217,8 +246,10 @@ class Guard:
         return True
 
     def _record_published(self) -> None:
-        if self._checkpoints.background.published:
-            self.recorder.record.saved_step = self._checkpoints.background.published.step
+        published = self._checkpoints.background.published
+        if published and self.recorder.record.saved_step != published.step:
+            self.recorder.record.saved_step = published.step
+            self.recorder.event(SAVED)
 
     def _add_stall(self, seconds: float) -> None:
         """Add to the stall that the last save has caused in the step loop."""

@@ -10,33 +10,31 @@ interruption notices"), GCP ``instance/preempted`` (cloud.google.com, "Spot VMs"
 
 from __future__ import annotations
 
-import http.client
-import json
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.message import Message
 from email.utils import parsedate_to_datetime
 from types import FrameType
 from typing import Protocol
 
-LINK_LOCAL = "http://169.254.169.254"
-#: Seconds between polls, and the timeout of one. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
+from slipstream.machine.cloud_metadata import (
+    GOOGLE,
+    LINK_LOCAL,
+    TIMEOUT_S,
+    AwsMetadata,
+    MetadataUnavailable,
+    parse_mapping,
+    request,
+)
+
+#: Seconds between polls. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
 PERIOD_S = 5.0
-TIMEOUT_S = 2.0
 #: How often all clouds' metadata servers are tried before the search for one ends.
 SEARCH_ROUNDS = 3
-MAX_RESPONSE_BYTES = 1 << 16
-
-
-class MetadataUnavailable(Exception):
-    """The metadata server does not answer, or not as documented. Never stops a run."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +59,6 @@ class Server(Protocol):
         """The current notice, if there is one. Raises ``MetadataUnavailable``."""
 
 
-def request(
-    url: str, headers: dict[str, str], *, method: str = "GET", timeout: float = TIMEOUT_S
-) -> tuple[int, bytes, Message]:
-    """Status, body and headers of one HTTP exchange, whatever the status. Raises ``MetadataUnavailable``."""
-    # Without a proxy: it would pass on the metadata of its own machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    asked = urllib.request.Request(url, headers=headers, method=method)
-    try:
-        try:
-            with opener.open(asked, timeout=timeout) as answer:
-                return answer.status, answer.read(MAX_RESPONSE_BYTES), answer.headers
-        except urllib.error.HTTPError as error:
-            return error.code, b"", error.headers
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise MetadataUnavailable(f"{url}: {error}") from None
-
-
 def monotonic_deadline(moment: datetime) -> float:
     """A date and time on the clock of ``time.monotonic``."""
     if moment.tzinfo is None:
@@ -85,29 +66,16 @@ def monotonic_deadline(moment: datetime) -> float:
     return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
 
 
-def parse_mapping(body: bytes, url: str) -> dict[str, object]:
-    """A JSON mapping. Raises ``MetadataUnavailable`` for anything else."""
-    try:
-        value = json.loads(body)
-    except ValueError:
-        raise MetadataUnavailable(f"{url}: not JSON") from None
-    if not isinstance(value, dict):
-        raise MetadataUnavailable(f"{url}: not a mapping")
-    return value
-
-
 class Aws:
-    """IMDSv2: every request carries a token, which is renewed when the server rejects it."""
+    """Spot's instance action, and the recommendation that comes before it."""
 
     name = "aws"
-    TOKEN_S = 21600
 
     def __init__(self, base: str = LINK_LOCAL) -> None:
-        self._base = base
-        self._token = ""
+        self._metadata = AwsMetadata(base)
 
     def present(self) -> bool:
-        self._renew()
+        self._metadata.renew()
         return True
 
     def ask(self) -> Notice | None:
@@ -125,28 +93,8 @@ class Aws:
         return None
 
     def _get(self, path: str) -> dict[str, object] | None:
-        for _ in range(2):
-            if not self._token:
-                self._renew()
-            status, body, _headers = request(self._base + path, {"X-aws-ec2-metadata-token": self._token})
-            if status == 404:
-                return None
-            if status == 200:
-                return parse_mapping(body, path)
-            if status != 401:
-                break
-            self._token = ""
-        raise MetadataUnavailable(f"{path}: status {status}")
-
-    def _renew(self) -> None:
-        seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(self.TOKEN_S)}
-        status, body, _ = request(self._base + "/latest/api/token", seconds, method="PUT")
-        if status != 200 or not body.strip().isascii():
-            raise MetadataUnavailable(f"/latest/api/token: status {status}")
-        self._token = body.strip().decode()
-        if not self._token.isprintable() or not self._token:
-            self._token = ""
-            raise MetadataUnavailable("/latest/api/token: not a token")
+        body = self._metadata.get(path)
+        return None if body is None else parse_mapping(body, path)
 
 
 class Gcp:
@@ -155,7 +103,7 @@ class Gcp:
     name = "gcp"
     NOTICE_S = 30.0
 
-    def __init__(self, base: str = "http://metadata.google.internal") -> None:
+    def __init__(self, base: str = GOOGLE) -> None:
         self._url = base + "/computeMetadata/v1/instance/preempted"
 
     def present(self) -> bool:

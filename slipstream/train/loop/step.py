@@ -21,6 +21,7 @@ from slipstream.train.loop.objective import loss_sum
 from slipstream.train.loop.optimizer import factor_or_nan, judge, learning_rate, may_exceed, update
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.loop.state import TrainingState
+from slipstream.train.telemetry.marks import StepMarks
 
 
 class StepResult(NamedTuple):
@@ -51,7 +52,13 @@ def whole_micro_batches(rows: int, accumulation: int) -> list[slice]:
 
 
 def train_step(
-    state: TrainingState, config: TrainingConfig, group: Group, precision: str, batch: Batch, total_steps: int
+    state: TrainingState,
+    config: TrainingConfig,
+    group: Group,
+    precision: str,
+    batch: Batch,
+    total_steps: int,
+    marks: StepMarks | None = None,
 ) -> StepResult:
     """Run one step on this rank's share of a global batch.
 
@@ -60,6 +67,7 @@ def train_step(
     1: over an epoch a row of weight 2 counts like two rows of weight 1. Padding has weight 0.
 
     If a loss or the gradient is not finite, on any rank, nothing changes on any of them but the random generators.
+    ``marks`` gets the places of its phases.
     """
     rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
     for settings in state.optimizer.param_groups:
@@ -76,9 +84,14 @@ def train_step(
         loss = rows_loss(state, config, batch, outputs, slice(first, first + len(outputs)))
         losses.append(loss.detach())
         # A non-finite loss makes the gradient non-finite, on all ranks.
-        return loss * factor_or_nan(factor, losses[-1])
+        scaled = loss * factor_or_nan(factor, losses[-1])
+        if marks:
+            marks.backward_of(scaled)
+        return scaled
 
     state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast, precision, group.device))
+    if marks:
+        marks.has_exchanged()
     state.scaler.unscale(parameters)
     verdict = judge(state.parallel.norm())
     if config.clip_norm and may_exceed(verdict.norm, config.clip_norm):

@@ -30,7 +30,7 @@ from slipstream.train.checkpoint.manager import Restored
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.fault_tolerance.goodput import EVALUATION
+from slipstream.train.fault_tolerance.goodput import EVALUATED, EVALUATION
 from slipstream.train.fault_tolerance.guard import Guard, StepTiming
 from slipstream.train.loop.evaluation import agree_on_rows, record_evaluation
 from slipstream.train.loop.nonfinite import name_rows
@@ -217,6 +217,7 @@ class TrainLoop:
             order.consumed(self._state.progress.step),
             padded=0 if self._state.traits.has_batch_statistics else padded,
             waiting=self._guard.waiting,
+            times=self._guard.times.loader,
         )
 
     def _epoch(self, step: int) -> float:
@@ -234,12 +235,13 @@ class TrainLoop:
         epoch = self._epoch(state.progress.step)
         with self._guard.recorder.time(EVALUATION):
             record_evaluation(state, self._data, self._config, self._data_group, self._precision, epoch, self._guard)
+        self._guard.recorder.event(EVALUATED)
         self._display.evaluated(state.progress.step, state.progress.evaluations[-1])
 
     def _enqueue_step(self, batch: Batch) -> None:
         state, progress = self._state, self._state.progress
         start = self._guard.before_step()
-        result = train_step(state, self._config, self._data_group, self._precision, batch, self._total_steps)
+        result = train_step(state, self._config, self._data_group, self._precision, batch, self._total_steps, start)
         progress.step += 1
         scalars = copied_to_host([*result.losses, result.outcome])
         timing = self._guard.enqueued(start, batch.wait)

@@ -19,6 +19,7 @@ from slipstream.train.fault_tolerance.consensus import Consensus, GroupState, In
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder, read_attempts
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.telemetry.step_times import StepTimes
 from tests.support.small_run import Run, names
 
 
@@ -124,9 +125,9 @@ def test_ranks_do_not_exchange_after_every_save(tmp_path: Path, monkeypatch: pyt
     exchanges: list[float] = []
     exchange = Consensus.exchange
 
-    def counted(self: Consensus, measured: Measured) -> GroupState:
+    def counted(self: Consensus, measured: Measured, times: StepTimes) -> GroupState:
         exchanges.append(measured.stall_s)
-        return exchange(self, measured)
+        return exchange(self, measured, times)
 
     monkeypatch.setattr(Consensus, "exchange", counted)
     train_to_the_end(Run(tmp_path), Interval(steps=1), 60)

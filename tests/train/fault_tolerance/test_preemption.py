@@ -7,13 +7,15 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from slipstream.distributed.process_group import Peers
+from slipstream.machine.cloud_metadata import AwsMetadata, MetadataUnavailable
 from slipstream.train.fault_tolerance import notices
 from slipstream.train.fault_tolerance.consensus import Consensus, Stop
-from slipstream.train.fault_tolerance.notices import Aws, Azure, Gcp, MetadataUnavailable, Notice, Server, Watcher
+from slipstream.train.fault_tolerance.notices import Aws, Azure, Gcp, Notice, Server, Watcher
 from tests.support.metadata_server import metadata_server
 
 CLOUDS: dict[str, Callable[[str], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
@@ -47,6 +49,7 @@ def test_a_server_that_misbehaves_is_no_notice_and_is_asked_again(
 ) -> None:
     monkeypatch.setattr(notices, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(notices.request, "__kwdefaults__", {"method": "GET", "timeout": 0.1})
+    monkeypatch.setattr(notices, "AwsMetadata", partial(AwsMetadata, timeout=0.1))
     monkeypatch.setattr(Azure, "FIRST_TIMEOUT_S", 0.1)
     with metadata_server(cloud) as server:
         asked = CLOUDS[cloud](server.url)

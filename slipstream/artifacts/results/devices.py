@@ -1,0 +1,79 @@
+"""What the devices of a training did, over all its attempts, on one axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: The artifact's file, absent where nothing was sampled.
+DEVICES = "devices.json"
+#: No clock of a machine shows so many seconds since 1970.
+LATEST = 1e11
+
+
+@dataclass(frozen=True)
+class DeviceSeries:
+    """A GPU, or the processors of a pod without one, between each two of the pod's times."""
+
+    name: str
+    #: "gpu" or "cpu".
+    kind: str
+    #: Shares 0 to 1: of the time in which a kernel ran (NVML's utilisation), or of the processors' time; of memory.
+    busy: list[float | None]
+    memory: list[float | None]
+    #: Share of multiprocessors with work, where the driver has it.
+    sm_active: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PodSeries:
+    """A pod during one attempt; ``at`` are seconds since 1970, UTC."""
+
+    attempt: int
+    node: str
+    at: list[float]
+    devices: list[DeviceSeries]
+    #: Seconds that it was watched for.
+    seconds: float
+    #: None where no driver counts it.
+    energy_joules: float | None = None
+    #: The largest share of a device's memory that was in use.
+    largest_memory: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for times that no clock has, and series that are not of them."""
+        if not all(0 <= at < LATEST for at in (*self.at, self.seconds)):
+            raise ValueError("seconds since 1970 expected")
+        for device in self.devices:
+            for values in (device.busy, device.memory, device.sm_active or device.busy):
+                if len(values) != len(self.at) or any(not 0 <= value <= 1e3 for value in values if value):
+                    raise ValueError(f"{device.name}: a share for each of {len(self.at)} times expected")
+
+
+@dataclass(frozen=True)
+class AttemptSpan:
+    """An attempt on the axis."""
+
+    number: int
+    #: Seconds since 1970, UTC; 0 if an older version of this project did not write it down.
+    began_at: float
+    seconds: float
+    ended: str
+    spot: bool | None
+    #: Seconds of its steps that a later attempt repeated.
+    lost: float
+    #: Seconds since it began at which an evaluation or a checkpoint ended, by its name.
+    events: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for times that no clock has."""
+        times = (self.began_at, self.seconds, *(at for each in self.events.values() for at in each))
+        if not all(0 <= at < LATEST for at in times):
+            raise ValueError("seconds of at least 0 expected")
+
+
+@dataclass(frozen=True)
+class TrainingDevices:
+    """The contents of ``devices.json``."""
+
+    attempts: list[AttemptSpan]
+    pods: list[PodSeries]

@@ -1,0 +1,245 @@
+"""What held a training back, by what-if analysis (Lin et al., "Understanding Stragglers in Large Model Training Using
+What-if Analysis", OSDI 2025): the share of a cause is the time that would have gone with it.
+
+A step takes as long as the slowest rank's local work and the exchange of the rank that waited least for the others.
+All figures are durations on one rank's clock: no clocks are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.artifacts.results.bottleneck import (
+    CAUSES,
+    CHECKPOINT,
+    COMMUNICATION,
+    CONTENDED,
+    DATA,
+    EVALUATION,
+    LATE_PODS,
+    LAUNCH,
+    STRAGGLER,
+    THROTTLED,
+    Bottleneck,
+    Observed,
+)
+from slipstream.telemetry.records import COMPUTE, EXCHANGE, OPTIMIZER, PHASES, REST
+from slipstream.telemetry.records import DATA as DATA_PHASE
+from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, Block, StepBlocks
+
+#: The share from which on the largest cause is the verdict, and from which on others are named beside it.
+DECISIVE, WORTH_A_LOOK = 0.2, 0.1
+#: A rank is a straggler only if the lower 95 % limit of what it takes longer is above this share of a step.
+SIGNIFICANT, LIMIT = 0.05, 1.645
+#: Fewer blocks give no limit.
+LEAST_BLOCKS = 4
+#: A quota counts if it stopped the group in so many of its periods.
+THROTTLED_PERIODS = 0.25
+
+REMEDIES = {
+    DATA: {
+        "store": "room for the data on the node's disk (the profile's data_cache_gib)",
+        "verification": "more cpu for each process (the profile's cpu)",
+        "gathering": "more cpu for each process (the profile's cpu), or fewer and wider rows",
+        "copy": "a larger training.batch_size, or fewer columns",
+    },
+    COMMUNICATION: "training.gradients.hook fp16 or powersgd, a larger training.batch_size, or what slipstream "
+    "collectives tune finds",
+    STRAGGLER: "another machine in its place: slipstream doctor says what differs",
+    LAUNCH: "a larger training.batch_size with fewer processes, or training.compile",
+    THROTTLED: "a larger cpu in the profile",
+    CHECKPOINT: "training.mean_time_between_failures or a larger training.checkpoint_seconds",
+    EVALUATION: "a larger training.evaluate_every",
+    LATE_PODS: "a scheduler that starts all pods of a job or none",
+}
+
+
+@dataclass(frozen=True)
+class Around:
+    """What else is known of an attempt."""
+
+    #: Seconds of evaluations, of steps that checkpoints stopped, and of waiting for other pods.
+    evaluation: float = 0.0
+    checkpoint: float = 0.0
+    late_pods: float = 0.0
+    #: Seconds of a forward and backward pass over two rows, on a CPU of processor time; 0 if unknown.
+    two_rows: float = 0.0
+    #: Micro-batches of a step.
+    pieces: int = 1
+    #: Whether passes are timed by the processor time that they take, as wall-clock time holds what others took.
+    on_cpu: bool = True
+    #: Bytes of gradients that each rank hands to an exchange.
+    exchanged_bytes: int = 0
+    divided: bool = False
+    #: Threads of all ranks of a pod that a quota stops at a time.
+    threads: int = 1
+
+
+def observe(blocks: StepBlocks, around: Around) -> Observed | None:
+    """What an attempt observed; None if it finished no step."""
+    total = blocks.total
+    if total is None:
+        return None
+    columns = {name: total.sums[:, number] for number, name in enumerate(PER_STEP)}
+    phases = {name: float(columns[name].mean()) for name in PHASES if name in columns}
+    steps_s = sum(phases.values())
+    lost = {
+        DATA: total.slowest - total.slowest_without_data,
+        EVALUATION: around.evaluation,
+        CHECKPOINT: around.checkpoint,
+        LATE_PODS: around.late_pods,
+    }
+    step_ms = 1e3 * steps_s / total.steps
+    waited = columns[DATA_PHASE]
+    longest = 1e3 * float(waited.max()) / total.steps
+    evidence = {
+        DATA: f"{who_waits(waited)} waited {longest:.3g} of {step_ms:.3g} ms a step for its batch, the loader "
+        f"was busy most with {largest_of_loader(blocks.beside[int(waited.argmax())])}",
+        EVALUATION: f"{around.evaluation:.3g} s of evaluations",
+        CHECKPOINT: f"checkpoints stopped the steps for {around.checkpoint:.3g} s",
+        LATE_PODS: f"the first pod waited {around.late_pods:.3g} s for the last",
+    }
+    least = total.least_exchange
+    if len(columns[EXCHANGE]) > 1:
+        each = f" for {around.exchanged_bytes / 1e6:.3g} MB of gradients" if around.exchanged_bytes else ""
+        lost[COMMUNICATION] = least
+        evidence[COMMUNICATION] = (
+            f"after the last gradient every rank waits at least {1e3 * least / total.steps:.3g} of {step_ms:.3g} ms a "
+            f"step for the all_reduce{each}"
+        )
+    if not around.divided:
+        lost[STRAGGLER], evidence[STRAGGLER] = straggler(blocks.blocks, steps_s / total.steps)
+    lost[LAUNCH], evidence[LAUNCH] = launch(total, columns, around)
+    lost[THROTTLED], evidence[THROTTLED] = throttled(blocks.beside, columns["processor_wait"], around.threads)
+    whole = steps_s + around.evaluation + around.checkpoint
+    return Observed(
+        seconds=whole,
+        steps=total.steps,
+        phases=phases,
+        lost={cause: max(0.0, min(seconds, whole)) for cause, seconds in lost.items()},
+        evidence=evidence,
+        waited_for_processor=float((columns["processor_wait"] / max(steps_s, 1e-12)).max()),
+        divided=around.divided,
+    )
+
+
+def who_waits(waited: np.ndarray) -> str:
+    """The ranks that waited at least half as long as the one that waited longest."""
+    ranks = np.flatnonzero(waited >= waited.max() / 2)
+    if len(ranks) == len(waited):
+        return "every rank" if len(waited) > 1 else "the process"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))}"
+
+
+def largest_of_loader(beside: np.ndarray) -> str:
+    """What the loader spent most of its time on."""
+    seconds = dict(zip(PER_EXCHANGE, beside.tolist(), strict=True))
+    return max(LOADER, key=lambda name: seconds[name])
+
+
+def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
+    """The seconds for which the slowest rank's own work kept the others waiting, and which it is: how much longer it
+    takes than the median of the others, less what waiting for data and for a processor explain. 0 unless it is certain:
+    blocks are taken as independent, and the first, in which caches are cold, does not count."""
+    counted = blocks[1:]
+    if len(counted) < LEAST_BLOCKS or len(counted[0].sums) < 2:
+        return 0.0, ""
+    numbers = {name: number for number, name in enumerate(PER_STEP)}
+    works = [numbers[name] for name in (COMPUTE, OPTIMIZER, REST)]
+    # [blocks, ranks]: seconds of a rank's own work on a step.
+    own = np.stack([(b.sums[:, works].sum(axis=1) - b.sums[:, numbers["processor_wait"]]) / b.steps for b in counted])
+    ranks = own.shape[1]
+    longer = np.stack([own[:, r] - np.median(np.delete(own, r, axis=1), axis=1) for r in range(ranks)], axis=1)
+    slowest = int(longer.mean(axis=0).argmax())
+    mean = float(longer[:, slowest].mean())
+    error = float(longer[:, slowest].std(ddof=1)) / math.sqrt(len(counted))
+    if mean - LIMIT * error <= SIGNIFICANT * step_s:
+        return 0.0, ""
+    steps = sum(b.steps for b in blocks)
+    return mean * steps, f"rank {slowest} works {1e3 * mean:.3g} ms longer on each step than the others"
+
+
+def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> tuple[float, str]:
+    """The seconds of passes that two rows would have taken, too: they are the host's, not the rows'."""
+    passes = total.steps * around.pieces
+    each = float(columns["compute_cpu" if around.on_cpu else COMPUTE][0]) / passes
+    if not around.two_rows or not each:
+        return 0.0, ""
+    share = min(1.0, around.two_rows / each)
+    return (
+        float(statistics.median(columns[COMPUTE])) * share,
+        f"a pass over two rows takes {1e3 * around.two_rows:.3g} ms, one over a micro-batch {1e3 * each:.3g}",
+    )
+
+
+def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[float, str]:
+    """The seconds for which a pod's quota stopped it. The kernel counts those of each thread that it stops, from Linux
+    6.18 on only a part of them; what the ranks ``waited`` for a processor holds all, and what other work took."""
+    numbers = {name: number for number, name in enumerate(PER_EXCHANGE)}
+    periods = beside[:, numbers["periods"]]
+    stopped = np.divide(beside[:, numbers["throttled_periods"]], periods, out=np.zeros_like(periods), where=periods > 0)
+    rank = int(stopped.argmax())
+    if stopped[rank] < THROTTLED_PERIODS:
+        return 0.0, ""
+    counted = float(beside[rank, numbers["throttled_seconds"]]) / max(1, threads)
+    return max(counted, float(waited.min())), f"its CPU quota stopped the pod in {stopped[rank]:.0%} of its periods"
+
+
+def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
+    """The verdict over all attempts at a training; None if none of them finished a step."""
+    seconds = sum(each.seconds for each in attempts)
+    if not attempts or seconds <= 0:
+        return None
+    lost = {cause: sum(each.lost.get(cause, 0.0) for each in attempts) for cause in CAUSES}
+    # Nobody trains while pods are missing: that time is beside the training's.
+    whole = {cause: seconds + (lost[cause] if cause == LATE_PODS else 0.0) for cause in CAUSES}
+    shares = {cause: lost[cause] / whole[cause] for cause in CAUSES if lost[cause] > 0}
+    ordered = sorted(shares, key=lambda cause: -shares[cause])
+    longest = max(attempts, key=lambda each: each.seconds)
+    phases = {name: sum(each.phases.get(name, 0.0) for each in attempts) for name in longest.phases}
+    verdict = ordered[0] if ordered and shares[ordered[0]] >= DECISIVE else ""
+    also = [cause for cause in ordered if cause != verdict and shares[cause] >= WORTH_A_LOOK]
+    steps = sum(each.steps for each in attempts)
+    gain = 1 / (1 - min(shares[verdict], 0.99)) if verdict else 1.0
+    waited = max(each.waited_for_processor for each in attempts)
+    if verdict:
+        its = max(attempts, key=lambda each: each.lost.get(verdict, 0.0))
+        sentence = describe(verdict, shares[verdict], gain, its)
+    elif waited >= DECISIVE:
+        verdict = CONTENDED
+        sentence = (
+            f"contended: a rank waited {waited:.0%} of its steps' time for a processor, which other work had; "
+            f"a machine of its own, or fewer processes than processors, would help"
+        )
+    else:
+        sentence = "nothing held it back: no cause took a fifth of the training's time"
+    kept = phases.get(COMPUTE, 0.0) - lost[LAUNCH] - shares.get(THROTTLED, 0.0) * phases.get(COMPUTE, 0.0)
+    return Bottleneck(
+        verdict=verdict,
+        sentence=sentence,
+        shares=shares,
+        useful=max(0.0, min(1.0, kept / seconds)),
+        gain=gain,
+        also=also,
+        seconds=seconds,
+        steps=steps,
+        phases=phases,
+    )
+
+
+def describe(cause: str, share: float, gain: float, its: Observed) -> str:
+    remedy = REMEDIES[cause]
+    if isinstance(remedy, dict):
+        remedy = next(what for part, what in remedy.items() if its.evidence[cause].endswith(part))
+    beside = ""
+    if its.divided and cause == COMMUNICATION:
+        beside = ", slow ranks included, as the model is divided"
+    return (
+        f"{cause}: {share:.0%} of the training's time ({its.evidence[cause]}{beside}); without it training would be "
+        f"{gain:.2f} times as fast; try {remedy}"
+    )

@@ -1,0 +1,158 @@
+"""Hours, energy and dollars of stages and their attempts, so that what is shown adds up to the cent.
+
+An attempt's dollars are exact fractions. They are rounded at running sums: all useful work first, then all lost work,
+then what spot capacity saved, in the order of the rows; an amount is the difference of the rounded sums after and
+before it. So any sum of rows is the rounded sum of what they stand for, and each amount is less than a cent off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one attempt at a stage used. Prices are dollars per hour of one pod, None if they are not known."""
+
+    stage: str
+    #: Its number, from 0 on.
+    attempt: int
+    #: For which its pods were there, and for how many of these what they did was lost.
+    seconds: float
+    lost_seconds: float = 0.0
+    pods: int = 1
+    #: Of each pod.
+    gpus: int = 0
+    #: Whether it ran on spot capacity.
+    spot: bool = False
+    on_demand_price: Decimal | None = None
+    spot_price: Decimal | None = None
+    #: Energy of all its GPUs, None if no driver counted it.
+    joules: float | None = None
+
+    def __post_init__(self) -> None:
+        amounts = (self.seconds, self.lost_seconds, self.pods, self.gpus, self.joules or 0)
+        prices = [price for price in (self.on_demand_price, self.spot_price) if price is not None]
+        if not all(math.isfinite(amount) and amount >= 0 for amount in (*amounts, *prices)):
+            raise ValueError(f"{self}: expected finite amounts of at least 0")
+
+    @property
+    def price(self) -> Decimal | None:
+        """Of what it ran on."""
+        return self.spot_price if self.spot else self.on_demand_price
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one or several attempts took. Dollars are in whole cents, None where no price is known."""
+
+    pod_hours: float
+    gpu_hours: float
+    watt_hours: float | None
+    #: What was paid, the lost work included; and that part of it alone.
+    paid: Decimal | None
+    lost: Decimal | None
+    #: The price of the same hours on demand.
+    on_demand: Decimal | None
+    #: Pod-hours whose price is not known, for which no dollars are in the sums.
+    unpriced_pod_hours: float = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attempt."""
+
+    stage: str
+    attempt: int
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Attempts in the order of their stages' first; each stage's sum; all."""
+
+    rows: tuple[Row, ...]
+    stages: dict[str, Cost]
+    total: Cost
+
+
+def bill(usages: Iterable[Usage]) -> Bill:
+    """The cost of attempts, per stage and in all."""
+    used = list(usages)
+    order = list(dict.fromkeys(usage.stage for usage in used))
+    used.sort(key=lambda usage: order.index(usage.stage))
+    rows = tuple(Row(usage.stage, usage.attempt, cost) for usage, cost in zip(used, costs(used), strict=True))
+    stages = {stage: together([row.cost for row in rows if row.stage == stage]) for stage in order}
+    return Bill(rows, stages, together([row.cost for row in rows]))
+
+
+def costs(used: Sequence[Usage]) -> Iterator[Cost]:
+    """The cost of each attempt, its dollars rounded as the head of this module says."""
+    useful, lost, saved = zip(*map(parts, used), strict=True) if used else ((), (), ())
+    cents = in_cents([*useful, *lost, *saved])
+    for number, usage in enumerate(used):
+        useful_paid, lost_paid, less = (cents[number + len(used) * part] for part in range(3))
+        pod_hours = usage.seconds * usage.pods / HOUR
+        paid = on_demand = None
+        if usage.price is not None:
+            paid = useful_paid + lost_paid
+        if usage.on_demand_price is not None:
+            on_demand = useful_paid + lost_paid + less
+        yield Cost(
+            pod_hours,
+            pod_hours * usage.gpus,
+            None if usage.joules is None else usage.joules / HOUR,
+            paid,
+            None if paid is None else lost_paid,
+            on_demand,
+            pod_hours if paid is None else 0.0,
+        )
+
+
+def parts(usage: Usage) -> tuple[Fraction, Fraction, Fraction]:
+    """Dollars paid for useful and for lost work, and how much more both would have been on demand."""
+    hours = Fraction(usage.seconds) * usage.pods / HOUR
+    lost_hours = min(Fraction(usage.lost_seconds) * usage.pods / HOUR, hours)
+    price = Fraction(usage.price or 0)
+    on_demand = Fraction(usage.on_demand_price if usage.on_demand_price is not None else price)
+    return (hours - lost_hours) * price, lost_hours * price, hours * (on_demand - price)
+
+
+def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
+    """Amounts rounded at their running sum, half a cent up."""
+    rounded, exact, before = list[Decimal](), Fraction(0), 0
+    for amount in amounts:
+        exact += amount
+        after = math.floor(exact * 100 + Fraction(1, 2))
+        rounded.append(Decimal(after - before).scaleb(-2))
+        before = after
+    return rounded
+
+
+def together(rows: Sequence[Cost]) -> Cost:
+    """The sum of rows. Where some have no price, or no energy, it is that of the others."""
+    return Cost(
+        sum(row.pod_hours for row in rows),
+        sum(row.gpu_hours for row in rows),
+        known_sum([row.watt_hours for row in rows]),
+        known_dollars([row.paid for row in rows]),
+        known_dollars([row.lost for row in rows]),
+        known_dollars([row.on_demand for row in rows]),
+        sum(row.unpriced_pod_hours for row in rows),
+    )
+
+
+def known_sum(amounts: Sequence[float | None]) -> float | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known else None
+
+
+def known_dollars(amounts: Sequence[Decimal | None]) -> Decimal | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known, Decimal("0.00")) if known else None

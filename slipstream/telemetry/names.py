@@ -1,0 +1,93 @@
+"""Names, types, helps and labels of what a pod shows Prometheus; ``monitoring/`` asks for nothing else of ours.
+
+Units are Prometheus' base units. A counter's name ends in ``_total``; a histogram also has the names of its parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "slipstream_"
+#: Which pod it is: of which execution, stage and attempt, on which node.
+POD = ("execution", "task", "attempt", "node")
+GPU = (*POD, "gpu_uuid")
+#: A rank, and its GPU; that label is empty on a CPU.
+RANK = (*POD, "rank", "gpu_uuid")
+#: What Prometheus stores a histogram as.
+PARTS = ("_bucket", "_sum", "_count")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its full name."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    labels: tuple[str, ...]
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names under which Prometheus stores it."""
+        return tuple(self.name + part for part in PARTS) if self.kind == "histogram" else (self.name,)
+
+
+GPU_BUSY = Metric(
+    f"{PREFIX}gpu_busy_ratio",
+    "gauge",
+    "NVML's utilisation: the share of its window in which any kernel ran, those that wait for NCCL included.",
+    GPU,
+)
+GPU_SM_ACTIVE = Metric(
+    f"{PREFIX}gpu_sm_active_ratio", "gauge", "The share of multiprocessors with work, where the driver has it.", GPU
+)
+GPU_MEMORY_USED = Metric(f"{PREFIX}gpu_memory_used_bytes", "gauge", "Memory of the GPU in use, by whomever.", GPU)
+GPU_MEMORY_LIMIT = Metric(f"{PREFIX}gpu_memory_limit_bytes", "gauge", "Memory of the GPU or of the partition.", GPU)
+GPU_POWER = Metric(f"{PREFIX}gpu_power_watts", "gauge", "Power that the GPU draws.", GPU)
+GPU_ENERGY = Metric(f"{PREFIX}gpu_energy_joules_total", "counter", "Energy by the driver's counter.", GPU)
+GPU_TEMPERATURE = Metric(f"{PREFIX}gpu_temperature_celsius", "gauge", "Temperature of the GPU.", GPU)
+GPU_SM_CLOCK = Metric(f"{PREFIX}gpu_sm_clock_hertz", "gauge", "Clock of the multiprocessors.", GPU)
+GPU_THROTTLED = Metric(
+    f"{PREFIX}gpu_throttled_seconds_total", "counter", "Time for which it was clocked down.", (*GPU, "reason")
+)
+GPU_IO = Metric(f"{PREFIX}gpu_io_bytes_total", "counter", "Bytes over PCIe and NVLink.", (*GPU, "link", "direction"))
+GPU_UP = Metric(f"{PREFIX}gpu_up", "gauge", "1 if the driver answered for the GPU in time, else 0.", GPU)
+GPU_INFO = Metric(f"{PREFIX}gpu_info", "gauge", "1, with the GPU's number and name.", (*GPU, "index", "name"))
+
+CPU_WAIT = Metric(
+    f"{PREFIX}cpu_wait_seconds_total", "counter", "Time for which processes were ready and had no processor.", POD
+)
+CPU_THROTTLED = Metric(
+    f"{PREFIX}cpu_throttled_seconds_total", "counter", "Time for which the pod's CPU quota stopped it.", POD
+)
+MEMORY_USED = Metric(f"{PREFIX}memory_used_bytes", "gauge", "Memory of the pod in use.", POD)
+MEMORY_LIMIT = Metric(f"{PREFIX}memory_limit_bytes", "gauge", "Memory that the pod may use.", POD)
+
+PHASE = Metric(f"{PREFIX}phase_seconds_total", "counter", "Time of the training's parts.", (*RANK, "phase"))
+STEPS = Metric(f"{PREFIX}steps_total", "counter", "Steps that the rank has done in this attempt.", RANK)
+SAMPLES = Metric(f"{PREFIX}samples_total", "counter", "Samples that the rank has trained on in this attempt.", RANK)
+STEP = Metric(f"{PREFIX}step_seconds", "histogram", "Time of a step.", RANK)
+LAST_STEP = Metric(
+    f"{PREFIX}last_step_timestamp_seconds", "gauge", "When the last step ended, 0 before the first.", RANK
+)
+GOODPUT = Metric(f"{PREFIX}goodput_ratio", "gauge", "The part of the training's time that is useful.", POD)
+BOTTLENECK = Metric(
+    f"{PREFIX}bottleneck_ratio",
+    "gauge",
+    "The part of its time that would go with the cause.",
+    (*POD, "cause"),
+)
+COST = Metric(
+    f"{PREFIX}cost_dollars_total",
+    "counter",
+    "What the pod has cost so far: price is paid, or on_demand for the same hours.",
+    (*POD, "price"),
+)
+
+METRICS: tuple[Metric, ...] = (
+    *(GPU_BUSY, GPU_SM_ACTIVE, GPU_MEMORY_USED, GPU_MEMORY_LIMIT, GPU_POWER, GPU_ENERGY, GPU_TEMPERATURE, GPU_SM_CLOCK),
+    *(GPU_THROTTLED, GPU_IO, GPU_UP, GPU_INFO),
+    *(CPU_WAIT, CPU_THROTTLED, MEMORY_USED, MEMORY_LIMIT),
+    *(PHASE, STEPS, SAMPLES, STEP, LAST_STEP, GOODPUT, BOTTLENECK, COST),
+)

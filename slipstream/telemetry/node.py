@@ -1,0 +1,148 @@
+"""What this node is: its name, its type, spot or not; by the cloud's metadata server, else as the placement asks.
+
+All clouds are asked at once, each by a thread that nobody waits for longer than a second; what was said until then
+counts. Sources: AWS "Instance metadata categories" (instance-life-cycle, instance-type, local-hostname), Google "About
+VM metadata" (instance/machine-type, name, scheduling/preemptible; some servers also give provisioning-model), Azure
+"Instance Metadata Service" (compute: priority, vmSize, osProfile.computerName).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from slipstream.machine.cloud_metadata import (
+    GOOGLE,
+    LINK_LOCAL,
+    AwsMetadata,
+    MetadataUnavailable,
+    parse_mapping,
+    request,
+)
+
+#: Seconds for all of it.
+WITHIN_S = 1.0
+#: What names and types look like; anything else that a server may say is not believed.
+NAME = re.compile(r"[A-Za-z0-9._:/-]{1,253}")
+SPOT, TYPE, NODE = "spot", "type", "node"
+#: One answer: which of these three, and what is said of it; of SPOT "yes" or "no".
+Answer = tuple[str, str]
+Asker = Callable[[], Iterator[Answer]]
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Where an attempt runs."""
+
+    #: When this was found out, seconds since 1970, UTC.
+    started_at: float
+    node: str
+    #: "aws", "gcp" or "azure"; "" if no metadata server answered.
+    cloud: str
+    #: The cloud's name of it, such as "p5.48xlarge"; "" if it is not known.
+    instance_type: str
+    spot: bool
+    #: Whether the metadata say so, and not only the placement.
+    spot_is_certain: bool
+
+
+def node_facts(asked_spot: bool, askers: Mapping[str, Asker] | None = None) -> NodeFacts:
+    """The facts of this node, within a second whatever the network does. ``asked_spot`` is what the placement asks for;
+    ``askers`` are the clouds to ask, by name."""
+    started_at = time.time()
+    cloud, said = first_cloud(ASKERS if askers is None else askers)
+    return NodeFacts(
+        started_at,
+        said.get(NODE) or socket.gethostname(),
+        cloud,
+        said.get(TYPE, ""),
+        said[SPOT] == "yes" if SPOT in said else asked_spot,
+        SPOT in said,
+    )
+
+
+def first_cloud(askers: Mapping[str, Asker]) -> tuple[str, dict[str, str]]:
+    """The name of the cloud that answers, and its answers by what they are of; nothing if none does in time."""
+    until = time.monotonic() + WITHIN_S
+    answers: SimpleQueue[tuple[str, Answer | None]] = SimpleQueue()
+    for cloud, asker in askers.items():
+        threading.Thread(target=ask, args=(cloud, asker, answers), name=f"{cloud} metadata", daemon=True).start()
+    said: dict[str, dict[str, str]] = defaultdict(dict)
+    unfinished = set(askers)
+    while unfinished:
+        try:
+            cloud, answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            break
+        if answer is not None:
+            said[cloud].update([answer])
+            continue
+        unfinished.discard(cloud)
+        if cloud in said:
+            break
+    return max(said.items(), key=lambda item: len(item[1]), default=("", {}))
+
+
+def ask(cloud: str, asker: Asker, answers: SimpleQueue[tuple[str, Answer | None]]) -> None:
+    """Put what a cloud's server says, then None."""
+    with suppress(MetadataUnavailable):
+        for what, value in asker():
+            if NAME.fullmatch(value):
+                answers.put((cloud, (what, value)))
+    answers.put((cloud, None))
+
+
+def yes(spot: bool) -> Answer:
+    return SPOT, "yes" if spot else "no"
+
+
+def ask_aws(base: str = LINK_LOCAL) -> Iterator[Answer]:
+    server = AwsMetadata(base, timeout=WITHIN_S)
+    if life_cycle := text(server.get("/latest/meta-data/instance-life-cycle")):
+        yield yes(life_cycle == "spot")
+    yield TYPE, text(server.get("/latest/meta-data/instance-type"))
+    yield NODE, text(server.get("/latest/meta-data/local-hostname"))
+
+
+def ask_gcp(base: str = GOOGLE) -> Iterator[Answer]:
+    def get(path: str) -> str:
+        url = f"{base}/computeMetadata/v1/instance/{path}"
+        status, body, headers = request(url, {"Metadata-Flavor": "Google"}, timeout=WITHIN_S)
+        if headers.get("Metadata-Flavor") != "Google" and status != 404:
+            raise MetadataUnavailable(f"{url}: status {status}")
+        return text(body).rpartition("/")[2] if status == 200 else ""
+
+    preemptible = get("scheduling/preemptible")
+    if preemptible in ("TRUE", "FALSE"):
+        yield yes(preemptible == "TRUE" or get("scheduling/provisioning-model") == "SPOT")
+    yield TYPE, get("machine-type")
+    yield NODE, get("name")
+
+
+def ask_azure(base: str = LINK_LOCAL) -> Iterator[Answer]:
+    url = f"{base}/metadata/instance?api-version=2021-02-01"
+    status, body, _ = request(url, {"Metadata": "true"}, timeout=WITHIN_S)
+    compute = parse_mapping(body, url).get("compute") if status == 200 else None
+    if not isinstance(compute, dict):
+        raise MetadataUnavailable(f"{url}: status {status}")
+    # Blank for machines of which nobody asked.
+    if priority := str(compute.get("priority") or ""):
+        yield yes(priority in ("Spot", "Low"))
+    yield TYPE, str(compute.get("vmSize") or "")
+    # The name of a machine of a scale set is not that of the node.
+    system = compute.get("osProfile")
+    yield NODE, str((system.get("computerName") if isinstance(system, dict) else "") or compute.get("name") or "")
+
+
+def text(body: bytes | None) -> str:
+    return (body or b"").decode("ascii", errors="replace").strip()
+
+
+ASKERS: dict[str, Asker] = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}

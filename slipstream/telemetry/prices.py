@@ -1,0 +1,157 @@
+"""What a pod costs per hour: by what its profile says, by the type of its node, or by its accelerator.
+
+The prices of whole instances are in ``prices.toml``, each with its source and date. A pod pays for the part of the
+instance whose GPUs it has. Without a known price there are hours and no dollars: nothing is guessed. Part of a GPU (a
+partition, a shared one) and pods without GPUs have the price that the profile gives, or none.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.profiles.placement import Placement
+
+FILE = Path(__file__).with_name("prices.toml")
+#: Labels of nodes that say what the node is, if the placement selects by them.
+TYPE_LABEL = "node.kubernetes.io/instance-type"
+ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
+
+
+@dataclass(frozen=True)
+class PodPrice:
+    """Dollars per hour of one pod; None is not known."""
+
+    on_demand: Decimal | None
+    spot: Decimal | None
+    #: What it is the price of, such as "2 GPUs of p5.48xlarge (8 GPUs) in us-east-1".
+    of: str
+    #: The address of where the price was read, and its date; both empty for a price of the profile.
+    source: str = ""
+    dated: str = ""
+
+    def paid(self, spot: bool) -> Decimal | None:
+        """What an hour on this capacity costs."""
+        return self.spot if spot else self.on_demand
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A type of node: its GPUs and its dollars per hour."""
+
+    name: str
+    gpus: int
+    region: str
+    on_demand: Decimal
+    spot: Decimal | None
+    source: str
+    dated: str
+
+    def part(self, gpus: int) -> PodPrice:
+        """The price of a pod with so many GPUs of such nodes."""
+        share = Decimal(gpus) / self.gpus
+        spot = None if self.spot is None else self.spot * share
+        of = f"{gpus} GPUs of {self.name} ({self.gpus} GPUs) in {self.region}"
+        return PodPrice(self.on_demand * share, spot, of, self.source, self.dated)
+
+
+@dataclass(frozen=True)
+class PriceList:
+    """Instances by name, and the name of the one that stands for an accelerator."""
+
+    instances: Mapping[str, Instance]
+    accelerators: Mapping[str, str]
+
+
+def pod_price(
+    placement: Placement, instance_type: str = "", gpus: int | None = None, prices: PriceList | None = None
+) -> PodPrice | None:
+    """What a pod of the placement costs per hour, None if nobody says.
+
+    ``instance_type`` is what the node's metadata say, ``gpus`` how many the pod has if that is not what the placement
+    asks for: on one machine, all.
+    """
+    if own := profile_price(placement):
+        return own
+    gpus = int(placement.gpu) if gpus is None else gpus
+    if not gpus or placement.mig or placement.shared_gpu:
+        return None
+    prices = prices or built_in_prices()
+    accelerator = placement.accelerator or placement.node_selector.get(ACCELERATOR_LABEL, "")
+    names = (
+        instance_type or placement.node_selector.get(TYPE_LABEL, ""),
+        prices.accelerators.get(accelerator, ""),
+    )
+    return next((prices.instances[name].part(gpus) for name in names if name in prices.instances), None)
+
+
+def profile_price(placement: Placement) -> PodPrice | None:
+    """The price that the placement itself gives."""
+    given = [placement.price_per_hour, placement.spot_price_per_hour]
+    if not any(given):
+        return None
+    on_demand, spot = (Decimal(str(price)) if price else None for price in given)
+    return PodPrice(on_demand, spot, "a pod, by the profile")
+
+
+@cache
+def built_in_prices() -> PriceList:
+    return read_prices(FILE)
+
+
+def read_prices(path: Path) -> PriceList:
+    """Read a file of prices. Raises ``UserError`` that names the entry and what is wrong with it."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if extra := sorted(set(data) - {"sources", "instances", "accelerators"}):
+        raise UserError(f"{path}: {extra[0]}: unknown table; expected sources, instances, accelerators")
+    sources, instances, accelerators = (table(path, data, name) for name in ("sources", "instances", "accelerators"))
+    read = {name: instance(f"{path}: {name}", name, instances[name], sources) for name in instances}
+    for accelerator, name in accelerators.items():
+        if name not in read:
+            raise UserError(f"{path}: accelerators.{accelerator}: there is no instance {name}")
+    return PriceList(read, accelerators)
+
+
+def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = data.get(name, {})
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: {name}: expected a table, such as [{name}]")
+    return found
+
+
+def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> Instance:
+    """One entry of the file, checked."""
+    required, optional = {"gpus", "region", "on_demand", "source"}, {"spot"}
+    if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
+        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where it is known, spot")
+    gpus, region, on_demand, spot = (entry.get(key) for key in ("gpus", "region", "on_demand", "spot"))
+    if type(gpus) is not int or gpus < 1:
+        raise UserError(f"{where}: gpus: {gpus}; expected a whole number from 1 on")
+    on_demand = dollars(f"{where}: on_demand", on_demand)
+    spot = None if spot is None else dollars(f"{where}: spot", spot)
+    if spot is not None and spot > on_demand:
+        raise UserError(f"{where}: spot: {spot} is above on_demand, {on_demand}; expected at most that")
+    source = sources.get(entry["source"])
+    if not isinstance(source, dict) or set(source) != {"address", "date"}:
+        raise UserError(f"{where}: source: {entry['source']}; expected a table of sources with address and date")
+    if type(source["date"]) is not date or not str(source["address"]).startswith("https://"):
+        raise UserError(f"{where}: source: {entry['source']}; expected a date and an address with https://")
+    return Instance(name, gpus, str(region), on_demand, spot, source["address"], source["date"].isoformat())
+
+
+def dollars(where: str, value: object) -> Decimal:
+    """A price of more than nothing."""
+    price = Decimal(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else Decimal(0)
+    if not price.is_finite() or price <= 0:
+        raise UserError(f"{where}: {value}; expected dollars per hour above 0; leave the entry out if it is not known")
+    return price

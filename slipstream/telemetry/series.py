@@ -1,0 +1,87 @@
+"""Samples of a pod, condensed to what a chart shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from slipstream.artifacts.results.devices import DeviceSeries, PodSeries
+from slipstream.telemetry.records import DeviceReading, Sample
+
+POINTS = 240
+
+
+def condense(samples: Sequence[Sample], attempt: int, node: str, points: int = POINTS) -> PodSeries | None:
+    """At most ``points`` times with means of what was sampled until then; None if there are no two samples."""
+    if len(samples) < 2:
+        return None
+    ends = sorted({round(number * (len(samples) - 1) / points) for number in range(1, points + 1)} - {0})
+    spans = [samples[begin : end + 1] for begin, end in pairwise([0, *ends])]
+    last = samples[-1]
+    devices = [of_gpu(number, spans) for number in range(len(last.devices))] or [of_host(spans)]
+    memory = [share for device in devices for share in device.memory if share is not None]
+    return PodSeries(
+        attempt=attempt,
+        node=node,
+        at=[span[-1].at for span in spans],
+        devices=devices,
+        seconds=last.at - samples[0].at,
+        energy_joules=energy(samples),
+        largest_memory=max(memory, default=None),
+    )
+
+
+def of_gpu(number: int, spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
+    """The ``number``-th device of each sample."""
+
+    def means(value: Callable[[DeviceReading], float | None]) -> list[float | None]:
+        return [
+            mean(value(sample.devices[number]) for sample in span[1:] if number < len(sample.devices)) for span in spans
+        ]
+
+    its = spans[-1][-1].devices[number]
+    sm_active = means(lambda reading: reading.sm_active)
+    return DeviceSeries(
+        name=f"GPU {its.index} ({its.name})",
+        kind="gpu",
+        busy=means(lambda reading: reading.busy),
+        memory=means(lambda reading: share(reading.memory_used_bytes, reading.memory_limit_bytes)),
+        sm_active=sm_active if any(value is not None for value in sm_active) else [],
+    )
+
+
+def of_host(spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
+    """The processors of a pod without GPUs."""
+    busy: list[float | None] = []
+    for span in spans:
+        first, last = span[0], span[-1]
+        available = (last.at - first.at) * last.host.cpus
+        used = last.host.cpu_seconds - first.host.cpu_seconds
+        busy.append(min(1.0, max(0.0, used / available)) if available > 0 else None)
+    memory = [
+        mean(share(sample.host.memory_used_bytes, sample.host.memory_limit_bytes) for sample in span[1:])
+        for span in spans
+    ]
+    return DeviceSeries(f"{spans[-1][-1].host.cpus:g} CPUs", "cpu", busy, memory)
+
+
+def energy(samples: Sequence[Sample]) -> float | None:
+    """Joules of all devices between the first and the last sample; None if no device counts them. A counter that falls
+    was begun again by its driver: what it counts from then on is added."""
+    total, counted = 0.0, False
+    for before, after in pairwise(samples):
+        known = {device.uuid: device.energy_joules for device in before.devices}
+        for device in after.devices:
+            then, now = known.get(device.uuid), device.energy_joules
+            if then is not None and now is not None:
+                total, counted = total + (now - then if now >= then else now), True
+    return total if counted else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

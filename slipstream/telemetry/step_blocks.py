@@ -1,0 +1,79 @@
+"""The times of all ranks' steps, kept in at most some hundred blocks of consecutive steps however long training is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.telemetry.records import COMPUTE, DATA, EXCHANGE, OPTIMIZER, REST
+
+#: Of each step: the phases, then for how long the rank waited for a processor, and its thread's processor time from the
+#: batch to the last gradient. All in seconds.
+PER_STEP = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, "processor_wait", "compute_cpu")
+#: Since the exchange before: the loader's seconds by what it did, and the control group's (see :class:`HostReading`).
+PER_EXCHANGE = ("store", "verification", "gathering", "copy", "throttled_seconds", "throttled_periods", "periods")
+LOADER = PER_EXCHANGE[:4]
+#: The least steps of a block, and the most blocks: then each two become one.
+BLOCK_STEPS, BLOCKS = 16, 512
+
+
+@dataclass
+class Block:
+    """Consecutive steps. ``sums`` float64 ``[ranks, PER_STEP]``; a rank's local work is all its step but the exchange.
+    Each figure of all ranks is added up step by step."""
+
+    steps: int
+    sums: np.ndarray
+    #: The local work of the slowest rank.
+    slowest: float
+    #: The same, had no rank waited for data.
+    slowest_without_data: float
+    #: The exchange of the rank that waited least for the others.
+    least_exchange: float
+
+    def __add__(self, other: Block) -> Block:
+        return Block(*(mine + its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+class StepBlocks:
+    """Adds up what the ranks exchange."""
+
+    def __init__(self, ranks: int) -> None:
+        self.blocks: list[Block] = []
+        #: float64 ``[ranks, PER_EXCHANGE]``.
+        self.beside = np.zeros((ranks, len(PER_EXCHANGE)))
+        self._least_steps = BLOCK_STEPS
+
+    def add(self, times: np.ndarray, steps: list[int], beside: np.ndarray) -> None:
+        """``times`` ``[ranks, groups, PER_STEP]`` are sums over groups of so many ``steps``."""
+        self.beside += beside
+        columns = {name: times[:, :, number] for number, name in enumerate(PER_STEP)}
+        local = columns[DATA] + columns[COMPUTE] + columns[OPTIMIZER] + columns[REST]
+        slowest, without = local.max(axis=0), (local - columns[DATA]).max(axis=0)
+        least = columns[EXCHANGE].min(axis=0)
+        for number, count in enumerate(steps):
+            block = Block(
+                count,
+                times[:, number].copy(),
+                float(slowest[number]),
+                float(without[number]),
+                float(least[number]),
+            )
+            if self.blocks and self.blocks[-1].steps < self._least_steps:
+                block = self.blocks.pop() + block
+            self.blocks.append(block)
+        if len(self.blocks) > BLOCKS:
+            pairs = [self.blocks[at : at + 2] for at in range(0, len(self.blocks), 2)]
+            self.blocks = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+            self._least_steps *= 2
+
+    @property
+    def total(self) -> Block | None:
+        """All steps; None before the first."""
+        if not self.blocks:
+            return None
+        whole = self.blocks[0]
+        for block in self.blocks[1:]:
+            whole = whole + block
+        return whole

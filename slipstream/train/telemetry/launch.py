@@ -1,0 +1,32 @@
+"""What a pass costs that no row causes: starting one operation after the other."""
+
+from __future__ import annotations
+
+import time
+
+from slipstream.models.factory import Predictor, zeros
+from slipstream.train.device_clock import DeviceClock
+from slipstream.train.loop.probe import ROWS, unchanged_after
+from slipstream.train.parallel.model import Forward
+
+#: Passes of which the fastest counts; the first is not timed, since it finds memory and kernels.
+PASSES = 3
+
+
+def two_row_seconds(model: Predictor, forward: Forward, clock: DeviceClock, *, on_cpu: bool) -> float:
+    """Seconds of a forward and backward pass over two rows: of the device, on a CPU of this thread's processor time, as
+    other processes may run meanwhile. Nothing of the model changes."""
+    rows = zeros(model.signature, ROWS, next(model.parameters()).device)
+
+    def seconds() -> float:
+        began, cpu = clock.mark(), time.thread_time()
+        with forward():
+            outputs = model(*rows)
+        outputs.float().sum().backward()
+        used, ended = time.thread_time() - cpu, clock.mark()
+        first = began.wait()
+        return used if on_cpu else ended.wait() - first
+
+    with unchanged_after(model):
+        seconds()
+        return min(seconds() for _ in range(PASSES))

@@ -1,0 +1,85 @@
+"""What each pod's sampler saw, brought together in the training's home: there it outlives the pod.
+
+The first rank of every pod uploads its pod's samples, condensed, twice a minute and at the end. A pod that is killed
+has lost what came since.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from slipstream.artifacts.format import DamagedArtifact
+from slipstream.artifacts.records import from_json, to_json
+from slipstream.artifacts.results.devices import AttemptSpan, PodSeries, TrainingDevices
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.storage import Storage, StorageUnavailable
+from slipstream.telemetry import ring
+from slipstream.telemetry.series import condense
+from slipstream.train.checkpoint.home import Home
+from slipstream.train.fault_tolerance.goodput import AttemptRecord, lost_seconds
+
+PREFIX = "devices/"
+PERIOD_S = 30.0
+#: Seconds for which the end of the training waits for the last upload.
+LAST_S = 5.0
+LOG = logger("telemetry")
+
+
+@contextmanager
+def uploaded(home: Home, attempt: int, sampled: Path | None, pod: int, node: str) -> Iterator[None]:
+    """In the block, upload what the sampler leaves in the directory ``sampled``, as that of the ``pod``-th pod of the
+    attempt; nothing without one. Nothing here can fail a training."""
+    if sampled is None:
+        yield
+        return
+    ended, said = threading.Event(), False
+
+    def upload() -> None:
+        nonlocal said
+        try:
+            series = condense(ring.read(sampled), attempt, node)
+            if series and not home.is_inherited(attempt):
+                home.storage.put(f"{PREFIX}{attempt:04d}-{pod:04d}.json", to_json(series))
+        except (UserError, StorageUnavailable, ValueError, OSError) as error:
+            if not said:
+                LOG.warning("what the devices do is not uploaded: %s", error)
+            said = True
+
+    def upload_periodically() -> None:
+        while not ended.wait(PERIOD_S):
+            upload()
+        upload()
+
+    thread = threading.Thread(target=upload_periodically, name="telemetry", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(LAST_S)
+
+
+def devices_of(storage: Storage, attempts: Sequence[AttemptRecord], fresh: Path) -> TrainingDevices | None:
+    """All that was uploaded, by way of the directory ``fresh``; None if nothing was, or the store is unavailable."""
+    pods = []
+    try:
+        for key in storage.list(PREFIX):
+            try:
+                pods.append(from_json(storage.get(key, fresh).read_bytes(), PodSeries, f"{storage.base}/{key}"))
+            except DamagedArtifact as error:
+                LOG.warning("%s; left out", error)
+    except (UserError, StorageUnavailable) as error:
+        LOG.warning("what the devices did is not read: %s", error)
+        return None
+    if not pods:
+        return None
+    lost = lost_seconds(attempts)
+    spans = [
+        AttemptSpan(each.attempt, each.began_at, each.wall, each.ended, each.spot, lost[index], each.events)
+        for index, each in enumerate(attempts)
+    ]
+    return TrainingDevices(spans, sorted(pods, key=lambda pod: (pod.attempt, pod.node)))

@@ -1,0 +1,111 @@
+"""The node is what its cloud says, over real HTTP; what a server does otherwise costs a second at most."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from slipstream.machine import cloud_metadata
+from slipstream.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
+from tests.support.metadata_server import metadata_server
+
+ASKERS = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
+#: How each says "spot" and "not spot".
+SPOT = {"aws": ("spot", "on-demand"), "gcp": ("TRUE", "FALSE"), "azure": ("Spot", "Regular")}
+TYPES = {
+    "aws": ("p5.48xlarge", "p5.48xlarge"),
+    "gcp": ("projects/123/machineTypes/a2-ultragpu-8g", "a2-ultragpu-8g"),
+    "azure": ("Standard_ND96isr_H100_v5", "Standard_ND96isr_H100_v5"),
+}
+#: Nobody listens there.
+NOBODY = "http://127.0.0.1:9"
+#: A second, and what a loaded machine adds to it.
+AT_MOST_S = 3.0
+
+
+def asked(base: str, asked_spot: bool = False) -> NodeFacts:
+    """All clouds asked at one address, as AWS and Azure have the same."""
+    return node_facts(asked_spot, {cloud: partial(asker, base) for cloud, asker in ASKERS.items()})
+
+
+@pytest.mark.parametrize("spot", [True, False])
+@pytest.mark.parametrize("cloud", ASKERS)
+def test_a_cloud_is_found_and_believed_against_what_was_asked_for(cloud: str, spot: bool) -> None:
+    with metadata_server(cloud) as server:
+        server.spot = SPOT[cloud][0 if spot else 1]
+        server.type, server.node = TYPES[cloud][0], "node-7.zone.internal"
+        before = time.time()
+        facts = asked(server.url, asked_spot=not spot)
+    assert before <= facts.started_at <= time.time()
+    assert facts == NodeFacts(facts.started_at, "node-7.zone.internal", cloud, TYPES[cloud][1], spot, True)
+
+
+@pytest.mark.parametrize("cloud", ASKERS)
+def test_what_a_cloud_does_not_say_is_as_asked(cloud: str) -> None:
+    with metadata_server(cloud) as server:
+        server.type = TYPES[cloud][0]
+        facts = asked(server.url, asked_spot=True)
+    assert (facts.cloud, facts.instance_type) == (cloud, TYPES[cloud][1])
+    assert facts.spot and not facts.spot_is_certain and facts.node == socket.gethostname()
+
+
+@pytest.mark.parametrize("spot", [True, False])
+def test_without_a_cloud_it_is_as_asked_and_nobody_is_waited_for(spot: bool) -> None:
+    began = time.monotonic()
+    facts = asked(NOBODY, asked_spot=spot)
+    assert time.monotonic() - began < AT_MOST_S
+    assert facts == NodeFacts(facts.started_at, socket.gethostname(), "", "", spot, False)
+
+
+@pytest.mark.parametrize("mood", ["garbage", "500", "hang"])
+@pytest.mark.parametrize("cloud", ASKERS)
+def test_a_server_that_misbehaves_is_no_cloud_and_costs_a_second(cloud: str, mood: str) -> None:
+    with metadata_server(cloud) as server:
+        server.spot, server.type, server.mood = SPOT[cloud][0], TYPES[cloud][0], mood
+        began = time.monotonic()
+        facts = asked(server.url)
+        assert time.monotonic() - began < AT_MOST_S
+    assert (facts.cloud, facts.instance_type, facts.spot, facts.spot_is_certain) == ("", "", False, False)
+
+
+def test_what_was_said_before_a_server_hung_counts() -> None:
+    hung = threading.Event()
+
+    def hangs() -> Iterator[tuple[str, str]]:
+        yield "spot", "yes"
+        hung.wait(30)
+
+    began = time.monotonic()
+    facts = node_facts(False, {"aws": hangs})
+    assert 0.9 < time.monotonic() - began < AT_MOST_S
+    assert (facts.cloud, facts.spot, facts.spot_is_certain, facts.instance_type) == ("aws", True, True, "")
+    hung.set()
+
+
+def test_names_that_are_none_are_not_believed() -> None:
+    with metadata_server("aws") as server:
+        server.spot, server.type, server.node = "spot", 'x"} 1\nslipstream_up 1', "n" * 300
+        facts = asked(server.url)
+    assert facts.spot and facts.instance_type == "" and facts.node == socket.gethostname()
+
+
+def test_a_token_that_expired_is_renewed() -> None:
+    with metadata_server("aws") as server:
+        server.type = "p5.48xlarge"
+        metadata = cloud_metadata.AwsMetadata(server.url)
+        assert metadata.get("/latest/meta-data/instance-type") == b"p5.48xlarge"
+        server.expire_tokens()
+        assert metadata.get("/latest/meta-data/instance-type") == b"p5.48xlarge"
+        assert metadata.get("/latest/meta-data/local-hostname") is None
+        assert 401 in server.statuses
+
+
+def test_the_node_of_a_scale_set_is_named_as_kubernetes_names_it() -> None:
+    with metadata_server("azure") as server:
+        server.node, server.computer = "aks-pool-vmss_7", "aks-pool-vmss000007"
+        assert asked(server.url).node == "aks-pool-vmss000007"

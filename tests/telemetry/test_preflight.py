@@ -1,0 +1,252 @@
+"""What does not fit on the visible GPUs is refused in one line before it starts; a stand-in plays NVML's module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipstream.errors import UserError
+from slipstream.telemetry.preflight import MPS_VARIABLES, check_gpu_memory, sharing
+
+GIB = 2**30
+
+
+class NVMLError(Exception):
+    pass
+
+
+@dataclass
+class Device:
+    """A GPU, or a partition, whose UUID begins with MIG."""
+
+    index: int = 0
+    uuid: str = "GPU-aa"
+    total: int = 80 * GIB
+    used: int = 0
+    #: The host's numbers of its processes; None: the driver does not say.
+    pids: list[int] | None = field(default_factory=list)
+    #: Of a GPU that is divided.
+    partitions: list[Device | None] | None = None
+
+
+class Nvml(ModuleType):
+    """Behaves as pynvml does. ``old``: a driver that lacks what came later."""
+
+    NVMLError = NVMLError
+    NVML_DEVICE_MIG_ENABLE = 1
+    nvmlMemory_v2 = 0x02000028
+
+    def __init__(self, devices: list[Device], *, old: bool = False) -> None:
+        super().__init__("pynvml")
+        self.devices, self.old, self.opened = devices, old, 0
+
+    def later(self) -> None:
+        if self.old:
+            raise NVMLError("Function Not Found")
+
+    def nvmlInit(self) -> None:
+        if not self.devices:
+            raise NVMLError("NVML Shared Library Not Found")
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Device:
+        if index >= len(self.devices):
+            raise NVMLError("Invalid Argument")
+        return self.devices[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Device:
+        partitions = [each for device in self.devices for each in device.partitions or [] if each]
+        found = [device for device in [*self.devices, *partitions] if device.uuid == uuid]
+        if not found:
+            raise NVMLError("Not Found")
+        return found[0]
+
+    def nvmlDeviceGetName(self, device: Device) -> str:
+        return "NVIDIA A100"
+
+    def nvmlDeviceGetIndex(self, device: Device) -> int:
+        return device.index
+
+    def nvmlDeviceGetUUID(self, device: Device) -> str:
+        return device.uuid
+
+    def nvmlDeviceIsMigDeviceHandle(self, device: Device) -> int:
+        self.later()
+        return device.uuid.startswith("MIG")
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device: Device) -> Device:
+        return next(each for each in self.devices if device in (each.partitions or []))
+
+    def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:
+        self.later()
+        return [0, 0] if device.partitions is None else [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Device) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Device, number: int) -> Device:
+        found = (device.partitions or [])[number : number + 1]
+        if not found or found[0] is None:
+            raise NVMLError("Not Found")
+        return found[0]
+
+    def nvmlDeviceGetMemoryInfo(self, device: Device, version: int | None = None) -> Any:
+        if version:
+            self.later()
+        return SimpleNamespace(total=device.total, free=device.total - device.used, used=device.used)
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Device) -> list[Any]:
+        self.later()
+        if device.pids is None:
+            raise NVMLError("Not Supported")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in device.pids]
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nvml]:
+    """Puts the stand-in in the place of pynvml, with an environment that hides nothing."""
+    for name in ("CUDA_VISIBLE_DEVICES", *MPS_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+    def put(*devices: Device, old: bool = False) -> Nvml:
+        module = Nvml(list(devices), old=old)
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        return module
+
+    return put
+
+
+def process(root: Path, pid: int, command: str, *opened: str) -> None:
+    """A process as /proc shows it."""
+    directory = root / "proc" / str(pid) / "fd"
+    directory.mkdir(parents=True)
+    (directory.parent / "comm").write_text(command + "\n")
+    for number, target in enumerate(opened):
+        (directory / str(number)).symlink_to(target)
+
+
+def refused(needed: int, root: Path, shared_gpu: str = "") -> str:
+    with pytest.raises(UserError) as error:
+        check_gpu_memory(needed, shared_gpu, root)
+    assert "\n" not in error.value.message
+    return error.value.message
+
+
+def test_free_gpus_are_no_remark_and_nvml_is_closed_again(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
+    module = nvml(Device(used=2**20), Device(1, "GPU-bb"))
+    assert check_gpu_memory(79 * GIB, root=tmp_path) == []
+    assert check_gpu_memory(root=tmp_path) == [] and module.opened == 0
+
+
+def test_without_a_driver_nothing_is_said(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
+    nvml()
+    assert check_gpu_memory(10**15, root=tmp_path) == []
+
+
+def test_memory_that_others_hold_is_refused_with_those_that_can_be_seen(
+    nvml: Callable[..., Nvml], tmp_path: Path
+) -> None:
+    process(tmp_path, 41, "python", "/dev/null", "/dev/nvidia0")
+    # The host's number 42 is another process here, in a pod: no GPU is open in it.
+    process(tmp_path, 42, "sshd", "/dev/null")
+    nvml(Device(), Device(1, "GPU-bb", used=70 * GIB, pids=[41, 42, 43]))
+    assert refused(20 * GIB, tmp_path) == (
+        "GPU 1 (NVIDIA A100): the run needs 20.0 GiB of its memory and 10.0 GiB of 80.0 GiB are free: 70.0 GiB are "
+        "held by python (process 41), 2 processes that cannot be seen from here; end those processes, or choose "
+        "another GPU (CUDA_VISIBLE_DEVICES)"
+    )
+    said = ["GPU 1 (NVIDIA A100): 70.0 GiB are held by python (process 41), 2 processes that cannot be seen from here"]
+    assert check_gpu_memory(10 * GIB, root=tmp_path) == said == check_gpu_memory(root=tmp_path)
+
+
+@pytest.mark.parametrize("pids", [None, []])
+def test_holders_of_which_the_driver_says_nothing(
+    nvml: Callable[..., Nvml], tmp_path: Path, pids: list[int] | None
+) -> None:
+    nvml(Device(used=GIB, pids=pids))
+    assert check_gpu_memory(root=tmp_path) == [
+        "GPU 0 (NVIDIA A100): 1.0 GiB are held by processes that cannot be seen from here"
+    ]
+
+
+def test_what_no_free_gpu_could_hold_is_refused_with_other_advice(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
+    nvml(Device(used=GIB))
+    said = refused(81 * GIB, tmp_path)
+    assert "needs 81.0 GiB of its memory, which has 80.0 GiB in all; expected a larger GPU" in said
+
+
+@pytest.mark.parametrize("visible", ["1", "GPU-bb", "1,-1,0", " 1 ,,0", "1,5,0", "GPU-bb,GPU-none,GPU-aa"])
+def test_only_gpus_that_are_visible_count(
+    nvml: Callable[..., Nvml], tmp_path: Path, visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml(Device(used=80 * GIB), Device(1, "GPU-bb"))
+    refused(1, tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert check_gpu_memory(80 * GIB, root=tmp_path) == []
+    assert "GPU 1" in refused(80 * GIB + 1, tmp_path)
+
+
+def test_no_gpu_is_visible(nvml: Callable[..., Nvml], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(Device(used=80 * GIB))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check_gpu_memory(GIB, root=tmp_path) == []
+
+
+def test_of_a_divided_gpu_the_first_partition_counts(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
+    first, second = Device(uuid="MIG-1", total=5 * GIB, used=GIB, pids=[7]), Device(uuid="MIG-2", total=20 * GIB)
+    nvml(Device(partitions=[None, first, second]))
+    assert check_gpu_memory(4 * GIB, root=tmp_path) == [
+        "GPU 0 (NVIDIA A100): 1.0 GiB are held by 1 process that cannot be seen from here",
+        "GPU 0 (NVIDIA A100): divided by MIG; a process has 5.0 GiB, its first partition",
+    ]
+    assert "4.0 GiB of 5.0 GiB are free" in refused(4 * GIB + 1, tmp_path)
+
+
+def test_a_partition_that_is_named_counts(
+    nvml: Callable[..., Nvml], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml(Device(partitions=[Device(uuid="MIG-1", total=5 * GIB), Device(uuid="MIG-2", total=20 * GIB)]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2")
+    assert check_gpu_memory(20 * GIB, root=tmp_path)[0].startswith("partition MIG-2 (NVIDIA A100): divided by MIG")
+    assert "partition MIG-2" in refused(21 * GIB, tmp_path)
+
+
+@pytest.mark.parametrize("needed", [None, GIB])
+def test_a_divided_gpu_without_a_partition_is_refused(
+    nvml: Callable[..., Nvml], tmp_path: Path, needed: int | None
+) -> None:
+    nvml(Device(partitions=[]))
+    with pytest.raises(UserError, match="divided by MIG and without a partition; create one"):
+        check_gpu_memory(needed, root=tmp_path)
+
+
+def test_a_gpu_that_is_shared_is_said_to_be(
+    nvml: Callable[..., Nvml], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml(Device(used=2**20))
+    (said,) = check_gpu_memory(GIB, "time-slicing", tmp_path)
+    assert said.endswith("shared with other pods (time-slicing): its 80.0 GiB are free at this moment")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    assert "(mps)" in check_gpu_memory(root=tmp_path)[0]
+
+
+def test_sharing_is_what_the_placement_says_or_the_environment() -> None:
+    assert sharing({}, "") == "" and sharing({MPS_VARIABLES[2]: "0=2G"}, "") == "mps"
+    assert sharing({MPS_VARIABLES[0]: "/tmp/mps"}, "time-slicing") == "time-slicing"
+
+
+def test_a_driver_that_lacks_what_came_later_still_counts(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
+    nvml(Device(used=70 * GIB, pids=[1]), old=True)
+    assert "are held by processes that cannot be seen from here" in refused(20 * GIB, tmp_path)

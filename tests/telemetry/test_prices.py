@@ -1,0 +1,135 @@
+"""A pod's price: from its profile, its node's type or its accelerator, or none; what cannot be a price is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import UserError
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import load, names
+from slipstream.telemetry.prices import FILE, PodPrice, pod_price, read_prices
+
+EIGHT = Placement(gpu="8", processes=8, accelerator="nvidia-a100-80gb")
+GOOD = """
+[sources.list]
+date = 2026-11-01
+address = "https://example.org/prices"
+[accelerators]
+nvidia-l4 = "four"
+[instances.four]
+gpus = 4
+region = "here"
+on_demand = 4.004
+spot = 1.6
+source = "list"
+"""
+
+
+def price(placement: Placement, instance_type: str = "", gpus: int | None = None) -> PodPrice:
+    found = pod_price(placement, instance_type, gpus)
+    assert found is not None
+    return found
+
+
+def test_the_type_of_the_node_says_it_before_the_accelerator() -> None:
+    by_type = price(EIGHT, "p4de.24xlarge")
+    assert by_type.on_demand == Decimal("27.44705") and by_type.spot is None
+    assert by_type.source.startswith("https://") and date.fromisoformat(by_type.dated)
+    by_accelerator = price(EIGHT, "a type that nobody knows")
+    assert by_accelerator == price(EIGHT)
+    assert by_accelerator.on_demand != by_type.on_demand and "a2-ultragpu-8g" in by_accelerator.of
+
+
+def test_a_pod_pays_for_its_part_of_a_node() -> None:
+    quarter = price(replace(EIGHT, gpu="2", processes=2), "p5en.48xlarge")
+    assert quarter.on_demand == Decimal("63.296") / 4 and quarter.spot == Decimal("27.1988") / 4
+    assert quarter.of == "2 GPUs of p5en.48xlarge (8 GPUs) in us-east-1"
+    assert quarter.paid(spot=True) == quarter.spot and quarter.paid(spot=False) == quarter.on_demand
+
+
+def test_a_machine_without_a_placement_for_gpus_has_all_of_its_own() -> None:
+    assert pod_price(Placement(), "p5.48xlarge") is None
+    assert price(Placement(), "p5.48xlarge", gpus=8).on_demand == Decimal("55.04")
+
+
+def test_labels_that_a_placement_selects_nodes_by_say_what_they_are() -> None:
+    assert "p5.48xlarge" in price(load("h100-efa-spot").asked("train")).of
+    assert "g2-standard-48" in price(load("l4-spot").asked("train")).of
+
+
+@pytest.mark.parametrize("placement", [Placement(gpu="1", mig="1g.5gb"), Placement(gpu="1", shared_gpu="mps")])
+def test_part_of_a_gpu_has_the_profiles_price_or_none(placement: Placement) -> None:
+    assert pod_price(placement, "a2-highgpu-1g") is None
+    assert price(replace(placement, price_per_hour=0.5), "a2-highgpu-1g").on_demand == Decimal("0.5")
+
+
+def test_what_the_profile_says_counts_before_all_else() -> None:
+    own = price(replace(EIGHT, price_per_hour=20.1, spot_price_per_hour=8), "p4de.24xlarge")
+    assert (own.on_demand, own.spot, own.source) == (Decimal("20.1"), Decimal("8.0"), "")
+    assert price(replace(EIGHT, price_per_hour=20.1), "p5en.48xlarge").spot is None
+    assert price(replace(EIGHT, spot_price_per_hour=8)).on_demand is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"price_per_hour": -1.0}, "profile.price_per_hour: -1.0 is not allowed; expected dollars per hour"),
+        ({"spot_price_per_hour": -0.5}, "profile.spot_price_per_hour: -0.5 is not allowed"),
+        (
+            {"price_per_hour": 2, "spot_price_per_hour": 3.5},
+            "profile.spot_price_per_hour: 3.5 is not allowed; expected at most profile.price_per_hour, 2",
+        ),
+        ({"price_per_hour": float("nan")}, "profile.price_per_hour"),
+    ],
+)
+def test_a_profile_with_a_price_that_cannot_be_is_refused(given: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        Placement.from_dict(given)
+    assert message in error.value.message and "\n" not in error.value.message
+
+
+def test_a_spot_price_alone_is_no_contradiction() -> None:
+    assert Placement.from_dict({"spot_price_per_hour": 3}).spot_price_per_hour == 3
+
+
+def test_every_price_that_comes_with_the_project_has_its_source_and_date() -> None:
+    prices = read_prices(FILE)
+    assert len(prices.instances) >= 15
+    for instance in prices.instances.values():
+        assert instance.source.startswith("https://") and date.fromisoformat(instance.dated) >= date(2025, 1, 1)
+    assert {type(pod_price(load(name).asked("train"))) for name in names()} == {PodPrice, type(None)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("on_demand = 4.004", "on_demand = 0", "four: on_demand: 0; expected dollars per hour above 0"),
+        ("on_demand = 4.004", "on_demand = -4", "four: on_demand: -4; expected dollars per hour above 0"),
+        ("on_demand = 4.004", 'on_demand = "4"', "four: on_demand: 4; expected dollars"),
+        ("on_demand = 4.004", "on_demand = nan", "four: on_demand: NaN; expected dollars"),
+        ("on_demand = 4.004", "", "four: expected gpus, on_demand, region, source"),
+        ("spot = 1.6", "spot = 0.0", "four: spot: 0.0; expected dollars per hour above 0"),
+        ("spot = 1.6", "spot = 4.1", "four: spot: 4.1 is above on_demand, 4.004"),
+        ("gpus = 4", "gpus = 0", "four: gpus: 0; expected a whole number from 1 on"),
+        ("gpus = 4", "gpus = 4\nnote = 1", "four: expected gpus"),
+        ('source = "list"', 'source = "hearsay"', "four: source: hearsay; expected a table of sources"),
+        ("date = 2026-11-01", 'date = "then"', "four: source: list; expected a date"),
+        ("https://", "ftp://", "four: source: list; expected a date and an address with https://"),
+        ('"four"', '"five"', "accelerators.nvidia-l4: there is no instance five"),
+        ("[accelerators]", "[accelerator]", "accelerator: unknown table"),
+        ("[accelerators]", "[accelerators", "cannot be read"),
+    ],
+)
+def test_a_file_with_a_price_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(GOOD)
+    assert read_prices(path).instances["four"].spot == Decimal("1.6")
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(UserError) as error:
+        read_prices(path)
+    assert message in error.value.message and str(path) in error.value.message

@@ -1,0 +1,179 @@
+"""The phases of a step, and how the times of all ranks come together with the exchange that they make anyway."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.artifacts.results.training import read_attempt
+from slipstream.storage import storage_for
+from slipstream.telemetry.records import STEP_BOUNDS
+from slipstream.telemetry.step_blocks import PER_STEP
+from slipstream.train.config import TrainingConfig
+from slipstream.train.device_clock import DeviceClock
+from slipstream.train.fault_tolerance.goodput import ACTIVITIES, read_attempts
+from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
+from slipstream.train.telemetry.step_times import GROUPS, StepTime, StepTimes
+from tests.support.training import table_of_numbers, trained
+from tests.support.worker_groups import in_group
+
+
+def step_of(number: int, rank: int = 0) -> StepTime:
+    """Numbers of which all sums are exact."""
+    return StepTime(data=number, compute=2 * number, exchange=0.25 * rank, optimizer=1.0, rest=0.5)
+
+
+def test_what_all_ranks_send_comes_to_each() -> None:
+    both = [StepTimes(rank, 2) for rank in range(2)]
+    for rank, times in enumerate(both):
+        for number in range(1, 101):
+            times.add(step_of(number, rank))
+        times.loader.gathering += 3.0 + rank
+    received = torch.stack([times.to_send() for times in both]).max(dim=0).values.tolist()
+    for times in both:
+        times.received(received)
+        total = times.blocks.total
+        assert total is not None and total.steps == 100
+        by_name = dict(zip(PER_STEP, total.sums.T.tolist(), strict=True))
+        assert by_name["data"] == [5050.0, 5050.0] and by_name["exchange"] == [0.0, 25.0]
+        assert total.least_exchange == 0.0 and total.slowest == 5050 * 3 + 150
+        assert times.blocks.beside[:, 2].tolist() == [3.0, 4.0]
+        assert times.to_send().numel() == 0, "nothing is new"
+        times.received([])
+
+
+def test_what_is_sent_stays_small() -> None:
+    for world, groups in ((2, GROUPS), (512, 4), (4096, 1)):
+        times = StepTimes(0, world)
+        for number in range(1000):
+            times.add(step_of(number))
+        assert times.to_send().numel() <= world * (groups * len(PER_STEP) + 7)
+
+
+def test_the_histogram_counts_each_step_once_in_each_bound_that_holds_it() -> None:
+    times = StepTimes(0, 1)
+    for took in (0.0005, 0.001, 0.0011, 100.0):
+        times.add(StepTime(0.0, took, 0.0, 0.0, 0.0))
+    assert times.within[:2] == [2, 3] and times.within[-1] == 3 and len(times.within) == len(STEP_BOUNDS)
+
+
+class SlowGradient(torch.autograd.Function):
+    """Its backward pass takes so many seconds longer."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds  # type: ignore[attr-defined]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)  # type: ignore[attr-defined]
+        return gradient, None
+
+
+def phases_of_one_step(context: object, rank_that_is_late: int) -> list[float]:
+    import torch.distributed as dist
+
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    for _ in range(2):  # DDP orders its buckets
+        model(torch.ones(2, 4)).sum().backward()
+    dist.barrier()
+    marks = StepMarks(DeviceClock(), 0.0)
+    late = 0.3 if dist.get_rank() == rank_that_is_late else 0.0
+    loss = SlowGradient.apply(model(torch.ones(2, 4)), late).sum()
+    marks.backward_of(loss)
+    loss.backward()
+    marks.has_exchanged()
+    assert marks.gradient and marks.exchanged
+    begin, gradient, exchanged = marks.begin.wait(), marks.gradient.wait(), marks.exchanged.wait()
+    phases = [gradient - begin, exchanged - gradient]
+    gathered: list[list[float]] = [[] for _ in range(2)]
+    dist.all_gather_object(gathered, phases)
+    return [value for each in gathered for value in each]
+
+
+def test_who_is_late_computes_and_the_other_waits() -> None:
+    computes, waits, others_compute, others_wait = in_group(2, phases_of_one_step, 0)
+    assert computes > 0.3 > 0.15 > waits, "the late rank's peer was ready"
+    assert others_wait > 0.15 > others_compute
+
+
+def test_micro_batches_end_with_the_last() -> None:
+    marks, model = StepMarks(DeviceClock(), 0.0), nn.Linear(3, 1)
+    for _ in range(3):
+        loss = model(torch.ones(2, 3)).sum()
+        marks.backward_of(loss)
+        loss.backward()
+    first = marks.gradient
+    assert first is not None
+    loss = model(torch.ones(2, 3)).sum()
+    marks.backward_of(loss)
+    loss.backward()
+    assert marks.gradient is not None and marks.gradient.wait() > first.wait() and marks.compute_cpu > 0
+    marks.backward_of(torch.zeros(()))  # a rank without rows, or a loss that needs no gradient
+
+
+def test_waiting_for_a_processor_is_counted() -> None:
+    wait = ProcessorWait()
+    before = wait.seconds()
+    for _ in range(1000):
+        time.sleep(0)
+    assert wait.seconds() >= before
+    wait.close()
+    assert wait.seconds() == 0.0
+
+
+def test_a_training_leaves_its_phases_and_its_verdict(tmp_path: Path) -> None:
+    data, settings = table_of_numbers(tmp_path / "data", 900), TrainingConfig(epochs=4, batch_size=30, patience=0)
+    attempt = read_attempt(trained(data, tmp_path / "run", 2, settings))
+    found = attempt.bottleneck
+    assert found is not None
+    # The times of the first step, and of those since the last exchange, have not come together.
+    assert 0 < found.steps <= 119 and found.phases.keys() == {"data", "compute", "exchange", "optimizer", "rest"}
+    ledger = attempt.ledger
+    between = ledger.seconds["evaluation"] + ledger.seconds["stall"]
+    assert found.seconds == pytest.approx(sum(found.phases.values()) + between, rel=1e-6)
+    assert found.seconds <= ledger.wall
+    record = read_attempts(storage_for(str(tmp_path / "run/checkpoints")))[0]
+    assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed
+    assert len(record.events["evaluation"]) == 4 and record.events["checkpoint"]
+    assert all(0 < at <= record.wall + 1 for times in record.events.values() for at in times)
+
+
+def test_older_and_newer_records_of_attempts_are_read(tmp_path: Path) -> None:
+    storage = storage_for(str(tmp_path))
+    steps = {"first_step": 0, "last_step": 9, "saved_step": 6}
+    older: dict[str, object] = {"attempt": 1, "world": 2, **steps, "wall": 5.0, "ended": "finished"}
+    older["seconds"] = dict.fromkeys(("start", "restore", "steps"), 1.0)
+    newer = {**older, "attempt": 2, "seconds": dict.fromkeys((*ACTIVITIES, "waiting"), 1.0), "colour": "green"}
+    for record in (older, newer):
+        storage.put(f"ledger/{record['attempt']:04d}.json", json.dumps(record).encode())
+    storage.put("ledger/0003.json", b"[1]")
+    one, two = read_attempts(storage)
+    assert one.seconds["stall"] == 0.0 and one.began_at == 0.0 and one.observed is None
+    assert two.seconds == dict.fromkeys(ACTIVITIES, 1.0) and two.last_step == 9
+
+
+def test_times_change_no_number(tmp_path: Path) -> None:
+    data, settings = table_of_numbers(tmp_path / "data", 900), TrainingConfig(epochs=3, batch_size=30, patience=0)
+    watched = trained(data, tmp_path / "watched", 2, settings)
+    unwatched = trained(data, tmp_path / "unwatched", 2, settings, body=without_marks)
+    assert (watched / "last.safetensors").read_bytes() == (unwatched / "last.safetensors").read_bytes()
+    assert read_attempt(unwatched).bottleneck is not None
+    assert np.isclose(read_attempt(unwatched).bottleneck.phases["exchange"], 0.0)  # type: ignore[union-attr]
+
+
+def without_marks(*arguments: object) -> None:
+    from slipstream.train.loop import train_loop
+    from tests.support.training import rank_body
+
+    step = train_loop.train_step
+    train_loop.train_step = lambda *given: step(*given[:6])
+    rank_body(*arguments)  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""Trainings that are held back by one known cause say so, name no other, and predict what they would take without it.
+
+Two processes on two cores; nothing else may run beside them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slipstream.artifacts.results import bottleneck as causes
+from tests.support.provoked import BITES, HEALTHY, PROVOCATIONS, STEPS, Outcome, Provocation, run_with, varied
+
+SEEDS, HEALTHY_RUNS = 5, 10
+#: A run in which other processes used more CPUs than this is made again, at most so often.
+QUIET_CPUS, TRIES = 0.3, 3
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """``healthy[seed]`` is the run beside those of ``provoked[name][seed]``."""
+
+    healthy: list[Outcome]
+    provoked: dict[str, list[Outcome]]
+
+
+def quiet_run(provocation: Provocation, tables: Path, place: Path) -> Outcome:
+    for attempt in range(TRIES):
+        found = run_with(provocation, tables, place / str(attempt), STEPS)
+        if found.others_cpus < QUIET_CPUS:
+            break
+    return found
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
+    base = tmp_path_factory.mktemp("verdicts")
+    found = Rounds([], {each.name: [] for each in PROVOCATIONS})
+    for seed in range(SEEDS):
+        for number in range(HEALTHY_RUNS // SEEDS):
+            found.healthy.append(quiet_run(HEALTHY, base, base / f"healthy-{seed}-{number}"))
+        for each in PROVOCATIONS:
+            place = base / f"{each.name}-{seed}".replace(" ", "-")
+            outcome = quiet_run(varied(each, seed), base, place)
+            print(f"{each.name:24} {outcome.bottleneck.verdict:14} {outcome.bottleneck.shares}", flush=True)
+            found.provoked[each.name].append(outcome)
+    return found
+
+
+def bites(outcome: Outcome, healthy: Outcome) -> bool:
+    return outcome.row_s >= BITES * healthy.row_s
+
+
+@pytest.mark.prove
+def test_the_verdict_is_the_cause_and_no_other(rounds: Rounds) -> None:
+    right, counted, wrong = 0, 0, []
+    for each in PROVOCATIONS:
+        for seed, outcome in enumerate(rounds.provoked[each.name]):
+            healthy = rounds.healthy[seed * (HEALTHY_RUNS // SEEDS)]
+            if not bites(outcome, healthy):
+                continue
+            counted += 1
+            verdict = outcome.bottleneck.verdict
+            right += verdict == each.cause
+            if verdict not in (each.cause, "", causes.CONTENDED):
+                wrong.append((each.name, seed, outcome.bottleneck))
+            assert verdict != causes.CONTENDED or outcome.others_cpus >= QUIET_CPUS, (each.name, seed, outcome)
+    assert not wrong
+    assert counted >= 0.9 * SEEDS * len(PROVOCATIONS), f"only {counted} faults bit"
+    assert right >= 0.95 * counted, f"{right} of {counted}"
+
+
+@pytest.mark.prove
+def test_healthy_runs_are_not_blamed(rounds: Rounds) -> None:
+    for outcome in rounds.healthy:
+        verdict = outcome.bottleneck.verdict
+        assert verdict in ("", causes.CONTENDED), outcome.bottleneck
+        assert not verdict or outcome.others_cpus >= QUIET_CPUS
+        assert outcome.bottleneck.useful > 0.6
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [("slow loader on all", 0.25), ("slow loader on one", 0.25), ("slow link", 0.4), ("slow rank", 0.4)],
+)
+def test_what_mending_it_gains(rounds: Rounds, name: str, within: float) -> None:
+    ratios = []
+    for seed, outcome in enumerate(rounds.provoked[name]):
+        pair = rounds.healthy[seed * (HEALTHY_RUNS // SEEDS) : (seed + 1) * (HEALTHY_RUNS // SEEDS)]
+        ratios.append(outcome.predicted_s / statistics.mean(each.step_s for each in pair))
+    print(name, [f"{ratio:.2f}" for ratio in ratios])
+    assert abs(statistics.median(ratios) - 1) <= within
