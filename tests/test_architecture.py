@@ -28,7 +28,6 @@ FOUNDATIONS = BASE | {
     "models",
     "interconnect",
     "comparison",
-    "telemetry",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
@@ -44,13 +43,11 @@ ALLOWED: dict[str, set[str]] = {
     "distributed": ERRORS,
     "machine": ERRORS,
     "profiles": BASE | {"stages", "text_table", "machine"},
-    "telemetry": BASE | {"logs", "machine", "profiles", "artifacts", "storage"},
     "artifacts": BASE | {"logs", "stages", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
     "telemetry": BASE | {"logs", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
-    "telemetry": BASE | {"logs", "machine", "profiles", "artifacts", "storage"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),

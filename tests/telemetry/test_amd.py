@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.machine import limits
-from slipstream.telemetry.amd import AmdDevices
 from slipstream.telemetry.records import DeviceReading
+from slipstream.telemetry.sampler.amd import AmdDevices
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 FILES = {

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.telemetry.metrics import Labels, exposition
+from slipstream.telemetry.names import METRICS
 from slipstream.telemetry.records import DeviceReading
 from slipstream.telemetry.totals import NodeTotals, write_totals
 from tests.support.fake_nvml import FakeNvml
@@ -20,16 +21,6 @@ from tests.support.processes import free_port
 from tests.support.sampler_process import LABELS, device, sample, sampling, totals, until
 
 NODE = NodeTotals(60, 120, {"GPU-0": 5.5}, {"GPU-0": {"sw_power_cap": 2.0}}, {"spot": 0.05})
-NAMES = re.findall(
-    r"\w+",
-    """
-gpu_busy_ratio gpu_sm_active_ratio gpu_memory_used_bytes gpu_memory_limit_bytes gpu_power_watts gpu_energy_joules_total
-gpu_temperature_celsius gpu_sm_clock_hertz gpu_throttled_seconds_total gpu_io_bytes_total gpu_up gpu_info
-gpu_seconds_total cpu_wait_seconds_total cpu_throttled_seconds_total memory_used_bytes memory_limit_bytes
-phase_seconds_total steps_total samples_total step_seconds last_step_timestamp_seconds goodput_ratio bottleneck_ratio
-cost_dollars_total
-""",
-)
 
 
 def all_metrics(labels: Labels = LABELS) -> str:
@@ -40,8 +31,14 @@ def families(text: str) -> list[str]:
     return [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
 
 
-def test_every_name_is_there_once() -> None:
-    assert sorted(families(all_metrics())) == sorted(f"slipstream_{name}" for name in NAMES)
+def test_every_name_is_there_once_with_its_labels() -> None:
+    text = all_metrics()
+    assert sorted(families(text)) == sorted(metric.name for metric in METRICS)
+    for metric in METRICS:
+        lines = [line for line in text.splitlines() if line.startswith(tuple(f"{name}{{" for name in metric.series))]
+        found = {tuple(sorted(re.findall(r'(\w+)="', line))) for line in lines}
+        parts = {(*metric.labels, "le"), metric.labels} if metric.kind == "histogram" else {metric.labels}
+        assert found == {tuple(sorted(labels)) for labels in parts}, metric.name
 
 
 COMMON = 'execution="f1a2",task="train",attempt="1",node="node-7"'
@@ -52,7 +49,7 @@ COMMON = 'execution="f1a2",task="train",attempt="1",node="node-7"'
     [
         f'slipstream_gpu_busy_ratio{{{COMMON},gpu_uuid="GPU-0"}} 0.5',
         f'slipstream_gpu_up{{{COMMON},gpu_uuid="GPU-0"}} 1',
-        f'slipstream_gpu_info{{{COMMON},gpu_uuid="GPU-0",index="0",name="A \\"100\\""}} 1.0',
+        f'slipstream_gpu_info{{{COMMON},gpu_uuid="GPU-0",index="0",name="A \\"100\\""}} 1',
         f'slipstream_gpu_io_bytes_total{{{COMMON},gpu_uuid="GPU-0",link="pcie",direction="in"}} 1000000000000.0',
         f'slipstream_gpu_energy_joules_total{{{COMMON},gpu_uuid="GPU-0"}} 5.5',
         f'slipstream_gpu_throttled_seconds_total{{{COMMON},gpu_uuid="GPU-0",reason="sw_power_cap"}} 2.0',

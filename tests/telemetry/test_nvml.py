@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.telemetry.nvml import Device, visible
 from slipstream.telemetry.records import DeviceReading
+from slipstream.telemetry.sampler.nvml import Device, visible
 from tests.support.fake_nvml import FakeNvml, plain
 
 

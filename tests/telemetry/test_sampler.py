@@ -17,7 +17,8 @@ import pytest
 
 from slipstream.telemetry.records import DeviceReading, Sample
 from slipstream.telemetry.ring import read
-from slipstream.telemetry.sampler import Driver, Sampler
+from slipstream.telemetry.sampler.driver import Driver
+from slipstream.telemetry.sampler.sampling import Sampler
 from slipstream.telemetry.totals import read_node, write_totals
 from tests.support.fake_nvml import ROOT, FakeNvml
 from tests.support.processes import free_port, running
@@ -180,7 +181,7 @@ def test_a_driver_that_fails_is_one_line_and_asked_again(capsys: pytest.CaptureF
 
 
 def test_it_loads_nothing_heavy() -> None:
-    program = "import sys, slipstream.telemetry.sampler; print(*sys.modules)"
+    program = "import sys, slipstream.telemetry.sampler.__main__; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(HEAVY) & set(run.stdout.split())
 

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from slipstream.telemetry.server import listen, serve
+from slipstream.telemetry.sampler.server import listen, serve
 from tests.support.processes import free_port
 from tests.support.sampler_process import until
 
