@@ -13,7 +13,8 @@
 
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT = 7, LOST = 15 };
 typedef unsigned long long big;
-typedef struct { int index, partition; } device;  /* partition: 0 is the whole device */
+/* Partition 0 is the whole device; taken is how many samples were taken of it. */
+typedef struct { int index, partition; big taken; } device;
 
 static device devices[8][3];
 
@@ -67,7 +68,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **which) {
-  for (int part = 0; part < 3; part++) devices[index][part] = (device){index, part};
+  for (int part = 0; part < 3; part++) devices[index][part] = (device){index, part, 0};
   *which = &devices[index][0];
   BEGIN(*which);
   return SUCCESS;
@@ -83,7 +84,7 @@ int nvmlDeviceGetUUID(device *which, char *text, unsigned length) {
 int nvmlDeviceGetHandleByUUID(const char *uuid, device **which) {
   char text[64];
   for (int index = 0; index < 8; index++) {
-    nvmlDeviceGetUUID(&(device){index, 0}, text, sizeof text);
+    nvmlDeviceGetUUID(&(device){index, 0, 0}, text, sizeof text);
     if (!strcmp(text, uuid)) return nvmlDeviceGetHandleByIndex_v2(index, which);
   }
   return NOT_FOUND;
@@ -158,16 +159,25 @@ typedef struct { unsigned version, supported; } support;
 int nvmlGpmQueryDeviceSupport(device *which, support *found) { BEGIN(which); found->supported = 1; return SUCCESS; }
 int nvmlGpmSampleAlloc(big **sample) { *sample = calloc(2, sizeof(big)); return SUCCESS; }
 
-/* A sample knows of what it was taken, and which it is. */
-static int take(big *sample, big of) { static big taken; sample[0] = ++taken; sample[1] = of; return SUCCESS; }
-int nvmlGpmSampleGet(device *which, big *sample) { WHOLE(which); return take(sample, 1); }
-int nvmlGpmMigSampleGet(device *which, unsigned instance, big *sample) { WHOLE(which); return take(sample, instance); }
+/* A sample knows of what it was taken, and which of its samples it is. */
+static int take(big *sample, device *which) {
+  sample[0] = ++which->taken;
+  sample[1] = which->partition;
+  return SUCCESS;
+}
+int nvmlGpmSampleGet(device *which, big *sample) { WHOLE(which); return take(sample, which); }
+int nvmlGpmMigSampleGet(device *which, unsigned instance, big *sample) {
+  WHOLE(which);
+  return take(sample, &devices[which->index][instance - 6]);
+}
 
 typedef struct { unsigned id; int code; double value; char *names[3]; } metric;
 typedef struct { unsigned version, count; big *first, *second; metric metrics[1]; } metrics;
 int nvmlGpmMetricsGet(metrics *asked) {
   BEGIN(NULL);
-  if (asked->first[0] == 0 || asked->second[0] <= asked->first[0] || asked->metrics[0].id != 2) return INVALID;
+  /* Between one sample of a thing and the next. */
+  if (asked->second[0] != asked->first[0] + 1 || asked->first[1] != asked->second[1]) return INVALID;
+  if (asked->first[0] == 0 || asked->metrics[0].id != 2) return INVALID;
   asked->metrics[0].code = SUCCESS;
   asked->metrics[0].value = 30.0 + asked->second[1];
   return SUCCESS;

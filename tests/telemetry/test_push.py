@@ -110,6 +110,24 @@ def test_a_gateway_that_never_answers_is_one_line_after_a_while(
         assert time.monotonic() - began < 5
 
 
+def test_a_gateway_that_never_ends_its_answer_is_one_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its bytes comes soon after the one before."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def speak() -> None:
+            client, _ = server.accept()
+            with client:
+                client.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not ended.wait(0.05):
+                    client.sendall(b"x")
+
+        threading.Thread(target=speak, daemon=True).start()
+        line = warning(f"http://127.0.0.1:{server.getsockname()[1]}", directory, capsys, within=0.4)
+        ended.set()
+        assert "it has not answered within 0.4 s" in line
+
+
 def test_a_gateway_that_speaks_something_else_is_one_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -121,7 +121,7 @@ def test_an_hour_in_seconds_and_before_it_minutes_in_a_few_megabytes(tmp_path: P
 
 
 def test_a_kill_between_minutes_and_their_seconds_counts_nothing_twice(tmp_path: Path) -> None:
-    written = write(tmp_path, (sample(BEGIN + i, device()) for i in range(120)))
+    written = write(tmp_path, (sample(BEGIN + i, device(busy=i / 128)) for i in range(120)))
     seconds = file_of(tmp_path).read_bytes()
     write(tmp_path, [sample(BEGIN + 2 * KEPT_S, device())])
     path = tmp_path / f"seconds-{BEGIN}.ring"

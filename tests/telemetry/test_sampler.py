@@ -42,10 +42,12 @@ def test_it_samples_each_second_and_counts_until_its_end(nvml: FakeNvml, tmp_pat
     with sampling(tmp_path, nvml.environment(), "--price=spot=3600") as process:
         until(lambda: len(read(tmp_path)) >= 3)
         process.send_signal(signal.SIGINT)  # Ctrl-C is for whoever started it
+        count = len(read(tmp_path))
         process.terminate()
         assert process.wait(10) == 0
         assert process.stderr and process.stderr.read() == ""
     samples = read(tmp_path)
+    assert len(samples) > count
     gaps = [after.at - before.at for before, after in pairwise(samples[:-1])]  # the last is taken at the end
     assert all(0.5 < gap < 10 for gap in gaps)
     assert abs(samples[-1].at - time.time()) < 60
