@@ -54,6 +54,9 @@ GPU_THROTTLED = Metric(
 GPU_IO = Metric(f"{PREFIX}gpu_io_bytes_total", "counter", "Bytes over PCIe and NVLink.", (*GPU, "link", "direction"))
 GPU_UP = Metric(f"{PREFIX}gpu_up", "gauge", "1 if the driver answered for the GPU in time, else 0.", GPU)
 GPU_INFO = Metric(f"{PREFIX}gpu_info", "gauge", "1, with the GPU's number and name.", (*GPU, "index", "name"))
+GPU_SECONDS = Metric(
+    f"{PREFIX}gpu_seconds_total", "counter", "Time for which the attempt has held GPUs, summed over them.", POD
+)
 
 CPU_WAIT = Metric(
     f"{PREFIX}cpu_wait_seconds_total", "counter", "Time for which processes were ready and had no processor.", POD
@@ -87,7 +90,7 @@ COST = Metric(
 
 METRICS: tuple[Metric, ...] = (
     *(GPU_BUSY, GPU_SM_ACTIVE, GPU_MEMORY_USED, GPU_MEMORY_LIMIT, GPU_POWER, GPU_ENERGY, GPU_TEMPERATURE, GPU_SM_CLOCK),
-    *(GPU_THROTTLED, GPU_IO, GPU_UP, GPU_INFO),
+    *(GPU_THROTTLED, GPU_IO, GPU_UP, GPU_INFO, GPU_SECONDS),
     *(CPU_WAIT, CPU_THROTTLED, MEMORY_USED, MEMORY_LIMIT),
     *(PHASE, STEPS, SAMPLES, STEP, LAST_STEP, GOODPUT, BOTTLENECK, COST),
 )

@@ -51,11 +51,11 @@ def shown(url: str) -> str:
 
 
 def path_of(labels: Labels) -> str:
-    """The path of the totals' group; what may be empty or hold a slash is in base64."""
+    """The path of the totals' group; what a path cannot hold is in base64."""
     parts = ["/metrics/job", JOB]
     for name, value in asdict(labels).items():
         text = str(value)
-        plain = text and "/" not in text
+        plain = "/" not in text and text not in ("", ".", "..")
         parts += [name, quote(text, safe="")] if plain else [f"{name}@base64", encoded(text)]
     return "/".join(parts)
 

@@ -150,12 +150,11 @@ def written(value: float | None) -> float:
 
 def read(directory: Path) -> list[Sample]:
     """All samples that are intact, the oldest first: of the last hour each second, before it those of minutes, each as
-    of its last second. Empty if there is nothing."""
+    of its last second, whose own sample has precedence. Empty if there is nothing."""
     named: Names = {}
     # First the seconds: what becomes minutes meanwhile is then found there.
     seconds = {sample.at: sample for _, path in files_of(directory) for sample in read_file(path, named)}
-    first = min(seconds, default=math.inf)
-    minutes = {sample.at: sample for sample in read_file(directory / MINUTES, named) if sample.at < first}
+    minutes = {sample.at: sample for sample in read_file(directory / MINUTES, named)}
     return [sample for _, sample in sorted((minutes | seconds).items())]
 
 

@@ -71,7 +71,7 @@ class NodeCounter:
 
 def write_node(directory: Path, totals: NodeTotals) -> None:
     """Raises ``OSError``, as where the disk is full."""
-    replace(directory / NODE, asdict(totals))
+    put_in_place(directory / NODE, asdict(totals))
 
 
 def read_node(directory: Path) -> NodeTotals:
@@ -93,7 +93,7 @@ def write_totals(directory: Path, totals: RankTotals) -> None:
     """Write a rank's totals. Raises ``OSError``, as where the disk is full."""
     ranks = directory / RANKS
     ranks.mkdir(parents=True, exist_ok=True)
-    replace(ranks / f"{totals.rank}.json", asdict(totals))
+    put_in_place(ranks / f"{totals.rank}.json", asdict(totals))
 
 
 def read_totals(directory: Path) -> list[RankTotals]:
@@ -131,9 +131,9 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def replace(path: Path, tree: dict[str, Any]) -> None:
+def put_in_place(path: Path, tree: dict[str, Any]) -> None:
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(tree), encoding="utf-8")
+    scratch.write_bytes(json.dumps(tree).encode())
     scratch.replace(path)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import slipstream
 from slipstream.logs import logger
@@ -38,20 +41,30 @@ def watching(directory: Path, labels: Labels, prices: Mapping[str, float] = NO_P
 
 
 def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
-    """The sampler; None, and a warning, if it cannot be started."""
+    """The sampler; None, and a warning, if it cannot be started. It shares no open file with this process: while a
+    driver holds it in the kernel, whoever reads this process's output to its end would wait for it."""
     named = [f"--{name}={value}" for name, value in asdict(labels).items()]
     priced = [f"--price={name}={dollars!r}" for name, dollars in prices.items()]
-    command = [sys.executable, "-m", "slipstream.telemetry.sampler", f"--parent={os.getpid()}"]
+    command = [sys.executable, "-P", "-m", "slipstream.telemetry.sampler", f"--parent={os.getpid()}"]
     try:
-        return subprocess.Popen(
+        sampler = subprocess.Popen(
             [*command, *named, *priced, "--", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": search_path()},
         )
     except (OSError, ValueError) as error:
         log.warning("the sampler cannot be started, and the work goes on without: %s", error)
         return None
+    threading.Thread(target=relay, args=(sampler.stderr,), name="sampler", daemon=True).start()
+    return sampler
+
+
+def relay(lines: IO[bytes]) -> None:
+    """Say what the sampler says."""
+    for line in lines:
+        sys.stderr.write(line.decode(errors="replace"))
 
 
 def search_path() -> str:
@@ -63,13 +76,11 @@ def search_path() -> str:
 def stop(sampler: subprocess.Popen[bytes]) -> None:
     """End the sampler, at once if it does not end by itself in time. One that a driver holds in the kernel ends when
     that lets it go; nobody waits for it."""
-    code = sampler.poll()
-    if code:
-        log.warning("the sampler ended early, with %s: later samples are missing", code)
-    if code is not None:  # with 0 it has said why
-        return
     sampler.terminate()
     try:
-        sampler.wait(SAMPLER_S)
+        code = sampler.wait(SAMPLER_S)
     except subprocess.TimeoutExpired:
         sampler.kill()
+        return
+    if code not in (0, -signal.SIGTERM):  # the latter before it was ready for it
+        log.warning("the sampler ended early, with %s: later samples are missing", code)

@@ -1,4 +1,5 @@
-/* NVML without a GPU: two devices and more, as the file that FAKE_NVML names has it. It is read again with each call.
+/* NVML without a GPU: two devices and more, as the file that FAKE_NVML names has it. It is read again every 20 ms, as
+ * reading it with each call would cost more than the calls.
  *
  * Its lines: "devices N"; "mig I", the device I is divided into two partitions; "lost I", it is gone; "missing NAME", the
  * function NAME is not supported by any device; "hang NAME", it never returns ("hang all": none does). With -DOLD the
@@ -12,18 +13,31 @@
 
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT = 7, LOST = 15 };
 typedef unsigned long long big;
-typedef struct { int index, partition; } device;  /* partition: 0 is the whole device */
+/* Partition 0 is the whole device; taken is how many samples were taken of it. */
+typedef struct { int index, partition; big taken; } device;
 
 static device devices[8][3];
 
+static big milliseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000ull + now.tv_nsec / 1000000;
+}
+
 static int setting(const char *key, const char *value) {
-  char a[64], b[64];
-  int found = 0;
-  FILE *file = fopen(getenv("FAKE_NVML") ? getenv("FAKE_NVML") : "", "r");
-  if (!file) return 0;
-  while (!found && fscanf(file, "%63s %63s", a, b) == 2) found = !strcmp(a, key) && !strcmp(b, value);
-  fclose(file);
-  return found;
+  static char text[4096];
+  static big read_at;
+  char line[160];
+  if (milliseconds() >= read_at + 20) {
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    text[0] = '\n';
+    text[file ? 1 + fread(text + 1, 1, sizeof text - 2, file) : 1] = 0;
+    if (file) fclose(file);
+    read_at = milliseconds();
+  }
+  snprintf(line, sizeof line, "\n%s %s\n", key, value);
+  return strstr(text, line) != NULL;
 }
 
 static int setting_of(const char *key, int number) {
@@ -42,12 +56,6 @@ static int begun(const char *name, const device *which) {
 #define BEGIN(which) int begin = begun(__func__, which); if (begin) return begin
 #define WHOLE(which) BEGIN(which); if ((which)->partition) return NOT_SUPPORTED
 
-static big milliseconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1000ull + now.tv_nsec / 1000000;
-}
-
 int nvmlInitWithFlags(unsigned flags) { BEGIN(NULL); return SUCCESS; }
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { return "an error of the fake"; }
@@ -60,7 +68,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **which) {
-  for (int part = 0; part < 3; part++) devices[index][part] = (device){index, part};
+  for (int part = 0; part < 3; part++) devices[index][part] = (device){index, part, 0};
   *which = &devices[index][0];
   BEGIN(*which);
   return SUCCESS;
@@ -76,7 +84,7 @@ int nvmlDeviceGetUUID(device *which, char *text, unsigned length) {
 int nvmlDeviceGetHandleByUUID(const char *uuid, device **which) {
   char text[64];
   for (int index = 0; index < 8; index++) {
-    nvmlDeviceGetUUID(&(device){index, 0}, text, sizeof text);
+    nvmlDeviceGetUUID(&(device){index, 0, 0}, text, sizeof text);
     if (!strcmp(text, uuid)) return nvmlDeviceGetHandleByIndex_v2(index, which);
   }
   return NOT_FOUND;
@@ -151,16 +159,25 @@ typedef struct { unsigned version, supported; } support;
 int nvmlGpmQueryDeviceSupport(device *which, support *found) { BEGIN(which); found->supported = 1; return SUCCESS; }
 int nvmlGpmSampleAlloc(big **sample) { *sample = calloc(2, sizeof(big)); return SUCCESS; }
 
-/* A sample knows of what it was taken, and which it is. */
-static int take(big *sample, big of) { static big taken; sample[0] = ++taken; sample[1] = of; return SUCCESS; }
-int nvmlGpmSampleGet(device *which, big *sample) { WHOLE(which); return take(sample, 1); }
-int nvmlGpmMigSampleGet(device *which, unsigned instance, big *sample) { WHOLE(which); return take(sample, instance); }
+/* A sample knows of what it was taken, and which of its samples it is. */
+static int take(big *sample, device *which) {
+  sample[0] = ++which->taken;
+  sample[1] = which->partition;
+  return SUCCESS;
+}
+int nvmlGpmSampleGet(device *which, big *sample) { WHOLE(which); return take(sample, which); }
+int nvmlGpmMigSampleGet(device *which, unsigned instance, big *sample) {
+  WHOLE(which);
+  return take(sample, &devices[which->index][instance - 6]);
+}
 
 typedef struct { unsigned id; int code; double value; char *names[3]; } metric;
 typedef struct { unsigned version, count; big *first, *second; metric metrics[1]; } metrics;
 int nvmlGpmMetricsGet(metrics *asked) {
   BEGIN(NULL);
-  if (asked->first[0] == 0 || asked->second[0] <= asked->first[0] || asked->metrics[0].id != 2) return INVALID;
+  /* Between one sample of a thing and the next. */
+  if (asked->second[0] != asked->first[0] + 1 || asked->first[1] != asked->second[1]) return INVALID;
+  if (asked->first[0] == 0 || asked->metrics[0].id != 2) return INVALID;
   asked->metrics[0].code = SUCCESS;
   asked->metrics[0].value = 30.0 + asked->second[1];
   return SUCCESS;

@@ -68,7 +68,7 @@ def plain(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from slipstream.telemetry.nvml import NvidiaDevices
+    from slipstream.telemetry.sampler.nvml import NvidiaDevices
 
     devices = NvidiaDevices()
     for _ in range(int(sys.argv[1])):

@@ -6,6 +6,7 @@ In a pod ``/sys`` shows all GPUs of the node. The pod's are those of which the c
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.machine.gpus import named_devices
@@ -24,40 +25,53 @@ class AmdDevices:
 
     def read(self) -> tuple[DeviceReading, ...]:
         """Each of them now. A file that is missing, or may not be read, leaves its field None."""
-        return tuple(reading(index, card) for index, card in self._cards)
+        return tuple(map(reading, self._cards))
 
 
-def cards(root: Path) -> list[tuple[int, Path]]:
-    """The visible GPUs' directories, each with its number among those of the pod."""
+@dataclass(frozen=True)
+class Card:
+    """A GPU; ``index`` is its number among those of the pod."""
+
+    path: Path
+    uuid: str
+    index: int
+    name: str
+
+
+def cards(root: Path) -> list[Card]:
+    """The visible GPUs."""
     found = [path for path in (root / "sys/class/drm").glob("card*/device") if read(path / "vendor") == AMD]
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     minors = {numbers(node).get("drm_render_minor", 0) for node in nodes} - {0}
     if minors:
         found = [path for path in found if any((path / f"drm/renderD{minor}").exists() for minor in minors)]
-    chosen = list(enumerate(sorted(found, key=lambda path: (len(path.parent.name), path.parent.name))))
+    found.sort(key=lambda path: (len(path.parent.name), path.parent.name))
+    chosen = [card(index, path) for index, path in enumerate(found)]
     second = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
     for variable in ("ROCR_VISIBLE_DEVICES", second):
         if variable in os.environ:
             names = named_devices(os.environ[variable])
-            chosen = [card for number, card in enumerate(chosen) if str(number) in names or uuid_of(*card) in names]
+            chosen = [card for number, card in enumerate(chosen) if str(number) in names or card.uuid in names]
     return chosen
 
 
-def uuid_of(index: int, card: Path) -> str:
-    """As ROCm names it; a card without an identity of its own is named by its place."""
-    return f"GPU-{read(card / 'unique_id') or index}"
+def card(index: int, path: Path) -> Card:
+    """With the UUID that ROCm gives it; one without an identity of its own is named by its place."""
+    name = read(path / "product_name") or f"AMD GPU {read(path / 'device')}".strip()
+    return Card(path, f"GPU-{read(path / 'unique_id') or index}", index, name)
 
 
-def reading(index: int, card: Path) -> DeviceReading:
-    monitor = next(iter(sorted(card.glob("hwmon/hwmon*"))), card / "hwmon")
-    used, limit = number(card / "mem_info_vram_used", 1), number(card / "mem_info_vram_total", 1)
+def reading(card: Card) -> DeviceReading:
+    path = card.path
+    monitor = next(iter(sorted(path.glob("hwmon/hwmon*"))), path / "hwmon")
+    used, limit = number(path / "mem_info_vram_used", 1), number(path / "mem_info_vram_total", 1)
     power = number(monitor / "power1_average", 1e-6)
     return DeviceReading(
-        uuid_of(index, card),
-        index,
-        read(card / "product_name") or f"AMD GPU {read(card / 'device')}".strip(),
-        up=card.exists(),
-        busy=number(card / "gpu_busy_percent", 0.01),
+        card.uuid,
+        card.index,
+        card.name,
+        up=path.exists(),
+        busy=number(path / "gpu_busy_percent", 0.01),
         memory_used_bytes=None if used is None else int(used),
         memory_limit_bytes=None if limit is None else int(limit),
         power_watts=number(monitor / "power1_input", 1e-6) if power is None else power,

@@ -14,7 +14,7 @@ ROOT = Path("/")
 #: Seconds after which limits, which hardly change, are read again.
 LIMITS_S = 60.0
 #: The share of a processor that counting the waits may take: with thousands of threads they are counted less often.
-SHARE = 0.002
+SHARE = 0.001
 #: Of these /proc/stat counts the time, in this order; the machine works in all but for "idle" and "iowait".
 WORKING = (0, 1, 2, 5, 6, 7)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -55,9 +55,11 @@ def memory_limit_of(root: Path) -> int | None:
 
 def memory_used_of(root: Path) -> int | None:
     """Bytes: the control group's, else the machine's."""
+    used = memory_used(root)
+    if used:
+        return used
     machine = machine_memory(root)
-    taken = machine["MemTotal"] - machine["MemAvailable"] if {"MemTotal", "MemAvailable"} <= machine.keys() else None
-    return memory_used(root) or taken
+    return machine["MemTotal"] - machine["MemAvailable"] if {"MemTotal", "MemAvailable"} <= machine.keys() else None
 
 
 def machine_memory(root: Path) -> dict[str, int]:
@@ -112,11 +114,12 @@ class Waits:
 def descendants(ancestor: int, processes: str) -> list[str]:
     """The processes below ``ancestor``, without the one that asks and those below it."""
     children: dict[str, list[str]] = {}
-    for process in os.scandir(processes):
-        if process.name.isdecimal():
-            fields = first_bytes(f"{process.path}/stat").rpartition(b")")[2].split()
-            if len(fields) > 1:
-                children.setdefault(fields[1].decode(), []).append(process.name)
+    with contextlib.suppress(OSError):  # a system without /proc
+        for process in os.scandir(processes):
+            if process.name.isdecimal():
+                fields = first_bytes(f"{process.path}/stat").rpartition(b")")[2].split()
+                if len(fields) > 1:
+                    children.setdefault(fields[1].decode(), []).append(process.name)
     found, below = list[str](), [str(ancestor)]
     while below:
         young = [child for child in children.get(below.pop(), []) if child != str(os.getpid())]

@@ -1,0 +1,62 @@
+"""A driver that may hang: asked in a thread of its own, so that it costs the fields of its devices and nothing else."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from slipstream.logs import logger
+from slipstream.telemetry.records import DeviceReading
+
+Readings = tuple[DeviceReading, ...]
+log = logger("telemetry")
+
+
+class Driver:
+    """A driver that is asked in a thread, by ``read``, which may block or fail."""
+
+    def __init__(self, read: Callable[[], Readings]) -> None:
+        self._read = read
+        self._questions: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Readings] = queue.SimpleQueue()
+        self._is_asked = False
+        self._known: dict[str, DeviceReading] = {}
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def ask(self) -> bool:
+        """Ask for readings, unless the driver still owes an earlier answer."""
+        if self._is_asked:
+            try:
+                self._answers.get_nowait()  # that came too late
+            except queue.Empty:
+                return False
+        self._is_asked = True
+        self._questions.put(None)
+        return True
+
+    def answer(self, within: float) -> Readings:
+        """What was asked for, waiting for it so many seconds. Devices that are missing are not up."""
+        try:
+            readings = self._answers.get(timeout=within) if within > 0 else self._answers.get_nowait()
+            self._is_asked = False
+        except queue.Empty:
+            readings = ()
+        present = {reading.uuid: reading for reading in readings}
+        self._known |= present
+        return tuple(
+            present.get(uuid) or DeviceReading(uuid, known.index, known.name, up=False)
+            for uuid, known in self._known.items()
+        )
+
+    def _work(self) -> None:
+        is_told = False
+        while True:
+            self._questions.get()
+            try:
+                readings = self._read()
+            except Exception as error:
+                if not is_told:
+                    log.warning("a driver's readings are missing: %r", error)
+                is_told, readings = True, ()
+            self._answers.put(readings)

@@ -1,0 +1,63 @@
+"""One sample after another of a pod, kept in a directory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.logs import logger
+from slipstream.telemetry.records import Sample
+from slipstream.telemetry.ring import Ring
+from slipstream.telemetry.sampler.amd import AmdDevices
+from slipstream.telemetry.sampler.driver import Driver
+from slipstream.telemetry.sampler.host import Host
+from slipstream.telemetry.sampler.nvml import NvidiaDevices
+from slipstream.telemetry.totals import NodeCounter, NodeTotals, write_node
+
+#: Seconds in which a driver has to answer.
+DRIVER_S = 0.5
+log = logger("telemetry")
+
+
+@dataclass(frozen=True)
+class State:
+    """What is served."""
+
+    sample: Sample | None = None
+    node: NodeTotals = NodeTotals()
+
+
+class Sampler:
+    """Samples into ``directory``; ``prices`` are dollars per hour of this node, by name."""
+
+    def __init__(self, directory: Path, watched: int, prices: dict[str, float]) -> None:
+        self.state = State()
+        self._directory = directory
+        self._host = Host(watched)
+        self._drivers = [Driver(NvidiaDevices().read), Driver(AmdDevices().read)]
+        self._ring = Ring(directory)
+        self._counter = NodeCounter(prices)
+        self._before = time.monotonic()
+        self._is_told = False
+
+    def sample(self) -> None:
+        """Take a sample and keep it. A disk that takes none is told of once."""
+        until = time.monotonic() + DRIVER_S
+        asked = [driver.ask() for driver in self._drivers]
+        host = self._host.read()
+        devices = [
+            reading
+            for driver, waits in zip(self._drivers, asked, strict=True)
+            for reading in driver.answer(until - time.monotonic() if waits else 0.0)
+        ]
+        sample, now = Sample(time.time(), host, tuple(devices)), time.monotonic()
+        self.state = State(sample, self._counter.add(sample, now - self._before))
+        self._before = now
+        try:
+            self._ring.add(sample)
+            write_node(self._directory, self.state.node)
+        except OSError as error:
+            if not self._is_told:
+                log.warning("samples cannot be kept in %s: %s", self._directory, error.strerror or error)
+            self._is_told = True

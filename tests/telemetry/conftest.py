@@ -1,0 +1,19 @@
+"""NVML played by a library."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_nvml import FakeNvml
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
+    return FakeNvml(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def nvml(library: FakeNvml) -> FakeNvml:
+    """Two devices that have everything, until it is told to play something else."""
+    library.play()
+    return library

@@ -1,0 +1,140 @@
+"""Totals to a gateway: what it gets, and gateways that are dead, silent, or refuse."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from slipstream.telemetry.push import push
+from slipstream.telemetry.totals import NodeTotals, write_node, write_totals
+from tests.support.processes import free_port
+from tests.support.sampler_process import LABELS, totals
+
+
+class Gateway(BaseHTTPRequestHandler):
+    code: ClassVar[int] = 200
+    got: ClassVar[list[tuple[str, str]]] = []
+
+    def do_PUT(self) -> None:
+        self.got.append((self.path, self.rfile.read(int(self.headers["Content-Length"])).decode()))
+        self.send_response(self.code)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def gateway() -> Iterator[str]:
+    Gateway.code = 200
+    Gateway.got.clear()
+    with HTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_node(tmp_path, NodeTotals(60, 120, {"GPU-0": 5.5}, {}, {"spot": 0.05}))
+    write_totals(tmp_path, totals())
+    return tmp_path
+
+
+def test_the_gateway_gets_counters_of_this_attempt(
+    gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push(gateway + "/", directory, LABELS)
+    ((path, text),) = Gateway.got
+    assert path == "/metrics/job/slipstream/execution/f1a2/task/train/attempt/1/node/node-7"
+    values = [
+        line.split()[-1] for line in text.splitlines() if "dollars_total{" in line or "gpu_seconds_total{" in line
+    ]
+    assert values == ["120", "0.05"]
+    assert "slipstream_steps_total{" in text and "gauge" not in text
+    assert capsys.readouterr().err == ""
+
+
+def test_labels_that_are_no_part_of_a_path_are_encoded(gateway: str, directory: Path) -> None:
+    push(gateway, directory, replace(LABELS, execution="..", task="", node="ü ?"))
+    ((path, _),) = Gateway.got
+    name = base64.urlsafe_b64encode(b"..").decode()
+    assert path == f"/metrics/job/slipstream/execution@base64/{name}/task@base64/=/attempt/1/node/%C3%BC%20%3F"
+
+
+def test_without_totals_nothing_is_pushed(gateway: str, tmp_path: Path) -> None:
+    push(gateway, tmp_path, LABELS)
+    assert not Gateway.got
+
+
+def warning(url: str, directory: Path, capsys: pytest.CaptureFixture[str], within: float = 2.0) -> str:
+    push(url, directory, LABELS, within)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("telemetry    warning: SLIPSTREAM_PUSHGATEWAY=")
+    return line
+
+
+@pytest.mark.parametrize(
+    "url", ["gateway:9091", "ftp://gateway", "http://", "http://a:b", "http://[", "127.0.0.1:9091"]
+)
+def test_what_is_no_url_is_one_line(url: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected the URL of a gateway, such as http://pushgateway:9091" in warning(url, directory, capsys)
+
+
+def test_a_dead_gateway_is_one_line_without_its_password(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = warning(f"http://me:secret@127.0.0.1:{free_port()}", directory, capsys)
+    assert "does not answer" in line and "secret" not in line
+
+
+def test_a_gateway_that_refuses_is_one_line(gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Gateway.code = 400
+    assert "it refuses (400 Bad Request)" in warning(gateway, directory, capsys)
+
+
+def test_a_gateway_that_never_answers_is_one_line_after_a_while(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        line = warning(f"http://127.0.0.1:{silent.getsockname()[1]}", directory, capsys, within=0.3)
+        assert "has not answered within 0.3 s" in line or "timed out" in line
+        assert time.monotonic() - began < 5
+
+
+def test_a_gateway_that_never_ends_its_answer_is_one_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its bytes comes soon after the one before."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def speak() -> None:
+            client, _ = server.accept()
+            with client:
+                client.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not ended.wait(0.05):
+                    client.sendall(b"x")
+
+        threading.Thread(target=speak, daemon=True).start()
+        line = warning(f"http://127.0.0.1:{server.getsockname()[1]}", directory, capsys, within=0.4)
+        ended.set()
+        assert "it has not answered within 0.4 s" in line
+
+
+def test_a_gateway_that_speaks_something_else_is_one_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak() -> None:
+            client, _ = server.accept()
+            client.sendall(b"SSH-2.0\r\n")
+            client.close()
+
+        threading.Thread(target=speak, daemon=True).start()
+        warning(f"http://127.0.0.1:{server.getsockname()[1]}", directory, capsys)

@@ -1,0 +1,84 @@
+"""Metrics over HTTP: what is answered, and addresses at which nobody can listen."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from slipstream.telemetry.sampler.server import listen, serve
+from tests.support.processes import free_port
+from tests.support.sampler_process import until
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Where the text "metrics" is served."""
+    port = free_port()
+    serve(f"127.0.0.1:{port}", lambda: "metrics é\n")
+    until(lambda: answers(port))
+    return port
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+
+
+def test_the_metrics_are_served_and_nothing_else(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(port, "/metrics") == ask(port, "/metrics?name=a") == (200, "metrics é\n")
+    for path in ("/", "/metrics/", "/metric", "/../metrics", "/etc/passwd"):
+        assert ask(port, path) == (404, "")
+    for method in ("POST", "PUT", "HEAD", "DELETE"):
+        assert ask(port, "/metrics", method) == (404, "")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_client_that_says_nothing_or_nonsense_keeps_nobody_waiting_for_long(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as other:
+        other.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+        assert ask(port, "/metrics") == (200, "metrics é\n")
+    assert capsys.readouterr().err == ""
+
+
+def warning(address: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that listening at an address ends with."""
+    thread = threading.Thread(target=listen, args=(address, str), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"telemetry    warning: SLIPSTREAM_METRICS={address}: ")
+    assert line.endswith("; no metrics are served")
+    return line
+
+
+@pytest.mark.parametrize(
+    "address", ["9400", ":9400", "localhost", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "http://127.0.0.1:9400"]
+)
+def test_a_malformed_address_is_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected an address of this machine and a port, such as 127.0.0.1:9400" in warning(address, capsys)
+
+
+def test_an_occupied_port_is_one_line(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot be listened at (Address already in use); choose another one" in warning(f"127.0.0.1:{port}", capsys)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:9400", "[2001:db8::1]:9400", f"{'x' * 64}.invalid:9400"])
+def test_a_foreign_address_is_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot be listened at (" in warning(address, capsys)

@@ -1,0 +1,156 @@
+"""The sampler beside the work: whatever happens to it, the work goes on and ends in time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slipstream.telemetry import watch
+from slipstream.telemetry.ring import read
+from slipstream.telemetry.totals import read_node
+from slipstream.telemetry.watch import watching
+from tests.support.fake_nvml import FakeNvml
+from tests.support.processes import free_port, running
+from tests.support.sampler_process import LABELS, until
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("SLIPSTREAM_METRICS", "SLIPSTREAM_PUSHGATEWAY"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def sampler_of(directory: Path) -> int:
+    """The process that keeps samples there."""
+    until(lambda: read(directory))
+    command = f"\0--\0{directory}\0".encode()
+    (line,) = (line for line in Path("/proc").glob("[0-9]*/cmdline") if line.read_bytes().endswith(command))
+    return int(line.parent.name)
+
+
+def test_the_work_is_watched_as_long_as_it_lasts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with watching(tmp_path, LABELS, {"spot": 2.5}):
+        sampler = sampler_of(tmp_path)
+        assert running(sampler)
+    assert not running(sampler)
+    assert read_node(tmp_path).cost_dollars["spot"] > 0
+    assert capfd.readouterr().err == ""
+
+
+def test_what_the_work_raises_is_raised_and_the_sampler_ends(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), watching(tmp_path, LABELS):
+        sampler = sampler_of(tmp_path)
+        raise ZeroDivisionError
+    assert not running(sampler)
+
+
+def test_the_sampler_finds_this_package_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(isolated(tmp_path)))
+    with watching(tmp_path / "telemetry", LABELS):
+        until(lambda: read(tmp_path / "telemetry"))
+
+
+def isolated(directory: Path) -> Path:
+    """A Python that has the libraries and not this package."""
+    script = directory / "python"
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {Path(sys.executable).resolve()} -S "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_the_sampler_keeps_none_of_the_agents_files_open(tmp_path: Path) -> None:
+    """One that a driver holds in the kernel would keep whoever reads the agent's output."""
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    before = files_of(os.getpid()) - {"/dev/null"}
+    try:
+        with watching(tmp_path, LABELS):
+            sampler = sampler_of(tmp_path)
+            assert str(Path(f"/proc/self/fd/{writer}").readlink()) in before
+            assert not files_of(sampler) & before
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def files_of(process: int) -> set[str]:
+    found = set()
+    for path in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that by which they are listed
+            found.add(str(path.readlink()))
+    return found
+
+
+def test_what_the_sampler_says_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    said = ""
+
+    def is_said() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return said.endswith("\n")
+
+    with watching(tmp_path / "file", LABELS):
+        until(is_said)
+    assert said == f"telemetry    warning: no samples are taken: {tmp_path}/file: File exists\n"
+
+
+def test_a_sampler_that_cannot_be_started_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    done = []
+    with watching(tmp_path, LABELS):
+        done.append(1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert done and line.startswith(
+        "telemetry    warning: the sampler cannot be started, and the work goes on without: "
+    )
+
+
+def test_a_sampler_that_was_killed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with watching(tmp_path, LABELS):
+        sampler = sampler_of(tmp_path)
+        os.kill(sampler, signal.SIGKILL)
+        until(lambda: not running(sampler))
+    assert (
+        capsys.readouterr().err == "telemetry    warning: the sampler ended early, with -9: later samples are missing\n"
+    )
+
+
+def test_a_sampler_that_does_not_end_is_killed_after_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = subprocess.Popen(
+        ["bash", "-c", "trap '' TERM; echo; while true; do sleep 0.1; done"], stdout=subprocess.PIPE
+    )
+    assert deaf.stdout
+    deaf.stdout.readline()
+    monkeypatch.setattr(watch, "start", lambda *_: deaf)
+    began = time.monotonic()
+    with watching(tmp_path, LABELS):
+        pass
+    assert 0.9 < time.monotonic() - began < 10
+    assert deaf.wait(10) == -signal.SIGKILL
+
+
+def test_a_hung_driver_and_a_dead_gateway_do_not_hold_the_work(
+    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvml.play("hang all")
+    monkeypatch.setattr(
+        os, "environ", nvml.environment() | {"SLIPSTREAM_PUSHGATEWAY": f"http://127.0.0.1:{free_port()}"}
+    )
+    with watching(tmp_path, LABELS, {"spot": 1.0}):
+        until(lambda: read(tmp_path))
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "SLIPSTREAM_PUSHGATEWAY" in line
