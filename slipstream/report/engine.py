@@ -16,6 +16,7 @@ from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
 from slipstream.models.metrics import HEADLINE
+from slipstream.report.costs import costs_of
 from slipstream.report.data_engine import write_card
 from slipstream.report.figures import ScheduleFigures
 from slipstream.report.pages.rendering import render
@@ -70,6 +71,7 @@ def run_summary(results: Results, stages: Sequence[StageRun], directory: str) ->
         network=network_figures(results.network.profile) if results.network else None,
         stages=list(stages),
         bottleneck=results.attempt.bottleneck,
+        costs=costs_of(stages, results.devices),
     )
 
 

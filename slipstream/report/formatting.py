@@ -130,6 +130,17 @@ def seconds(value: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def dollars(value: float | None) -> str:
+    """To the cent: $1,234.50."""
+    return UNKNOWN if value is None else f"${value:,.2f}"
+
+
+def energy(watt_hours: float | None) -> str:
+    if watt_hours is None:
+        return UNKNOWN
+    return f"{significant(watt_hours)} Wh" if watt_hours < 1000 else f"{significant(watt_hours / 1000)} kWh"
+
+
 def bandwidth(value: float | None) -> str:
     """GB/s, of 1e9 bytes."""
     return UNKNOWN if value is None else f"{significant(value)} GB/s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.artifacts.records import to_tree
 from slipstream.artifacts.results.bottleneck import Bottleneck
@@ -15,6 +15,7 @@ from slipstream.artifacts.results.export import ExportReport, VariantFigures
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
+from slipstream.report.costs import CostFigures
 from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.stages import StageRun
 
@@ -54,6 +55,8 @@ class RunSummary:
     compression: Compression | None = None
     #: None if training finished no step.
     bottleneck: Bottleneck | None = None
+    #: Of each stage that was made, then of all; empty where neither GPUs nor prices are known.
+    costs: list[CostFigures] = field(default_factory=list)
 
     def __str__(self) -> str:
         sections = (
@@ -64,6 +67,7 @@ class RunSummary:
             variants(self.export, self.evaluation.metric.name),
             network(self.network),
             time(self.stages),
+            cost(self.costs),
             schedule(self.schedule),
             promotion(self.promotion),
             places({"Report": self.report, "Model": self.model_file}, self.directory),
@@ -233,7 +237,7 @@ def quality(evaluation: Evaluation) -> Iterator[str]:
 def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
     """What held the training back, if less than :data:`USEFUL` of its time was used and mending it is worth it."""
     if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
-        used = f"{fmt.percent(bottleneck.useful)} of {fmt.seconds(bottleneck.seconds)} was useful computing"
+        used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
         yield from labelled("Training", f"{used}. {fmt.sentence(bottleneck.sentence)}")
 
 
@@ -320,6 +324,25 @@ def time(stages: Sequence[StageRun]) -> Iterator[str]:
     for index, stage in enumerate(stages):
         label = "Time" if index == 0 else ""
         yield f"{label:<{INDENT}}{stage.name:<{name_width}}  {took(stage):>12}  {bar(stage, longest)}".rstrip()
+
+
+def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
+    """What was paid for all stages, and what the lost work of it cost."""
+    if not costs:
+        return
+    total = costs[-1]
+    said = [f"{fmt.significant(total.gpu_hours)} GPU-hours"] if total.gpu_hours else []
+    if total.watt_hours is not None:
+        said.append(fmt.energy(total.watt_hours))
+    if total.paid is not None:
+        lost = f", {fmt.dollars(total.lost)} of it for lost work" if total.lost else ""
+        on_demand = f" ({fmt.dollars(total.on_demand)} on demand)" if total.on_demand is not None else ""
+        said.insert(0, f"{fmt.dollars(total.paid)}{on_demand}{lost}")
+    elif total.on_demand is not None:
+        said.insert(0, f"{fmt.dollars(total.on_demand)} on demand; what spot costs is not known")
+    if total.unpriced_pod_hours and total.paid is not None:
+        said.append(f"{fmt.significant(total.unpriced_pod_hours)} pod-hours without a known price")
+    yield from labelled("Cost", "; ".join(said))
 
 
 def took(stage: StageRun) -> str:

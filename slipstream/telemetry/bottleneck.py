@@ -187,7 +187,9 @@ def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[flo
     if stopped[rank] < THROTTLED_PERIODS:
         return 0.0, ""
     counted = float(beside[rank, numbers["throttled_seconds"]]) / max(1, threads)
-    return max(counted, float(waited.min())), f"its CPU quota stopped the pod in {stopped[rank]:.0%} of its periods"
+    return max(
+        counted, float(waited.min())
+    ), f"its CPU quota stopped the pod in {100 * stopped[rank]:.0f} % of its periods"
 
 
 def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
@@ -213,7 +215,7 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
     elif waited >= DECISIVE:
         verdict = CONTENDED
         sentence = (
-            f"contended: a rank waited {waited:.0%} of its steps' time for a processor, which other work had; "
+            f"contended: a rank waited {100 * waited:.0f} % of its steps' time for a processor, which other work had; "
             f"a machine of its own, or fewer processes than processors, would help"
         )
     else:
@@ -240,6 +242,6 @@ def describe(cause: str, share: float, gain: float, its: Observed) -> str:
     if its.divided and cause == COMMUNICATION:
         beside = ", slow ranks included, as the model is divided"
     return (
-        f"{cause}: {share:.0%} of the training's time ({its.evidence[cause]}{beside}); without it training would be "
+        f"{cause}: {100 * share:.0f} % of the training's time ({its.evidence[cause]}{beside}); without it training would be "
         f"{gain:.2f} times as fast; try {remedy}"
     )

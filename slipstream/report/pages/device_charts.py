@@ -35,7 +35,8 @@ def memory(axes: Axes, devices: TrainingDevices) -> str:
 
 def draw(axes: Axes, devices: TrainingDevices, values: Callable[[DeviceSeries], list[float | None]]) -> None:
     began = beginning(devices)
-    end = max((at for pod in devices.pods for at in pod.at), default=began + 1.0)
+    ends = (attempt.began_at + attempt.seconds for attempt in devices.attempts if attempt.began_at)
+    end = max(chain(ends, (at for pod in devices.pods for at in pod.at)), default=began + 1.0)
     scale, unit = next((scale, unit) for least, scale, unit in UNITS if end - began >= least)
     names = list(dict.fromkeys(name_of(pod.node, device.name) for pod in devices.pods for device in pod.devices))
     for pod in devices.pods:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from slipstream.artifacts.results.bottleneck import Bottleneck
+from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
@@ -61,6 +62,7 @@ def report_page(
         columns_left=len(columns) - COLUMNS_LISTED,
         contents=contents,
         time_lines=time_lines,
+        nodes_of=nodes_of,
         reasons=results.quarantined[:REASONS_SHOWN],
         sections={name: list(flat(value)) for name, value in config.items() if isinstance(value, Mapping)},
         card_page=CARD,
@@ -75,9 +77,14 @@ def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
     seconds = {PHASES.get(name, name): value for name, value in found.phases.items()}
     seconds["evaluations and checkpoints"] = max(0.0, between)
     return [
-        (name, value / found.seconds, f"{fmt.seconds(value)}, {fmt.percent(value / found.seconds)}")
+        (name, value / found.seconds, f"{fmt.seconds(value)}, {100 * value / found.seconds:.0f} %")
         for name, value in seconds.items()
     ]
+
+
+def nodes_of(devices: TrainingDevices, attempt: int) -> str:
+    """The machines of an attempt that were sampled."""
+    return ", ".join(dict.fromkeys(pod.node for pod in devices.pods if pod.attempt == attempt)) or fmt.UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""Hours, energy and dollars of a run's stages, by the prices of what they ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slipstream.artifacts.results.devices import TrainingDevices
+from slipstream.profiles.profile import Profile, current_profile
+from slipstream.stages import STAGES, StageRun
+from slipstream.telemetry.cost import Cost, Usage, bill
+from slipstream.telemetry.prices import PodPrice, pod_price
+
+TOTAL = "in all"
+
+
+@dataclass(frozen=True)
+class CostFigures:
+    """What a stage used, over all its attempts, or all stages together. Dollars are None where no price is known."""
+
+    stage: str
+    pod_hours: float
+    gpu_hours: float
+    #: Of the GPUs, where their drivers count it.
+    watt_hours: float | None
+    #: Dollars: what was paid, that part of it whose work was lost, and the price of the same hours on demand.
+    paid: float | None
+    lost: float | None
+    on_demand: float | None
+    #: Pod-hours without a known price, of which nothing is in these dollars.
+    unpriced_pod_hours: float
+    #: Of what the price is, and the date of its source; empty where there is none.
+    priced_as: str = ""
+
+
+def costs_of(
+    stages: Sequence[StageRun], devices: TrainingDevices | None = None, profile: Profile | None = None
+) -> list[CostFigures]:
+    """Of each stage that was made in this run, then of all; empty if nothing was made, or neither GPUs nor prices are
+    known. The attempts at a training are those in ``devices``."""
+    profile = profile or current_profile()
+    made = [stage for stage in stages if not stage.reused]
+    prices = {stage.name: price_of(stage, profile) for stage in made}
+    usages = [usage for stage in made for usage in usages_of(stage, devices, prices[stage.name], profile)]
+    if not any(usage.gpus or usage.price is not None for usage in usages):
+        return []
+    found = bill(usages)
+    rows = [figures(name, cost, priced_as(prices[name])) for name, cost in found.stages.items()]
+    return [*rows, figures(TOTAL, found.total)]
+
+
+def price_of(stage: StageRun, profile: Profile) -> PodPrice | None:
+    placement = profile.placement(pods_of(stage.name))
+    gpus = int(placement.gpu) or (stage.usage.gpus if stage.usage else 0)
+    return pod_price(placement, stage.usage.instance_type if stage.usage else "", gpus)
+
+
+def usages_of(
+    stage: StageRun, devices: TrainingDevices | None, price: PodPrice | None, profile: Profile
+) -> Iterator[Usage]:
+    """The attempts at a stage; of all but the training only the last is known."""
+    placement = profile.placement(pods_of(stage.name))
+    on_demand, spot = (price.on_demand, price.spot) if price else (None, None)
+    its = stage.usage
+    gpus = int(placement.gpu) or (its.gpus if its else 0)
+    if stage.name == "train" and devices:
+        for attempt in devices.attempts:
+            joules = [pod.energy_joules for pod in devices.pods if pod.attempt == attempt.number]
+            known = [each for each in joules if each is not None]
+            yield Usage(
+                stage=stage.name,
+                attempt=attempt.number,
+                seconds=attempt.seconds,
+                lost_seconds=min(attempt.lost, attempt.seconds),
+                pods=placement.nodes,
+                gpus=gpus,
+                spot=placement.interruptible if attempt.spot is None else attempt.spot,
+                on_demand_price=on_demand,
+                spot_price=spot,
+                joules=sum(known) if known else None,
+            )
+        return
+    yield Usage(
+        stage=stage.name,
+        attempt=0,
+        seconds=stage.seconds,
+        pods=placement.nodes,
+        gpus=gpus,
+        spot=its.spot if its else placement.interruptible,
+        on_demand_price=on_demand,
+        spot_price=spot,
+        joules=its.joules if its else None,
+    )
+
+
+def pods_of(stage: str) -> str:
+    """The stage whose pods it runs in."""
+    return STAGES[stage].pod_of or stage
+
+
+def priced_as(price: PodPrice | None) -> str:
+    return "" if price is None else f"{price.of}, {price.dated}" if price.dated else price.of
+
+
+def figures(stage: str, cost: Cost, price: str = "") -> CostFigures:
+    paid, lost, on_demand = (None if d is None else float(d) for d in (cost.paid, cost.lost, cost.on_demand))
+    return CostFigures(
+        stage=stage,
+        pod_hours=cost.pod_hours,
+        gpu_hours=cost.gpu_hours,
+        watt_hours=cost.watt_hours,
+        paid=paid,
+        lost=lost,
+        on_demand=on_demand,
+        unpriced_pod_hours=cost.unpriced_pod_hours,
+        priced_as=price,
+    )

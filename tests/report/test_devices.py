@@ -1,0 +1,108 @@
+"""What the devices of a run did, what held it back and what it cost, on the page and in the terminal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.artifacts.results.devices import PodSeries
+from slipstream.profiles.profile import load
+from slipstream.report.costs import TOTAL, costs_of
+from slipstream.report.engine import build, run_summary
+from slipstream.report.pages import device_charts
+from slipstream.report.summary import held_back
+from slipstream.stages import StageRun, StageUsage
+from tests.support.report_pages import Parsed
+from tests.support.report_runs import STAGES, results
+from tests.support.watched_runs import BOTTLENECK, DEVICES, watched_files
+
+GPU_USAGE = StageUsage("node-0", "", True, 2, 0.55, 0.9, 720_000.0)
+RUN = [StageRun("prepare", 0.0, reused=True), StageRun("train", 5_400.0, reused=False, usage=GPU_USAGE)]
+
+
+def test_the_dollars_of_a_training_are_those_of_all_its_attempts() -> None:
+    profile = load("a100-spot")
+    placement = replace(profile.placement("train"), price_per_hour=12.0, spot_price_per_hour=4.0)
+    priced = replace(profile, stages={**profile.stages, "train": placement})
+    train, total = costs_of(RUN, DEVICES, priced)
+    hours = (3_600 + 5_400) / 3_600 * placement.nodes
+    assert (train.stage, total.stage) == ("train", TOTAL)
+    assert train.pod_hours == pytest.approx(hours) and train.gpu_hours == pytest.approx(hours * int(placement.gpu))
+    assert (train.paid, train.on_demand) == (round(4 * hours, 2), round(12 * hours, 2))
+    assert train.lost == round(4 * 600 / 3_600 * placement.nodes, 2)
+    assert train.watt_hours == pytest.approx(400 * 2 * (3_600 + 5_400) / 3_600)
+    assert total == replace(train, stage=TOTAL, priced_as="")
+
+
+def test_without_gpus_and_prices_there_is_no_bill() -> None:
+    assert costs_of(STAGES, None, load("local")) == []
+
+
+def test_without_a_price_there_are_hours_and_no_dollars() -> None:
+    profile = load("a100-spot")
+    placement = replace(profile.placement("train"), accelerator="")
+    _, total = costs_of(RUN, DEVICES, replace(profile, stages={**profile.stages, "train": placement}))
+    assert total.paid is None and total.lost is None and total.unpriced_pod_hours == total.pod_hours > 0
+
+
+def test_the_page_and_the_figures_say_it(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", ["no", "yes"], trained=watched_files())
+    summary = build(tmp_path / "runs", found, [*RUN, *STAGES[2:]], {})
+    page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
+    text = " ".join(Parsed(page).text.split())
+    for said in (
+        "Data: 43% of the training's time (rank 1 waited 15.2 of 35.2 ms a step",
+        "without it training would be 1.75 times as fast",
+        "41 % was computing that no cause took",
+        "killed, or its machine was lost",
+        "node-0, node-1",
+        "GPU-hours",
+    ):
+        assert said in text
+    assert "attempt 1: killed, or its machine was lost" in page, "marked on the axis"
+    tree = json.loads(Path(summary.directory, "summary.json").read_text())
+    assert tree["bottleneck"]["verdict"] == "data" and tree["costs"][-1]["stage"] == TOTAL
+    assert tree["costs"][0]["gpu_hours"] > 0 and tree["stages"][1]["usage"]["busy"] == 0.55
+
+
+def test_the_first_screen_names_what_held_training_back(tmp_path: Path) -> None:
+    found = run_summary(results(tmp_path, ["no", "yes"], trained=watched_files()), RUN, "runs/x")
+    text = " ".join(str(found).split())
+    assert "Training 41 % of 2 h 30 min was useful computing. Data: 43% of the training's time" in text
+    assert "GPU-hours" in text
+    assert max(map(len, str(found).splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "better", [{"useful": 0.61}, {"verdict": ""}, {"seconds": 10.0}], ids=["useful", "no verdict", "nothing to save"]
+)
+def test_it_says_nothing_where_little_is_to_be_gained(better: dict[str, float | str]) -> None:
+    assert list(held_back(BOTTLENECK)) and not list(held_back(replace(BOTTLENECK, **better)))  # type: ignore[arg-type]
+
+
+def test_many_devices_are_one_line_between_two(tmp_path: Path) -> None:
+    assert "mean of all" not in device_charts.busy(DEVICES)
+    wide = [replace(each, devices=each.devices * 4) for each in DEVICES.pods]
+    named = [replace(each, devices=[replace(d, name=f"GPU {n}") for n, d in enumerate(each.devices)]) for each in wide]
+    assert "mean of all" in device_charts.busy(replace(DEVICES, pods=named))
+
+
+def test_a_device_that_did_not_answer_leaves_a_gap() -> None:
+    pods = [
+        replace(each, devices=[replace(d, busy=[None] * len(each.at)) for d in each.devices]) for each in DEVICES.pods
+    ]
+    assert device_charts.busy(replace(DEVICES, pods=pods))
+    assert device_charts.memory(replace(DEVICES, pods=[], attempts=DEVICES.attempts[:1]))
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [{"busy": [0.5]}, {"memory": []}, {"busy": [1e9] * 60}, {"busy": [-1.0] * 60}],
+)
+def test_series_that_are_not_of_their_times_are_refused(spoilt: dict[str, list[float]]) -> None:
+    one: PodSeries = DEVICES.pods[0]
+    with pytest.raises(ValueError, match="a share for each of 60 times"):
+        replace(one, devices=[replace(one.devices[0], **spoilt)])  # type: ignore[arg-type]
