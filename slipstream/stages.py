@@ -28,12 +28,31 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class StageUsage:
+    """What a stage used of the machine or pod that made it, the first if there were several. A value that nobody gives
+    is None."""
+
+    node: str
+    #: The cloud's name of it, such as "p5.48xlarge"; "" if it is not known.
+    instance_type: str
+    spot: bool
+    gpus: int
+    #: Means over all devices: the share of the time in which they were busy; and the largest share of their memory.
+    busy: float | None = None
+    largest_memory: float | None = None
+    #: Energy of all GPUs.
+    joules: float | None = None
+
+
+@dataclass(frozen=True)
 class StageRun:
     """How a stage went: the wall-clock seconds it took when it was made, and whether it was reused this time."""
 
     name: str
     seconds: float
     reused: bool
+    #: Absent if it was reused, or not long enough for two samples.
+    usage: StageUsage | None = None
 
 
 TRAINED = ("torch", "numpy", "safetensors")

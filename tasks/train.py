@@ -84,6 +84,7 @@ def run_in(
             notices=workspace.notices,
             grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
             so_far=Path(workspace.so_far) if workspace.so_far else None,
+            sampled=Path(workspace.sampled) if workspace.sampled else None,
             made_by={
                 "code": code_version("train"),
                 "prepared": fingerprint_of(prepared),

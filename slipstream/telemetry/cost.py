@@ -2,7 +2,7 @@
 
 An attempt's dollars are exact fractions. They are rounded at running sums: all useful work first, then all lost work,
 then what spot capacity saved, in the order of the rows; an amount is the difference of the rounded sums after and
-before it. So any sum of rows is the rounded sum of what they stand for, and each amount is less than a cent off.
+before it. So any sum of rows is the rounded sum of what they stand for, and each of the three is less than a cent off.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ VM metadata" (instance/machine-type, name, scheduling/preemptible; some servers 
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -15,7 +16,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from slipstream.machine.cloud_metadata import (
@@ -146,3 +148,21 @@ def text(body: bytes | None) -> str:
 
 
 ASKERS: dict[str, Asker] = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
+
+
+# Facts as a file beside a pod's samples: its ranks have not asked
+
+FACTS = "facts.json"
+
+
+def write_facts(directory: Path, facts: NodeFacts) -> None:
+    """Raises ``OSError``, as where the disk is full."""
+    (directory / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+
+
+def read_facts(directory: Path) -> NodeFacts | None:
+    """None where there are none."""
+    try:
+        return NodeFacts(**json.loads((directory / FACTS).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
 from slipstream.telemetry.bottleneck import judge
+from slipstream.telemetry.node import read_facts
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, Restored
@@ -59,6 +61,8 @@ from slipstream.train.profiler import StepProfiler
 from slipstream.train.setup import Setup, TrainingRequest, describe_changes
 from slipstream.train.so_far import written
 from slipstream.train.telemetry.around import observed
+from slipstream.train.telemetry.pods import devices_of, uploaded
+from slipstream.train.telemetry.totals import written_totals
 from slipstream.train.throughput import throughput
 
 LOG = logger("train")
@@ -114,7 +118,7 @@ def run(request: TrainingRequest) -> None:
                 checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
             )
             guard = Guard(checkpoints, interval, watcher, recorder, clock, training.unsaved_limit)
-            record = train(setup, state, guard, checkpoints, request.so_far if group.rank == 0 else None)
+            record = train(setup, state, guard, checkpoints, request)
             best, last = (setup.parallel.whole(weights).once() for weights in (state.best_weights, state.weights()))
             refused = ""
             if group.rank == 0:
@@ -130,11 +134,12 @@ def run(request: TrainingRequest) -> None:
 
 
 def train(
-    setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpoints, so_far: Path | None = None
+    setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpoints, request: TrainingRequest
 ) -> dict[str, bytes]:
-    """Train from the newest checkpoint on, if there is one, to the end, writing to ``so_far`` how it goes. Returns the
-    files about it, by name."""
+    """Train from the newest checkpoint on, if there is one, to the end, writing how it goes to where the request says.
+    Returns the files about it, by name."""
     training, group, recorder = setup.training, setup.group, guard.recorder
+    describe_machine(recorder.record, request.sampled, group)
     with recorder.time(RESTORE):
         restored = checkpoints.restore(into=state.to_save())
     if restored:
@@ -157,7 +162,11 @@ def train(
     guard.begin(first_step)
     try:
         loop = TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler)
-        with written(so_far, loop.so_far):
+        with (
+            written(request.so_far if group.rank == 0 else None, loop.so_far),
+            written_totals(request.sampled, guard.times, recorder, group),
+            uploaded(checkpoints.home, checkpoints.attempt, request.sampled, recorder.record.node),
+        ):
             loop.run(restore)
             checkpoints.finish()
     except Preempted:
@@ -182,8 +191,17 @@ def train(
         compiled=setup.compiled.figures if setup.compiled else None,
         bottleneck=bottleneck,
     )
-    files = record_files(history(state, group, setup.precision), attempt)
+    devices = devices_of(checkpoints.home.storage, attempts) if group.rank == 0 else None
+    files = record_files(history(state, group, setup.precision), attempt, devices)
     return files | (profiler.files if profiler else {})
+
+
+def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) -> None:
+    """Write down where this attempt runs, as far as its pod's agent found out."""
+    gpu = group.device.type == "cuda"
+    record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
+    facts = read_facts(sampled) if sampled else None
+    record.node, record.spot = (facts.node, facts.spot) if facts else (socket.gethostname(), None)
 
 
 def log_resumption(restored: Restored, state: TrainingState) -> None:

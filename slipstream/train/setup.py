@@ -91,6 +91,8 @@ class TrainingRequest:
     factory: str = ""
     #: Where rank 0 writes how training goes, as it goes; nowhere if nobody watches.
     so_far: Path | None = None
+    #: Where the sampler of this machine or pod keeps what it sees; None without one.
+    sampled: Path | None = None
 
 
 @dataclass(frozen=True)

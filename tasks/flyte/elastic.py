@@ -60,10 +60,11 @@ from tasks.flyte.failures import (
 )
 from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
-from tasks.flyte.live_deck import live_deck
 from tasks.flyte.memory_notes import noted_memory
 from tasks.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, timeouts, waiting_for_pods
 from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
+from tasks.flyte.watching.live_deck import live_deck
+from tasks.flyte.watching.telemetry import sampled_directory
 
 LOG = logger("flyte")
 #: The inputs of a Flyte task by name.
@@ -93,6 +94,8 @@ class Workspace:
     processes: int = 0
     #: The file in which rank 0 tells the agent how its work goes; "" if nobody watches.
     so_far: str = ""
+    #: Where this pod's sampler keeps what it sees; "" if there is none.
+    sampled: str = ""
 
     def work(self, body: Callable[[], bool | None]) -> Any:
         """Run a worker's body and report how it ended. Returns what the agent goes on with, whatever the task returns:
@@ -294,8 +297,16 @@ class DistributedTask(PytorchElasticFunctionTask):
             if not reused:
                 started_by_agent = placement.processes if agent_starts else 0
                 so_far = f"{directory.absolute()}.so_far.json" if config.watch and not local else ""
+                sampled = sampled_directory.get()
                 workspace = Workspace(
-                    config.stage, str(directory.absolute()), placement.notices, home, holder, started_by_agent, so_far
+                    stage=config.stage,
+                    directory=str(directory.absolute()),
+                    notices=placement.notices,
+                    home=home,
+                    holder=holder,
+                    processes=started_by_agent,
+                    so_far=so_far,
+                    sampled=str(sampled.absolute()) if sampled else "",
                 )
                 noted = nullcontext() if local else noted_memory(config.stage, lambda: self._progress(home))
                 met = waiting_for_pods(config.stage, placement.nodes)

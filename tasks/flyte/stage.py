@@ -23,12 +23,13 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
 from slipstream.settings import Settings, to_dict
-from slipstream.stages import STAGES, StageRun
+from slipstream.stages import STAGES, StageRun, StageUsage
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
 from tasks.flyte.artifact_types import Made, fingerprint_of, uri_of
 from tasks.flyte.memory_notes import noted_memory
 from tasks.flyte.metadata import cache_version
 from tasks.flyte.out_of_memory import named_out_of_memory
+from tasks.flyte.watching.telemetry import watched
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -142,9 +143,9 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
     if not runs_locally():
         directory = Path(current_context().working_directory) / stage
         # Of a process group the agent takes note, which knows what its workers have kept.
-        with nullcontext() if STAGES[stage].distributed else noted_memory(stage):
+        with nullcontext() if STAGES[stage].distributed else noted_memory(stage), watched(stage, local=False) as seen:
             make(directory, key)
-        return result_of(directory, stage, started, reused=False)
+        return result_of(directory, stage, started, reused=False, usage=seen.usage)
     if STAGES[stage].finds_earlier:
         directory = fresh_directory(stage)
         was_there = make(directory, key) is True
@@ -157,10 +158,11 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
         if waited and (reused := look_up(store, stage, key)):
             return result_of(reused.directory, stage, started, reused=True)
         with store.workspace(stage) as directory:
-            make(directory, key)
+            with watched(stage, local=True) as seen:
+                make(directory, key)
             artifact = store.publish(directory, stage, key)
     print(f"{stage:<12} {took(started)} {artifact.directory}", flush=True)
-    return result_of(artifact.directory, stage, started, reused=False)
+    return result_of(artifact.directory, stage, started, reused=False, usage=seen.usage)
 
 
 def took(started: float) -> str:
@@ -178,6 +180,6 @@ def look_up(store: Store, stage: str, key: str) -> Artifact | None:
     return None
 
 
-def result_of(directory: Path, stage: str, started: float, *, reused: bool) -> Made:
-    run = StageRun(stage, round(time.perf_counter() - started, 3), reused)
+def result_of(directory: Path, stage: str, started: float, *, reused: bool, usage: StageUsage | None = None) -> Made:
+    run = StageRun(stage, round(time.perf_counter() - started, 3), reused, usage)
     return Made(FlyteDirectory(str(directory.absolute())), run)

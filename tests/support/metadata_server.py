@@ -24,9 +24,9 @@ class MetadataServer(ThreadingHTTPServer):
         self.rebalance = False
         #: What it says of its machine; "" is not said.
         self.spot, self.type, self.node = "", "", ""
-        #: Azure's other name of it.
-        self.computer = ""
-        #: One of "", "garbage", "500", "hang".
+        #: Azure's other name of it, and what Google says besides "preemptible".
+        self.computer, self.model = "", ""
+        #: One of "", "garbage", "500", "hang", and "stranger", which has an answer to anything.
         self.mood = ""
         self.tokens = {"token-1"}
         self.issued = 1
@@ -62,6 +62,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(30)
         elif mood == "500":
             self.answer(500, "oops")
+        elif mood == "stranger":
+            self.answer(200, "TRUE")
         elif mood == "garbage":
             self.answer(200, "\x00<html>{not: json", Metadata_Flavor="Google")
         return bool(mood)
@@ -100,6 +102,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(403)
         what = self.path.removeprefix("/computeMetadata/v1/instance/")
         facts = {"scheduling/preemptible": "spot", "machine-type": "type", "name": "node"}
+        facts["scheduling/provisioning-model"] = "model"
         if what != "preempted":
             return self.fact(facts.get(what, ""), Metadata_Flavor="Google")
         return self.answer(200, "FALSE" if self.server.event is None else "TRUE", Metadata_Flavor="Google")

@@ -115,6 +115,12 @@ def test_a_killed_attempt_is_paid_for_and_its_lost_work_told_apart() -> None:
     assert found.total.paid == Decimal("96.10") and found.total.watt_hours == 3000.0
 
 
+def test_no_more_is_lost_than_was_done() -> None:
+    """Sums of times that were measured apart may say so."""
+    (row,) = bill([Usage("train", 0, 3600, lost_seconds=3600.5, on_demand_price=Decimal("7200.00"))]).rows
+    assert row.cost.lost == row.cost.paid == Decimal("7200.00")
+
+
 def test_rows_stand_in_the_order_of_their_stages() -> None:
     used = [Usage("prepare", 0, 1), Usage("train", 0, 1), Usage("prepare", 1, 1)]
     assert [(row.stage, row.attempt) for row in bill(used).rows] == [("prepare", 0), ("prepare", 1), ("train", 0)]

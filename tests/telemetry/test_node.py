@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from slipstream.machine import cloud_metadata
+from slipstream.telemetry import node
 from slipstream.telemetry.node import NodeFacts, ask_aws, ask_azure, ask_gcp, node_facts
 from tests.support.metadata_server import metadata_server
 
@@ -85,6 +86,34 @@ def test_what_was_said_before_a_server_hung_counts() -> None:
     assert 0.9 < time.monotonic() - began < AT_MOST_S
     assert (facts.cloud, facts.spot, facts.spot_is_certain, facts.instance_type) == ("aws", True, True, "")
     hung.set()
+
+
+def test_a_cloud_that_has_answered_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "WITHIN_S", 30.0)
+    hung = threading.Event()
+
+    def hangs() -> Iterator[tuple[str, str]]:
+        hung.wait(30)
+        yield "spot", "no"
+
+    began = time.monotonic()
+    assert node_facts(False, {"aws": hangs, "gcp": lambda: iter([("spot", "yes")])}).cloud == "gcp"
+    assert time.monotonic() - began < 10
+    hung.set()
+
+
+@pytest.mark.parametrize(("model", "spot"), [("SPOT", True), ("STANDARD", False), ("", False)])
+def test_google_may_say_it_by_the_provisioning_model(model: str, spot: bool) -> None:
+    with metadata_server("gcp") as server:
+        server.spot, server.model = "FALSE", model
+        facts = asked(server.url)
+    assert (facts.spot, facts.spot_is_certain) == (spot, True)
+
+
+def test_a_stranger_at_googles_address_is_not_google() -> None:
+    with metadata_server("gcp") as server:
+        server.mood = "stranger"
+        assert node_facts(False, {"gcp": partial(ask_gcp, server.url)}).cloud == ""
 
 
 def test_names_that_are_none_are_not_believed() -> None:

@@ -99,7 +99,7 @@ def test_a_spot_price_alone_is_no_contradiction() -> None:
 
 def test_every_price_that_comes_with_the_project_has_its_source_and_date() -> None:
     prices = read_prices(FILE)
-    assert len(prices.instances) >= 15
+    assert len(prices.instances) >= 25
     for instance in prices.instances.values():
         assert instance.source.startswith("https://") and date.fromisoformat(instance.dated) >= date(2025, 1, 1)
     assert {type(pod_price(load(name).asked("train"))) for name in names()} == {PodPrice, type(None)}

@@ -183,9 +183,10 @@ class Attempt:
     bottleneck: Bottleneck | None = None
 
 
-def record_files(history: History, attempt: Attempt) -> dict[str, bytes]:
+def record_files(history: History, attempt: Attempt, devices: TrainingDevices | None = None) -> dict[str, bytes]:
     """The files about a training, by name."""
-    return {HISTORY: to_json(history), ATTEMPT: to_json(attempt)}
+    files = {HISTORY: to_json(history), ATTEMPT: to_json(attempt)}
+    return files | ({DEVICES: to_json(devices)} if devices else {})
 
 
 def read_history(directory: Path) -> History:

@@ -53,7 +53,7 @@ def draw(results: Results) -> dict[str, str | None]:
 
     history, evaluation, network = results.history, results.evaluation, results.network
     classes = evaluation.classes
-    drawn: dict[str, str | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability"))
+    drawn: dict[str, str | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability", "busy", "memory"))
     if scatter := evaluation.scatter:
         drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
     if roc := evaluation.roc:

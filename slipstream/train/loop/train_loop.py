@@ -255,6 +255,7 @@ class TrainLoop:
         while len(self._in_flight) > keep_in_flight:
             step, rows, result, timing = self._in_flight.popleft()
             self._guard.finished(step, timing)
+            self._guard.times.samples += rows
             *losses, outcome = map(float, result)
             if outcome == USED and state.parallel.counts_losses:
                 state.loss_sums[0] += sum(losses)

@@ -6,6 +6,8 @@ has lost what came since.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,12 +32,13 @@ LOG = logger("telemetry")
 
 
 @contextmanager
-def uploaded(home: Home, attempt: int, sampled: Path | None, pod: int, node: str) -> Iterator[None]:
-    """In the block, upload what the sampler leaves in the directory ``sampled``, as that of the ``pod``-th pod of the
-    attempt; nothing without one. Nothing here can fail a training."""
-    if sampled is None:
+def uploaded(home: Home, attempt: int, sampled: Path | None, node: str) -> Iterator[None]:
+    """In the block, and at its end, the first rank of the pod uploads what the sampler leaves in ``sampled``; nothing
+    without one. Nothing here can fail a training."""
+    if sampled is None or os.environ.get("LOCAL_RANK") != "0":
         yield
         return
+    pod = int(os.environ.get("GROUP_RANK", "0"))
     ended, said = threading.Event(), False
 
     def upload() -> None:
@@ -63,15 +66,17 @@ def uploaded(home: Home, attempt: int, sampled: Path | None, pod: int, node: str
         thread.join(LAST_S)
 
 
-def devices_of(storage: Storage, attempts: Sequence[AttemptRecord], fresh: Path) -> TrainingDevices | None:
-    """All that was uploaded, by way of the directory ``fresh``; None if nothing was, or the store is unavailable."""
+def devices_of(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingDevices | None:
+    """All that was uploaded; None if nothing was, or the store is unavailable."""
     pods = []
     try:
-        for key in storage.list(PREFIX):
-            try:
-                pods.append(from_json(storage.get(key, fresh).read_bytes(), PodSeries, f"{storage.base}/{key}"))
-            except DamagedArtifact as error:
-                LOG.warning("%s; left out", error)
+        with tempfile.TemporaryDirectory(prefix="devices-") as fresh:
+            for key in storage.list(PREFIX):
+                try:
+                    content = storage.get(key, Path(fresh)).read_bytes()
+                    pods.append(from_json(content, PodSeries, f"{storage.base}/{key}"))
+                except DamagedArtifact as error:
+                    LOG.warning("%s; left out", error)
     except (UserError, StorageUnavailable) as error:
         LOG.warning("what the devices did is not read: %s", error)
         return None

@@ -10,6 +10,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -60,6 +61,9 @@ class StepTimes:
         #: This rank's alone: seconds by phase, and for each of the bounds the steps that took at most so long.
         self.phases = dict.fromkeys((DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST), 0.0)
         self.within = [0] * len(STEP_BOUNDS)
+        #: Steps and samples so far, and when the last step ended, on the clock of ``time.perf_counter``.
+        self.steps = self.samples = 0
+        self.last_step = 0.0
         self.durations: list[float] = []
         self._pending: list[StepTime] = []
         self._sent = self._beside()
@@ -68,6 +72,7 @@ class StepTimes:
         self._pending.append(time)
         for name in self.phases:
             self.phases[name] += getattr(time, name)
+        self.steps, self.last_step = self.steps + 1, perf_counter()
         took = time.data + time.compute + time.exchange + time.optimizer + time.rest
         for number in range(bisect_left(STEP_BOUNDS, took), len(STEP_BOUNDS)):
             self.within[number] += 1

@@ -1,0 +1,80 @@
+"""What this rank has done so far, written every second for whoever looks: the sampler, which serves it, and people."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from slipstream.artifacts.records import from_tree
+from slipstream.artifacts.results.bottleneck import Observed
+from slipstream.distributed.process_group import Group
+from slipstream.logs import logger
+from slipstream.telemetry.bottleneck import judge
+from slipstream.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
+from slipstream.telemetry.totals import write_totals
+from slipstream.train.fault_tolerance import goodput
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder, summarise
+from slipstream.train.telemetry.step_times import StepTimes
+
+PERIOD_S = 1.0
+LOG = logger("telemetry")
+
+
+@contextmanager
+def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputRecorder, group: Group) -> Iterator[None]:
+    """In the block, and once at its end, write this rank's totals below ``sampled``; nothing without it."""
+    if sampled is None:
+        yield
+        return
+    ended, uuid = threading.Event(), gpu_uuid(group.device)
+
+    def write_periodically() -> None:
+        over, said = False, False
+        while not over:
+            over = ended.wait(PERIOD_S)
+            try:
+                write_totals(sampled, totals_of(times, recorder, group.rank, uuid))
+            except OSError as error:
+                if not said:
+                    LOG.warning("this rank's totals are not written: %s", error)
+                said = True
+
+    thread = threading.Thread(target=write_periodically, name="totals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(PERIOD_S)
+
+
+def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str) -> RankTotals:
+    """Of rank 0 with the shares of useful time and of the causes, as its record had them last."""
+    record, seconds = recorder.record, recorder.record.seconds
+    share, causes = None, {}
+    if rank == 0:
+        share = summarise([record]).goodput
+        if record.observed and (found := judge([from_tree(record.observed, Observed, "this attempt")])):
+            causes = found.shares
+    phases = {**times.phases, EVALUATION: seconds[goodput.EVALUATION], CHECKPOINT: seconds[goodput.STALL]}
+    return RankTotals(
+        rank=rank,
+        gpu_uuid=uuid,
+        steps=times.steps,
+        samples=times.samples,
+        phase_seconds=phases,
+        steps_within=list(times.within),
+        last_step_at=time.time() - (time.perf_counter() - times.last_step) if times.last_step else 0.0,
+        goodput=share,
+        bottlenecks=causes,
+    )
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """As NVML spells it; "" on a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""

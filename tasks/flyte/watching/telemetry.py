@@ -1,0 +1,107 @@
+"""The sampler beside a stage: on one machine below ``.slipstream``, in a pod below its working directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from flytekit import current_context
+
+from slipstream.artifacts.store import STORE
+from slipstream.logs import logger
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import current_profile
+from slipstream.stages import STAGES, StageUsage
+from slipstream.telemetry import ring
+from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.node import NodeFacts, node_facts, write_facts
+from slipstream.telemetry.prices import pod_price
+from slipstream.telemetry.series import condense, mean
+from slipstream.telemetry.watch import watching
+
+#: The directory of all samples, each stage's in one of its own; those of the last runs are kept.
+SAMPLES = "telemetry"
+KEPT = 20
+LOG = logger("telemetry")
+#: Where the pod of the stage that this thread runs is sampled; None where it is not.
+sampled_directory: ContextVar[Path | None] = ContextVar("sampled_directory", default=None)
+
+
+class Watched:
+    """A stage that is sampled in ``directory``; its ``usage`` is known at its end."""
+
+    def __init__(self, directory: Path, facts: NodeFacts) -> None:
+        self.directory, self._facts = directory, facts
+        self.usage: StageUsage | None = None
+
+    def ended(self) -> None:
+        series = condense(ring.read(self.directory), 0, self._facts.node)
+        if series is None:
+            return
+        kind = series.devices[0].kind
+        self.usage = StageUsage(
+            node=self._facts.node,
+            instance_type=self._facts.instance_type,
+            spot=self._facts.spot,
+            gpus=len(series.devices) if kind == "gpu" else 0,
+            busy=mean(value for device in series.devices for value in device.busy),
+            largest_memory=series.largest_memory,
+            joules=series.energy_joules,
+        )
+
+
+@contextmanager
+def watched(stage: str, *, local: bool) -> Iterator[Watched]:
+    """Sample this machine or pod while the block works at ``stage``."""
+    placement = current_profile().placement(STAGES[stage].pod_of or stage)
+    facts = NodeFacts(time.time(), socket.gethostname(), "", "", False, False) if local else node_facts(spot(placement))
+    directory = directory_of(stage, local=local)
+    write_facts(directory, facts)
+    place = sampled_directory.set(directory)
+    its = Watched(directory, facts)
+    try:
+        with watching(directory, labels_of(stage, facts, local=local), prices_of(placement, facts)):
+            yield its
+    finally:
+        sampled_directory.reset(place)
+        its.ended()
+
+
+def spot(placement: Placement) -> bool:
+    """Whether this attempt may have been put on a spot machine, as far as the placement tells."""
+    return placement.interruptible
+
+
+def labels_of(stage: str, facts: NodeFacts, *, local: bool) -> Labels:
+    execution = "local" if local else current_context().execution_id.name
+    return Labels(execution, stage, int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")), facts.node)
+
+
+def prices_of(placement: Placement, facts: NodeFacts) -> dict[str, float]:
+    """Dollars per hour of this pod: what is paid, and what it would be on demand; empty if nobody says."""
+    price = pod_price(placement, facts.instance_type)
+    if price is None:
+        return {}
+    known = {"paid": price.paid(facts.spot), "on_demand": price.on_demand}
+    return {name: float(dollars) for name, dollars in known.items() if dollars is not None}
+
+
+def directory_of(stage: str, *, local: bool) -> Path:
+    """A fresh directory for the samples of a stage. Where none can be made, one of the system's temporary ones."""
+    base = (STORE if local else Path(current_context().working_directory)) / SAMPLES
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        older = sorted(base.iterdir(), key=lambda path: path.stat().st_mtime)
+        for directory in older[: len(older) - KEPT + 1]:
+            shutil.rmtree(directory, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=f"{stage}-", dir=base))
+    except OSError as error:
+        LOG.warning("%s: %s; samples go to a temporary directory", base, error.strerror)
+        return Path(tempfile.mkdtemp(prefix=f"{stage}-"))
