@@ -105,6 +105,7 @@ PANELS: dict[str, list[Panel]] = {
         Panel(
             "Energy", "joule", {"{{execution}}": f"sum by (execution) ({of(names.GPU_ENERGY)})"}, "Since pods began."
         ),
+        Panel("Held", "short", {"{{execution}}": f"sum by (execution) ({rate(names.GPU_SECONDS)})"}, "GPUs at a time."),
         Panel("Clocked down", "percentunit", {f"{GPU} {{{{reason}}}}": rate(names.GPU_THROTTLED)}, "Part of the time."),
         Panel("Temperature", "celsius", {GPU: of(names.GPU_TEMPERATURE)}),
         Panel("Clock", "hertz", {GPU: of(names.GPU_SM_CLOCK)}),
