@@ -242,6 +242,6 @@ def describe(cause: str, share: float, gain: float, its: Observed) -> str:
     if its.divided and cause == COMMUNICATION:
         beside = ", slow ranks included, as the model is divided"
     return (
-        f"{cause}: {100 * share:.0f} % of the training's time ({its.evidence[cause]}{beside}); without it training would be "
-        f"{gain:.2f} times as fast; try {remedy}"
+        f"{cause}: {100 * share:.0f} % of the training's time ({its.evidence[cause]}{beside}); without it training "
+        f"would be {gain:.2f} times as fast; try {remedy}"
     )

@@ -42,7 +42,7 @@ def of_gpu(number: int, spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
     its = spans[-1][-1].devices[number]
     sm_active = means(lambda reading: reading.sm_active)
     return DeviceSeries(
-        name=f"GPU {its.index} ({its.name})",
+        name=f"GPU {its.index}",
         kind="gpu",
         busy=means(lambda reading: reading.busy),
         memory=means(lambda reading: share(reading.memory_used_bytes, reading.memory_limit_bytes)),

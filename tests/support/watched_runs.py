@@ -30,7 +30,7 @@ def pod(attempt: int, number: int, began: float, seconds: float) -> PodSeries:
     at = [began + 60.0 * minute for minute in range(1, int(seconds // 60) + 1)]
     devices = [
         DeviceSeries(
-            name=f"GPU {gpu} (NVIDIA A100)",
+            name=f"GPU {gpu}",
             kind="gpu",
             busy=[0.55 + 0.1 * math.sin(minute / 5 + gpu + number) for minute in range(len(at))],
             memory=[min(0.9, 0.3 + 0.02 * minute) for minute in range(len(at))],
