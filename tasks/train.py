@@ -102,9 +102,10 @@ def watch(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
     """The deck of a training, in the pod of rank 0."""
     from slipstream.report.pages.training_page import training_page
     from slipstream.train.so_far import read
+    from slipstream.train.telemetry.pods import devices_so_far
 
     so_far = read(Path(workspace.so_far), workspace.home, inputs["training"].batch_size, running=running)
-    return training_page(so_far, datetime.now(UTC)) if so_far else ""
+    return training_page(so_far, datetime.now(UTC), devices_so_far(workspace.home)) if so_far else ""
 
 
 @task(

@@ -102,7 +102,7 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
         f"was busy most with {largest_of_loader(blocks.beside[int(waited.argmax())])}",
         EVALUATION: f"{around.evaluation:.3g} s of evaluations",
         CHECKPOINT: f"checkpoints stopped the steps for {around.checkpoint:.3g} s",
-        LATE_PODS: f"the first pod waited {around.late_pods:.3g} s for the last",
+        LATE_PODS: f"the pod of rank 0 waited {around.late_pods:.3g} s for the others",
     }
     least = total.least_exchange
     if len(columns[EXCHANGE]) > 1:
@@ -121,7 +121,9 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
         seconds=whole,
         steps=total.steps,
         phases=phases,
-        lost={cause: max(0.0, min(seconds, whole)) for cause, seconds in lost.items()},
+        lost={
+            cause: max(0.0, seconds if cause == LATE_PODS else min(seconds, whole)) for cause, seconds in lost.items()
+        },
         evidence=evidence,
         waited_for_processor=float((columns["processor_wait"] / max(steps_s, 1e-12)).max()),
         divided=around.divided,

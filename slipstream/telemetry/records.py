@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST = "data", "compute", "exchange", "optimizer", "rest"
 #: Between steps: evaluations, and what checkpoints stop.
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
+#: In a worker's environment: seconds that its agent waited for the other pods of the job.
+WAITED_FOR_PODS = "SLIPSTREAM_WAITED_FOR_PODS"
 PHASES = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, EVALUATION, CHECKPOINT)
 
 #: Reasons for which a GPU is clocked down, in the order of NVML's bits; others have none.

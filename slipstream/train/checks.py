@@ -22,6 +22,7 @@ from slipstream.models.arithmetic import precision_of
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.plan import blocks_of, plan_of
+from slipstream.telemetry.preflight import check_gpu_memory
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
@@ -140,3 +141,16 @@ def check_compiler(gpu: bool) -> None:
             f"training.compile: false expected: there is no {' or '.join(names)}; install one, or name another in "
             f"{variable}"
         )
+
+
+def check_memory(predictor: Predictor, training: TrainingConfig, device: torch.device) -> None:
+    """Raise ``UserError`` if a GPU has not even room for what a replica keeps from step to step."""
+    if device.type == "cuda" and not training.parallel.divides:
+        check_gpu_memory(lasting_bytes(predictor, training))
+
+
+def lasting_bytes(predictor: Predictor, training: TrainingConfig) -> int:
+    """Bytes of weights, gradients and AdamW's two moments, and of averaged weights if there are any; what a pass needs
+    besides is not known before one."""
+    copies = 4 + bool(training.ema)
+    return copies * sum(each.numel() * each.element_size() for each in predictor.parameters() if each.requires_grad)

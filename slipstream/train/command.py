@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
+from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.watch import watching
 from slipstream.train.checkpoint.home import Superseded
 from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.run import identity, run
@@ -76,12 +79,24 @@ def alone_at_once() -> Iterator[None]:
         leave()
 
 
+@contextmanager
+def sampled_machine(request: TrainingRequest) -> Iterator[None]:
+    """The first rank of a machine has its sampler beside it: torch's agent starts none."""
+    if request.sampled is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        yield
+        return
+    labels = Labels(request.holder.execution or "torchrun", KIND, request.holder.attempt, socket.gethostname())
+    with watching(request.sampled, labels):
+        yield
+
+
 @click.command()
 @click.argument("prepared")
 @click.argument("output", type=click.Path(path_type=Path))
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
 def main(prepared: str, output: Path, config: Path | None) -> None:
-    """Train on PREPARED and write the trained model to OUTPUT; its checkpoints go to OUTPUT.checkpoints.
+    """Train on PREPARED and write the trained model to OUTPUT; its checkpoints go to OUTPUT.checkpoints, and what its
+    devices do to OUTPUT.telemetry (slipstream telemetry shows it).
 
     PREPARED is a directory, or an address on s3://, gs:// or abfs://, from which the rows are streamed during training.
 
@@ -107,9 +122,11 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             home=home,
             holder=holder,
             made_by=made_by,
+            sampled=Path(f"{output}.telemetry"),
         )
         try:
-            run(request)
+            with sampled_machine(request):
+                run(request)
         except Superseded as error:
             # Begun in the same moment, so that neither saw the other one.
             raise UserError(f"{error}; start again to wait for the other one") from None

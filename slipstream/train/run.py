@@ -165,7 +165,7 @@ def train(
         with (
             written(request.so_far if group.rank == 0 else None, loop.so_far),
             written_totals(request.sampled, guard.times, recorder, group),
-            uploaded(checkpoints.home, checkpoints.attempt, request.sampled, recorder.record.node),
+            uploaded(checkpoints.home, recorder.record, request.sampled),
         ):
             loop.run(restore)
             checkpoints.finish()

@@ -34,6 +34,7 @@ from slipstream.settings import to_dict
 from slipstream.train.checks import (
     check_compiler,
     check_divisible,
+    check_memory,
     check_parameters,
     check_pipeline,
     check_rows,
@@ -193,6 +194,7 @@ class Setup:
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
             precision = common_precision(training.precision, abilities)
+            check_memory(predictor, training, group.device)
             if not any(parameter.is_meta for parameter in predictor.parameters()):
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)

@@ -22,7 +22,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-import torch
 from flytekit import FlyteContext, current_context
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs, TaskPlugins
@@ -36,16 +35,14 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.homes import Holder
 from slipstream.distributed.leaving import group_stands
 from slipstream.distributed.names import names_of_this_machine
-from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.logs import logger
-from slipstream.machine.asked_gpus import check_asked_gpus
-from slipstream.machine.gpus import visible_gpus
 from slipstream.machine.limits import usable_cores
-from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
+from slipstream.profiles.profile import Placement, Profile, current_profile
 from slipstream.stages import StageRun
 from slipstream.storage import StorageUnavailable
 from tasks.flyte.artifact_types import Made
+from tasks.flyte.before_start import check_pod
 from tasks.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
 from tasks.flyte.failures import (
     GROUP_ENDED,
@@ -271,11 +268,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         config = self.task_config
         placement = config.profile.placement(config.stage)
         local = runs_locally()
-        refuse_other_shape(config.profile.name, placement, os.environ, local=local)
-        seen = visible_gpus()
-        check_gpus(placement.processes, seen)
-        if not local:
-            check_asked_gpus(int(placement.gpu), seen, torch.version.cuda or torch.version.hip, os.environ)
+        check_pod(config.profile.name, placement, local=local)
         # Workers that torch elastic starts again would share the old ones' store and read their stale addresses.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))
@@ -364,7 +357,7 @@ class DistributedTask(PytorchElasticFunctionTask):
             if workspace.processes:
                 outcome = self._task_function(workspace=workspace, **inputs)
             else:
-                with names, forked_workers(self.task_config.stage, patience or PATIENCE_S, waiting.met):
+                with names, forked_workers(self.task_config.stage, patience or PATIENCE_S, waiting.all_met):
                     outcome = self._execute(workspace=workspace, **inputs)
         except GROUP_ENDED as error:
             if patience and isinstance(error, RendezvousError) and not waiting.met.is_set():
@@ -392,30 +385,6 @@ class DistributedTask(PytorchElasticFunctionTask):
         if failure is ended:
             raise ended
         raise failure from (None if isinstance(failure, UserError) else ended)
-
-
-def refuse_other_shape(name: str, placement: Placement, environment: Mapping[str, str], *, local: bool) -> None:
-    """Raise ``UserError`` unless this machine or pod was started for the profile's shape of the process group.
-
-    Kubeflow's training operator writes ``PET_NNODES`` as ``2`` or, with an elastic policy, as ``2:2``.
-    """
-    nodes, processes = environment.get("PET_NNODES"), environment.get("PET_NPROC_PER_NODE")
-    if nodes is None:
-        if placement.nodes > 1:
-            where = "on one machine" if local else "outside a PyTorchJob"
-            raise UserError(
-                f"profile {name!r} spreads this stage over {placement.nodes} nodes, but it was started {where}; "
-                f"run it on the cluster, or choose a profile of one node with {CHOICE} (local)"
-            )
-        return
-    expected = {"PET_NNODES": str(placement.nodes), "PET_NPROC_PER_NODE": str(placement.processes)}
-    found = {"PET_NNODES": nodes.split(":")[-1], "PET_NPROC_PER_NODE": processes or expected["PET_NPROC_PER_NODE"]}
-    for variable, value in expected.items():
-        if found[variable] not in (value, "auto"):
-            raise UserError(
-                f"this pod was started with {variable}={environment[variable]}, but profile {name!r} says {value}; "
-                f"package or register the workflow again with the {CHOICE} that it is to run with"
-            )
 
 
 TaskPlugins.register_pythontask_plugin(Distributed, DistributedTask)

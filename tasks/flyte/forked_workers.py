@@ -6,7 +6,6 @@ flytekit's plugin (1.16) knows the start methods "spawn", with which each worker
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,12 +38,12 @@ class Announced(fork_server.AsNow):
     """Tells this process when the first worker is started, which is when all pods of the job have met; the worker ends
     at once if it fails alone."""
 
-    def __init__(self, target: Callable[..., object], started: threading.Event) -> None:
+    def __init__(self, target: Callable[..., object], started: Callable[[], None]) -> None:
         super().__init__(target)
         self.started = started
 
     def __getstate__(self) -> dict[str, object]:
-        self.started.set()
+        self.started()
         return super().__getstate__()
 
     def __call__(self, *arguments: object) -> object:
@@ -58,9 +57,9 @@ class Announced(fork_server.AsNow):
 
 
 @contextmanager
-def forked_workers(stage: str, patience_s: float, started: threading.Event) -> Iterator[None]:
+def forked_workers(stage: str, patience_s: float, started: Callable[[], None]) -> Iterator[None]:
     """In the block, process groups of the plugin, which looks torch's launcher up whenever it starts one, are made of
-    forked workers. Agents wait so many seconds for each other, and ``started`` is set when they have met."""
+    forked workers. Agents wait so many seconds for each other, and ``started`` is called when they have met."""
     launch = api.elastic_launch
 
     def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., object]) -> api.elastic_launch:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.telemetry.records import WAITED_FOR_PODS
 
 #: How long a pod waits before it says so, and then between two times.
 SAY_AFTER_S, SAY_EVERY_S = 30.0, 300.0
@@ -28,6 +29,12 @@ class WaitingForPods:
 
     def __init__(self, nodes: int) -> None:
         self.nodes, self.met, self._since = nodes, threading.Event(), time.monotonic()
+
+    def all_met(self) -> None:
+        """All pods are there. The workers, which are about to start, find in their environment how long it took."""
+        if not self.met.is_set():
+            os.environ[WAITED_FOR_PODS] = f"{time.monotonic() - self._since:.3f}"
+            self.met.set()
 
     def __str__(self) -> str:
         """Empty once they have met."""
@@ -67,6 +74,7 @@ def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
     if nodes > 1:
         threading.Thread(target=say, name="waiting", daemon=True).start()
     else:
+        os.environ.pop(WAITED_FOR_PODS, None)
         waiting.met.set()
     try:
         yield waiting

@@ -12,7 +12,7 @@ from slipstream.errors import UserError
 from slipstream.machine import asked_gpus
 from slipstream.machine.asked_gpus import check_asked_gpus
 from slipstream.profiles.placement import Placement
-from tasks.flyte import elastic
+from tasks.flyte import before_start, elastic
 from tasks.train import train
 
 
@@ -58,7 +58,7 @@ def test_what_most_likely_hides_them(
 def test_a_training_pod_does_not_train_on_its_cpu_instead(build: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     placed = Mock(placement=lambda stage: Placement(gpu="2", processes=2))
     monkeypatch.setattr(train.task_config, "profile", placed)
-    monkeypatch.setattr(elastic, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(before_start, "visible_gpus", lambda: 0)
     monkeypatch.setattr(elastic, "runs_locally", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(elastic, "run_stage", Mock(side_effect=AssertionError("it went on")))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -32,7 +31,7 @@ REPORTED = {
 def test_the_report_is_there_at_once_and_the_worker_gone(kind: str, tmp_path: Path) -> None:
     directory = str(tmp_path / "train")
     config = api.LaunchConfig(1, 1, 2, run_id="alone", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
-    with forked_workers("train", 60, threading.Event()), pytest.raises(ChildFailedError) as failed:
+    with forked_workers("train", 60, lambda: None), pytest.raises(ChildFailedError) as failed:
         api.elastic_launch(config, alone.worker)(directory, kind)
     ended, failed_at = time.time(), float((tmp_path / "train.failed").read_text())
     assert (tmp_path / "train.worker-1.json").stat().st_mtime - failed_at < 1

@@ -15,7 +15,8 @@ from slipstream.profiles.command import main
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile, load, names, parse
 from slipstream.stages import STAGES
-from tasks.flyte.elastic import DistributedTask, distributed, refuse_other_shape
+from tasks.flyte.before_start import refuse_other_shape
+from tasks.flyte.elastic import DistributedTask, distributed
 
 SHIPPED = ["a100-mig", "a100-spot", "cpu-cluster", "h100-efa-spot", "l4-spot", "local", "mi300x", "t4-shared"]
 

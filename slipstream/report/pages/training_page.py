@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.artifacts.results.so_far import TrainingSoFar
-from slipstream.report.pages import charts
+from slipstream.report.pages import charts, device_charts
 from slipstream.report.pages.rendering import render
 
 
-def training_page(so_far: TrainingSoFar, made_at: datetime) -> str:
+def training_page(so_far: TrainingSoFar, made_at: datetime, devices: TrainingDevices | None = None) -> str:
     return render(
         "training_page.html",
         so_far=so_far,
         loss=charts.loss(so_far) if so_far.steps or so_far.evaluations else None,
         learning_rate=charts.learning_rate(so_far) if so_far.steps else None,
+        busy=device_charts.busy(devices) if devices else None,
+        memory=device_charts.memory(devices) if devices else None,
         made=made_at,
     )

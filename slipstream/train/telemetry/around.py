@@ -6,12 +6,11 @@ import os
 
 from slipstream.artifacts.results.bottleneck import Observed
 from slipstream.telemetry.bottleneck import Around, observe
+from slipstream.telemetry.records import WAITED_FOR_PODS
 from slipstream.train.fault_tolerance.goodput import EVALUATION, STALL, GoodputRecorder
 from slipstream.train.setup import Setup
 from slipstream.train.telemetry.step_times import StepTimes, threads_of_pod
 
-#: Seconds that the agent of this pod waited for the other pods, in a worker's environment.
-LATE_PODS = "SLIPSTREAM_WAITED_FOR_PODS"
 #: Bytes of a number of the gradient as it is exchanged, by the hook.
 HALF = ("fp16", "bf16")
 
@@ -24,7 +23,7 @@ def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Obser
     around = Around(
         evaluation=seconds[EVALUATION],
         checkpoint=seconds[STALL],
-        late_pods=float(os.environ.get(LATE_PODS) or 0.0),
+        late_pods=float(os.environ.get(WAITED_FOR_PODS) or 0.0),
         two_rows=setup.two_rows,
         pieces=setup.pieces,
         on_cpu=setup.group.device.type == "cpu",

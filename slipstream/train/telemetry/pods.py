@@ -7,6 +7,7 @@ has lost what came since.
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,12 @@ from slipstream.artifacts.records import from_json, to_json
 from slipstream.artifacts.results.devices import AttemptSpan, PodSeries, TrainingDevices
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.storage import Storage, StorageUnavailable
+from slipstream.storage import Storage, StorageUnavailable, storage_for
 from slipstream.telemetry import ring
+from slipstream.telemetry.node import read_facts
 from slipstream.telemetry.series import condense
 from slipstream.train.checkpoint.home import Home
-from slipstream.train.fault_tolerance.goodput import AttemptRecord, lost_seconds
+from slipstream.train.fault_tolerance.goodput import AttemptRecord, lost_seconds, read_attempts
 
 PREFIX = "devices/"
 PERIOD_S = 30.0
@@ -32,21 +34,23 @@ LOG = logger("telemetry")
 
 
 @contextmanager
-def uploaded(home: Home, attempt: int, sampled: Path | None, node: str) -> Iterator[None]:
-    """In the block, and at its end, the first rank of the pod uploads what the sampler leaves in ``sampled``; nothing
-    without one. Nothing here can fail a training."""
+def uploaded(home: Home, record: AttemptRecord, sampled: Path | None) -> Iterator[None]:
+    """In the block, and at its end, the first rank of the pod uploads what its sampler has left in ``sampled`` since
+    the attempt of the ``record`` began; nothing without one. Nothing here can fail a training."""
     if sampled is None or os.environ.get("LOCAL_RANK") != "0":
         yield
         return
-    pod = int(os.environ.get("GROUP_RANK", "0"))
+    pod, facts = int(os.environ.get("GROUP_RANK", "0")), read_facts(sampled)
+    node = facts.node if facts else socket.gethostname()
     ended, said = threading.Event(), False
 
     def upload() -> None:
         nonlocal said
         try:
-            series = condense(ring.read(sampled), attempt, node)
-            if series and not home.is_inherited(attempt):
-                home.storage.put(f"{PREFIX}{attempt:04d}-{pod:04d}.json", to_json(series))
+            samples = [sample for sample in ring.read(sampled) if sample.at >= record.began_at]
+            series = condense(samples, record.attempt, node)
+            if series and not home.is_inherited(record.attempt):
+                home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))
         except (UserError, StorageUnavailable, ValueError, OSError) as error:
             if not said:
                 LOG.warning("what the devices do is not uploaded: %s", error)
@@ -64,6 +68,12 @@ def uploaded(home: Home, attempt: int, sampled: Path | None, node: str) -> Itera
     finally:
         ended.set()
         thread.join(LAST_S)
+
+
+def devices_so_far(home: str) -> TrainingDevices | None:
+    """What is uploaded by now of a training that goes on in ``home``. Raises as its store."""
+    storage = storage_for(home)
+    return devices_of(storage, read_attempts(storage))
 
 
 def devices_of(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingDevices | None:

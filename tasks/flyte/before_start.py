@@ -1,0 +1,55 @@
+"""What has to hold in a pod before a process group is started there: its shape is the profile's, its GPUs will do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from slipstream.distributed.user_errors import check_gpus
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.machine.asked_gpus import check_asked_gpus
+from slipstream.machine.gpus import visible_gpus
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import CHOICE
+from slipstream.telemetry.preflight import check_gpu_memory
+
+LOG = logger("flyte")
+
+
+def check_pod(profile: str, placement: Placement, *, local: bool) -> None:
+    """Raise ``UserError`` unless this machine or pod can do its part of a process group that ``profile`` places so.
+    What stands out about its GPUs is logged."""
+    refuse_other_shape(profile, placement, os.environ, local=local)
+    seen = visible_gpus()
+    check_gpus(placement.processes, seen)
+    if not local:
+        check_asked_gpus(int(placement.gpu), seen, torch.version.cuda or torch.version.hip, os.environ)
+    for remark in check_gpu_memory(shared_gpu=placement.shared_gpu) if seen else ():
+        LOG.warning("%s", remark)
+
+
+def refuse_other_shape(name: str, placement: Placement, environment: Mapping[str, str], *, local: bool) -> None:
+    """Raise ``UserError`` unless this machine or pod was started for the profile's shape of the process group.
+
+    Kubeflow's training operator writes ``PET_NNODES`` as ``2`` or, with an elastic policy, as ``2:2``.
+    """
+    nodes, processes = environment.get("PET_NNODES"), environment.get("PET_NPROC_PER_NODE")
+    if nodes is None:
+        if placement.nodes > 1:
+            where = "on one machine" if local else "outside a PyTorchJob"
+            raise UserError(
+                f"profile {name!r} spreads this stage over {placement.nodes} nodes, but it was started {where}; "
+                f"run it on the cluster, or choose a profile of one node with {CHOICE} (local)"
+            )
+        return
+    expected = {"PET_NNODES": str(placement.nodes), "PET_NPROC_PER_NODE": str(placement.processes)}
+    found = {"PET_NNODES": nodes.split(":")[-1], "PET_NPROC_PER_NODE": processes or expected["PET_NPROC_PER_NODE"]}
+    for variable, value in expected.items():
+        if found[variable] not in (value, "auto"):
+            raise UserError(
+                f"this pod was started with {variable}={environment[variable]}, but profile {name!r} says {value}; "
+                f"package or register the workflow again with the {CHOICE} that it is to run with"
+            )
