@@ -117,13 +117,12 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
     lost[LAUNCH], evidence[LAUNCH] = launch(total, columns, around)
     lost[THROTTLED], evidence[THROTTLED] = throttled(blocks.beside, columns["processor_wait"], around.threads)
     whole = steps_s + around.evaluation + around.checkpoint
+    most = dict.fromkeys(lost, whole) | {LATE_PODS: around.late_pods}
     return Observed(
         seconds=whole,
         steps=total.steps,
         phases=phases,
-        lost={
-            cause: max(0.0, seconds if cause == LATE_PODS else min(seconds, whole)) for cause, seconds in lost.items()
-        },
+        lost={cause: max(0.0, min(seconds, most[cause])) for cause, seconds in lost.items()},
         evidence=evidence,
         waited_for_processor=float((columns["processor_wait"] / max(steps_s, 1e-12)).max()),
         divided=around.divided,

@@ -40,6 +40,7 @@ from tests.support.packages import package
 from tests.support.report_runs import STAGES, results
 from tests.support.small_run import Run
 from tests.support.toys import table, untrained
+from tests.support.watched_runs import watched_files
 
 #: Of each kind in ``make prove``; with ``test_tables.py`` they take half an hour.
 SECONDS = 150.0
@@ -63,7 +64,7 @@ def one_line(error: UserError | BadPackage) -> None:
 
 
 def run_artifacts(place: Path) -> None:
-    results(place, ["no", "yes"])
+    results(place, ["no", "yes"], trained=watched_files())
 
 
 def read_run(place: Path) -> None:

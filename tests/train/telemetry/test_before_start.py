@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.errors import UserError
@@ -23,8 +24,8 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from tasks.flyte.other_pods import waiting_for_pods
 from tests.support.training import table_of_numbers, trained
-from tests.train.test_step import SIGNATURE
 
+SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
 GPU = torch.device("cuda", 0)
 
 
