@@ -64,5 +64,5 @@ class Bottleneck:
 
     @property
     def saved_s(self) -> float:
-        """Seconds of the training that would go with the verdict's cause."""
-        return self.seconds * (1 - 1 / self.gain)
+        """Seconds that would go with the verdict's cause; late pods' come before the training's own."""
+        return self.seconds * ((self.gain - 1) if self.verdict == LATE_PODS else (1 - 1 / self.gain))
