@@ -221,6 +221,8 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
         )
     else:
         sentence = "nothing held it back: no cause took a fifth of the training's time"
+    if also:
+        sentence += f"; next {', '.join(f'{cause} ({100 * shares[cause]:.0f} %)' for cause in also)}"
     kept = phases.get(COMPUTE, 0.0) - lost[LAUNCH] - shares.get(THROTTLED, 0.0) * phases.get(COMPUTE, 0.0)
     return Bottleneck(
         verdict=verdict,

