@@ -19,13 +19,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from slipstream.errors import AgreedPreempted, Preempted
 from slipstream.logs import logger
-from slipstream.train.checkpoint.background import StepWait
 from slipstream.train.checkpoint.manager import Checkpoints
-from slipstream.train.device_clock import DeviceClock, Mark
+from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.consensus import (
     PERIOD_S,
     Consensus,
@@ -37,8 +36,8 @@ from slipstream.train.fault_tolerance.consensus import (
 )
 from slipstream.train.fault_tolerance.goodput import DATA_WAIT, EVALUATION, SAVED, STALL, STEPS, GoodputRecorder
 from slipstream.train.fault_tolerance.notices import Watcher
-from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
-from slipstream.train.telemetry.step_times import StepTime, StepTimes
+from slipstream.train.telemetry.marks import ProcessorWait, StepMarks, StepTiming
+from slipstream.train.telemetry.step_times import StepTimes
 
 #: The stall of a save is the median of so many, so that one save on a busy machine does not count.
 STALLS = 5
@@ -47,19 +46,6 @@ LOG = logger("train")
 #: state, or None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
 Capture = Callable[[], tuple[object, object] | None]
 T = TypeVar("T")
-
-
-class StepTiming(NamedTuple):
-    """The times of a step, which the device may not have begun yet."""
-
-    start: StepMarks
-    end: Mark
-    #: Seconds for which the host had waited for its batch.
-    waited: float
-    snapshot_wait: StepWait | None
-    #: Seconds of all pauses between steps until now, and for which this thread waited for a processor.
-    paused: float
-    processor_wait: float
 
 
 class Guard:
@@ -119,33 +105,17 @@ class Guard:
     def finished(self, step: int, timing: StepTiming) -> None:
         """Wait until the device has finished the ``step``-th step of the run, and record its times. Steps finish in the
         order in which they were enqueued."""
-        marks = timing.start
-        ready, begin = marks.ready, marks.begin.wait()
-        gradient = marks.gradient.wait() if marks.gradient else None
-        exchanged = marks.exchanged.wait() if marks.exchanged else begin
-        ended = timing.end.wait()
+        places = timing.wait()
         stall = timing.snapshot_wait.stall() if timing.snapshot_wait else 0.0
-        self.recorder.add(STEPS, ended - begin - stall)
-        idle_from = max(self._idle_since, ready - timing.waited)
-        data_wait = max(0.0, min(begin, ready) - idle_from)
+        self.recorder.add(STEPS, places.end - places.begin - stall)
+        data_wait = timing.data_wait(places.begin, self._idle_since)
         self.recorder.add(DATA_WAIT, data_wait)
         self._add_stall(stall)
         self.recorder.record.last_step = step
         if self._previous is not None:  # before the first step the ranks wait for each other
-            computed = exchanged if gradient is None else gradient
-            between = begin - self._idle_since - data_wait - (marks.paused - self._previous.paused)
-            self.times.add(
-                StepTime(
-                    data=data_wait,
-                    compute=computed - begin,
-                    exchange=exchanged - computed,
-                    optimizer=max(0.0, ended - exchanged - stall),
-                    rest=max(0.0, between),
-                    processor_wait=timing.processor_wait - self._previous.processor_wait,
-                    compute_cpu=marks.compute_cpu,
-                )
-            )
-        self._idle_since, self._previous = ended, timing
+            idle = places.begin - self._idle_since
+            self.times.add(timing.phases(places, self._previous, idle, data_wait, stall))
+        self._idle_since, self._previous = places.end, timing
         self._finished += 1
 
     def after_step(self, step: int, capture: Capture) -> None:

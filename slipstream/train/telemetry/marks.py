@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import time
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.autograd import Variable
 
+from slipstream.train.checkpoint.background import StepWait
 from slipstream.train.device_clock import DeviceClock, Mark
+from slipstream.train.telemetry.step_times import StepTime
 
 
 class StepMarks:
@@ -45,6 +48,55 @@ class StepMarks:
     def has_exchanged(self) -> None:
         """All backward passes of the step have returned."""
         self.exchanged = self._clock.mark()
+
+
+class Places(NamedTuple):
+    """When the device came to the places of a step, on the clock of ``time.perf_counter``."""
+
+    begin: float
+    gradient: float
+    exchanged: float
+    end: float
+
+
+class StepTiming(NamedTuple):
+    """The times of a step, which the device may not have begun yet."""
+
+    start: StepMarks
+    end: Mark
+    #: Seconds for which the host had waited for its batch.
+    waited: float
+    snapshot_wait: StepWait | None
+    #: Seconds of all pauses between steps until now, and for which this thread waited for a processor.
+    paused: float
+    processor_wait: float
+
+    def data_wait(self, begin: float, idle_since: float) -> float:
+        """Seconds for which the device, idle since then, had to wait for the batch of this step, which it began at
+        ``begin``."""
+        idle_from = max(idle_since, self.start.ready - self.waited)
+        return max(0.0, min(begin, self.start.ready) - idle_from)
+
+    def wait(self) -> Places:
+        """Wait until the device has finished the step."""
+        begin = self.start.begin.wait()
+        gradient = self.start.gradient.wait() if self.start.gradient else None
+        exchanged = self.start.exchanged.wait() if self.start.exchanged else begin
+        # Where the loss is another process's, nothing tells computing from waiting.
+        return Places(begin, exchanged if gradient is None else gradient, exchanged, self.end.wait())
+
+    def phases(self, at: Places, previous: StepTiming, idle: float, data_wait: float, stall: float) -> StepTime:
+        """The phases of this step. The device was ``idle`` since the previous one for so many seconds, ``data_wait`` of
+        them for want of a batch; for ``stall`` seconds a save stopped the step."""
+        return StepTime(
+            data=data_wait,
+            compute=at.gradient - at.begin,
+            exchange=at.exchanged - at.gradient,
+            optimizer=max(0.0, at.end - at.exchanged - stall),
+            rest=max(0.0, idle - data_wait - (self.start.paused - previous.paused)),
+            processor_wait=self.processor_wait - previous.processor_wait,
+            compute_cpu=self.start.compute_cpu,
+        )
 
 
 class ProcessorWait:
