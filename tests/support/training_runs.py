@@ -151,10 +151,10 @@ def note_rows(loop: Any, path: Path) -> None:
     """Note for each step which rows it takes. The first number of a row of the table is its own."""
     original = loop.train_step
 
-    def wrapped(state: Any, config: Any, group: Any, precision: str, batch: Any, total: int) -> Any:
+    def wrapped(state: Any, config: Any, group: Any, precision: str, batch: Any, *more: Any) -> Any:
         with path.open("a") as file:
             file.write(json.dumps([state.progress.step, batch.inputs[0][: batch.rows, 0].tolist()]) + "\n")
-        return original(state, config, group, precision, batch, total)
+        return original(state, config, group, precision, batch, *more)
 
     loop.train_step = wrapped
 
@@ -176,10 +176,10 @@ def poison(loop: Any, steps: tuple[int, ...]) -> None:
     """Make the first input of these steps non-finite, whenever they are taken."""
     original = loop.train_step
 
-    def wrapped(state: Any, config: Any, group: Any, precision: str, batch: Any, total: int) -> Any:
+    def wrapped(state: Any, config: Any, group: Any, precision: str, batch: Any, *more: Any) -> Any:
         if state.progress.step + 1 in steps:
             batch = batch._replace(inputs=(batch.inputs[0] * float("nan"), *batch.inputs[1:]))
-        return original(state, config, group, precision, batch, total)
+        return original(state, config, group, precision, batch, *more)
 
     loop.train_step = wrapped
 
