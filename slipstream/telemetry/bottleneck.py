@@ -125,6 +125,8 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
         lost={cause: max(0.0, min(seconds, most[cause])) for cause, seconds in lost.items()},
         evidence=evidence,
         waited_for_processor=float((columns["processor_wait"] / max(steps_s, 1e-12)).max()),
+        exchanged_bytes=around.exchanged_bytes if len(columns[EXCHANGE]) > 1 else 0,
+        least_exchange_s=total.least_exchange / total.steps,
         divided=around.divided,
     )
 
@@ -234,6 +236,8 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
         seconds=seconds,
         steps=steps,
         phases=phases,
+        exchanged_bytes=longest.exchanged_bytes,
+        least_exchange_s=longest.least_exchange_s,
     )
 
 

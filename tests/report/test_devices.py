@@ -10,11 +10,13 @@ import pytest
 
 from slipstream.artifacts.results.devices import PodSeries
 from slipstream.profiles.profile import load
+from slipstream.report.against_interconnect import against_interconnect, expected_exchange
 from slipstream.report.costs import TOTAL, costs_of
 from slipstream.report.engine import build, run_summary
 from slipstream.report.pages import device_charts
 from slipstream.report.summary import held_back
 from slipstream.stages import StageRun, StageUsage
+from tests.support.network_profiles import network_profile
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
 from tests.support.watched_runs import BOTTLENECK, DEVICES, watched_files
@@ -81,6 +83,20 @@ def test_the_first_screen_names_what_held_training_back(tmp_path: Path) -> None:
 )
 def test_it_says_nothing_where_little_is_to_be_gained(better: dict[str, float | str]) -> None:
     assert list(held_back(BOTTLENECK)) and not list(held_back(replace(BOTTLENECK, **better)))  # type: ignore[arg-type]
+
+
+def test_the_exchange_is_compared_with_the_measured_interconnect() -> None:
+    profile = network_profile()
+    measured = profile.of("all_reduce")
+    assert expected_exchange(profile, measured[0].bytes) == measured[0].p50
+    middle = (measured[-2].bytes + measured[-1].bytes) // 2
+    assert expected_exchange(profile, middle) == pytest.approx((measured[-2].p50 + measured[-1].p50) / 2)
+    assert expected_exchange(profile, 3 * measured[-1].bytes) == pytest.approx(3 * measured[-1].p50)
+    said = against_interconnect(BOTTLENECK, profile)
+    assert "for an all_reduce of 4.19 MB; every rank waited at least 4.20 ms" in said
+    assert against_interconnect(replace(BOTTLENECK, shares={"communication": 0.09}), profile) == ""
+    assert against_interconnect(replace(BOTTLENECK, exchanged_bytes=0), profile) == ""
+    assert against_interconnect(BOTTLENECK, replace(profile, measurements=())) == ""
 
 
 def test_many_devices_are_one_line_between_two(tmp_path: Path) -> None:

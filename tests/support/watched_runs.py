@@ -22,6 +22,8 @@ BOTTLENECK = Bottleneck(
     also=["communication"],
     seconds=9_000.0,
     steps=120,
+    exchanged_bytes=4 << 20,
+    least_exchange_s=0.0042,
     phases={"data": 3_870.0, "compute": 3_690.0, "exchange": 900.0, "optimizer": 200.0, "rest": 70.0},
 )
 

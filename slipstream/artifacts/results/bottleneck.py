@@ -31,6 +31,9 @@ class Observed:
     evidence: dict[str, str]
     #: The largest share of the steps' time for which a rank waited for a processor.
     waited_for_processor: float
+    #: Of the exchange of gradients: bytes of a rank, and the least seconds that every rank waited for it in a step.
+    exchanged_bytes: int = 0
+    least_exchange_s: float = 0.0
     #: Whether the model was divided: then communication and straggler cannot be told apart.
     divided: bool = False
 
@@ -54,6 +57,9 @@ class Bottleneck:
     seconds: float
     steps: int
     phases: dict[str, float]
+    #: As in :class:`Observed`, of the longest attempt.
+    exchanged_bytes: int = 0
+    least_exchange_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for figures that no training has."""
@@ -61,6 +67,8 @@ class Bottleneck:
             raise ValueError("seconds above 0, a useful share of 0 to 1 and a gain of at least 1 expected")
         if not all(0 <= value < LONGEST_S for value in (*self.phases.values(), *self.shares.values())):
             raise ValueError("phases and shares of at least 0 expected")
+        if not (0 <= self.least_exchange_s < LONGEST_S and 0 <= self.exchanged_bytes < LONGEST_S * 1e6):
+            raise ValueError("bytes and seconds of an exchange of at least 0 expected")
 
     @property
     def saved_s(self) -> float:

@@ -15,6 +15,7 @@ from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
+from slipstream.report.against_interconnect import against_interconnect
 from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD
@@ -61,6 +62,7 @@ def report_page(
         more_columns=columns[COLUMNS_SHOWN:COLUMNS_LISTED],
         columns_left=len(columns) - COLUMNS_LISTED,
         contents=contents,
+        exchange=exchange_of(results),
         time_lines=time_lines,
         nodes_of=nodes_of,
         reasons=results.quarantined[:REASONS_SHOWN],
@@ -80,6 +82,11 @@ def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
         (name, value / found.seconds, f"{fmt.seconds(value)}, {100 * value / found.seconds:.0f} %")
         for name, value in seconds.items()
     ]
+
+
+def exchange_of(results: Results) -> str:
+    found, network = results.attempt.bottleneck, results.network
+    return against_interconnect(found, network.profile) if found and network else ""
 
 
 def nodes_of(devices: TrainingDevices, attempt: int) -> str:

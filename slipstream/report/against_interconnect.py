@@ -1,0 +1,36 @@
+"""What steps waited for their gradients, beside what the interconnect was measured to need for as many bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipstream.artifacts.results.bottleneck import COMMUNICATION, Bottleneck
+from slipstream.interconnect.profile import NetworkProfile
+from slipstream.report import formatting as fmt
+from slipstream.telemetry.bottleneck import WORTH_A_LOOK
+
+
+def expected_exchange(profile: NetworkProfile, exchanged_bytes: int) -> float | None:
+    """Seconds that an all_reduce of so many bytes takes: between the sizes that were measured on a line through both,
+    above the largest by its bandwidth. None if nothing was measured."""
+    measured = profile.of("all_reduce")
+    if not measured:
+        return None
+    sizes, seconds = [m.bytes for m in measured], [m.p50 for m in measured]
+    if exchanged_bytes > sizes[-1]:
+        return seconds[-1] * exchanged_bytes / sizes[-1]
+    return float(np.interp(exchanged_bytes, sizes, seconds))
+
+
+def against_interconnect(found: Bottleneck, profile: NetworkProfile) -> str:
+    """A sentence where the exchange is worth a look and the profile is of the same processes; else empty."""
+    if found.shares.get(COMMUNICATION, 0.0) < WORTH_A_LOOK or not found.exchanged_bytes:
+        return ""
+    expected = expected_exchange(profile, found.exchanged_bytes)
+    if expected is None:
+        return ""
+    needed, waited = fmt.milliseconds(1e3 * expected), fmt.milliseconds(1e3 * found.least_exchange_s)
+    return (
+        f"The measured interconnect needs {needed} for an all_reduce of {fmt.size(found.exchanged_bytes)}; every rank "
+        f"waited at least {waited} for it after its last gradient."
+    )
