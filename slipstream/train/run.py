@@ -30,7 +30,6 @@ from slipstream.models.factory_code import model_code
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
-from slipstream.telemetry.bottleneck import judge
 from slipstream.telemetry.node import read_facts
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
@@ -49,7 +48,6 @@ from slipstream.train.fault_tolerance.goodput import (
     STEPS,
     AttemptRecord,
     GoodputRecorder,
-    observed_in,
     summarise,
 )
 from slipstream.train.fault_tolerance.guard import Guard
@@ -60,7 +58,7 @@ from slipstream.train.loop.train_loop import TrainLoop
 from slipstream.train.profiler import StepProfiler
 from slipstream.train.setup import Setup, TrainingRequest, describe_changes
 from slipstream.train.so_far import written
-from slipstream.train.telemetry.around import observed
+from slipstream.train.telemetry.around import observed, verdict
 from slipstream.train.telemetry.pods import devices_of, uploaded
 from slipstream.train.telemetry.totals import written_totals
 from slipstream.train.throughput import throughput
@@ -176,7 +174,7 @@ def train(
         raise
     guard.close()
     attempts = recorder.attempts()
-    goodput, bottleneck = summarise(attempts), judge(observed_in(attempts))
+    goodput, bottleneck = summarise(attempts), verdict(attempts)
     if group.rank == 0:
         LOG.info("%s", goodput)
         if bottleneck:

@@ -100,6 +100,10 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
     )
 
 
+def nothing() -> None:
+    """Nobody observes an attempt."""
+
+
 def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
     """Of each attempt, oldest first, the steps that no later one repeated: those before the earliest start of any."""
     useful = []
@@ -136,7 +140,7 @@ class GoodputRecorder:
         self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
         self.record.began_at = time.time() - (time.perf_counter() - started)
         #: Asked for what is observed by now, whenever the record is written.
-        self.observe: Callable[[], Observed | None] = lambda: None
+        self.observe: Callable[[], Observed | None] = nothing
 
     def begin(self, step: int) -> None:
         """The attempt begins at ``step``. The time until now that is not yet accounted for is start-up."""
@@ -187,8 +191,12 @@ class GoodputRecorder:
 
     def _update(self) -> None:
         self.record.wall = time.perf_counter() - self._started
-        observed = self.observe()
-        self.record.observed = to_tree(observed) if observed else None
+        try:
+            observed = self.observe()
+            self.record.observed = to_tree(observed) if observed else None
+        except Exception as error:  # the record itself is worth more than what explains it
+            LOG.warning("what is observed is not recorded: %s: %s", type(error).__name__, error)
+            self.observe = nothing
 
     def _write_periodically(self) -> None:
         self._write()

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-from slipstream.artifacts.results.bottleneck import Observed
-from slipstream.telemetry.bottleneck import Around, observe
+from slipstream.artifacts.results.bottleneck import Bottleneck, Observed
+from slipstream.logs import logger
+from slipstream.telemetry.bottleneck import Around, judge, observe
 from slipstream.telemetry.records import WAITED_FOR_PODS
-from slipstream.train.fault_tolerance.goodput import EVALUATION, STALL, GoodputRecorder
+from slipstream.train.fault_tolerance.goodput import (
+    EVALUATION,
+    STALL,
+    AttemptRecord,
+    GoodputRecorder,
+    observed_in,
+)
 from slipstream.train.setup import Setup
 from slipstream.train.telemetry.step_times import StepTimes, threads_of_pod
 
+LOG = logger("telemetry")
 #: Bytes of a number of the gradient as it is exchanged, by the hook.
 HALF = ("fp16", "bf16")
+
+
+def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
+    """What held the training back, over all attempts. A diagnosis that fails must not fail what it is of."""
+    try:
+        return judge(observed_in(attempts))
+    except Exception as error:
+        LOG.warning("no verdict: %s: %s", type(error).__name__, error)
+        return None
 
 
 def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Observed | None:

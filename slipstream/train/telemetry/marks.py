@@ -90,8 +90,9 @@ class StepTiming(NamedTuple):
         them for want of a batch; for ``stall`` seconds a save stopped the step."""
         return StepTime(
             data=data_wait,
-            compute=at.gradient - at.begin,
-            exchange=at.exchanged - at.gradient,
+            # GPUs measure times of microseconds inexactly.
+            compute=max(0.0, at.gradient - at.begin),
+            exchange=max(0.0, at.exchanged - at.gradient),
             optimizer=max(0.0, at.end - at.exchanged - stall),
             rest=max(0.0, idle - data_wait - (self.start.paused - previous.paused)),
             processor_wait=self.processor_wait - previous.processor_wait,

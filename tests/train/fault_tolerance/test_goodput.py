@@ -60,9 +60,9 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
         raise RuntimeError
     kept.record.last_step = 14
     seconds = kept.summary().seconds
-    assert seconds["start"] == pytest.approx(5, abs=0.05)
-    assert seconds["restore"] == pytest.approx(0.05, abs=0.03)
-    assert seconds[EVALUATION] == pytest.approx(0.02, abs=0.02)
+    # A busy machine wakes a process late, but the same time is not counted twice.
+    assert 5 <= seconds["start"] < 6 and 0.05 <= seconds["restore"] < 1 and 0.02 <= seconds[EVALUATION] < 1
+    assert sum(seconds.values()) - 2.0 <= time.perf_counter() - kept._started
     assert seconds[STALL] == 0
     assert kept.summary().executed == 4
 

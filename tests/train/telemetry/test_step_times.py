@@ -16,9 +16,11 @@ from slipstream.artifacts.results.training import read_attempt
 from slipstream.storage import storage_for
 from slipstream.telemetry.records import STEP_BOUNDS
 from slipstream.telemetry.step_blocks import PER_STEP
+from slipstream.train.checkpoint.home import Home
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import DeviceClock
-from slipstream.train.fault_tolerance.goodput import ACTIVITIES, read_attempts
+from slipstream.train.fault_tolerance.goodput import ACTIVITIES, AttemptRecord, GoodputRecorder, read_attempts
+from slipstream.train.telemetry.around import verdict
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.train.telemetry.step_times import GROUPS, StepTime, StepTimes
 from tests.support.training import table_of_numbers, trained
@@ -177,3 +179,19 @@ def without_marks(*arguments: object) -> None:
     step = train_loop.train_step
     train_loop.train_step = lambda *given: step(*given[:6])
     rank_body(*arguments)  # type: ignore[arg-type]
+
+
+def test_a_diagnosis_that_fails_costs_neither_the_record_nor_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(storage_for(str(tmp_path)))
+    recorder = GoodputRecorder(home, 1, 1, writes=True, started=time.perf_counter())
+    recorder.observe = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    recorder.begin(0)
+    recorder.record.last_step = 7
+    recorder.end("finished")
+    assert [(each.last_step, each.ended) for each in read_attempts(home.storage)] == [(7, "finished")]
+    assert capsys.readouterr().err.count("what is observed is not recorded: ZeroDivisionError") == 1
+    broken = {"seconds": 1.0, "steps": 1, "phases": {"compute": -5.0}, "lost": {}, "evidence": {}}
+    assert verdict([AttemptRecord(1, 1, observed={**broken, "waited_for_processor": 0.0})]) is None
+    assert "no verdict: ValueError" in capsys.readouterr().err
