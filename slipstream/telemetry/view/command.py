@@ -59,9 +59,9 @@ def main(directory: Path) -> None:
 
     DIRECTORY holds one stage's samples or several stages', of which the newest is shown. Without it:
     .slipstream/telemetry, where a workflow runs on this machine. In a pod the samples lie in the task's working
-    directory:
+    directory, of which only Flyte knows the name: kubectl exec -it POD -- sh -c with the example in quotes finds it.
 
-    kubectl exec -it POD -- sh -c 'slipstream telemetry /tmp/flyte*/sandbox/local_flytekit/*/telemetry'
+    Example: slipstream telemetry /tmp/flyte*/sandbox/local_flytekit/*/telemetry
     """
     stage, *others = stages_in(directory)
     if sys.stdout.isatty():
@@ -87,7 +87,8 @@ def draw(stage: Stage, others: Sequence[Stage]) -> bool:
     lines = [*page(shown, size.columns), *listed(others, shown.now)]
     if not shown.has_ended:
         lines = [line[: size.columns] for line in lines[: size.lines - 1]]
-    click.echo(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW, nl=False)
+    sys.stdout.write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW)
+    sys.stdout.flush()
     return shown.has_ended
 
 

@@ -126,7 +126,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
 
     return [
         f"{rank.rank:g}",
-        f"{rank.steps:,g}",
+        f"{rank.steps:,.0f}",
         f"{rank.samples / steps_s:,.0f}" if begun else UNKNOWN,
         f"{1e3 * steps_s / rank.steps:.3g}" if begun else UNKNOWN,
         *(
@@ -145,7 +145,7 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
         return []
     verdict, also = weigh(known.bottlenecks)
     notes = {verdict: "the verdict", **dict.fromkeys(also, "worth a look")}
-    said = f"held back by: {verdict}" if verdict else f"no cause took {DECISIVE:.0%} of the training's time"
+    said = f"held back by: {verdict}" if verdict else f"no cause took {percent(DECISIVE)} of the training's time"
     ordered = sorted(known.bottlenecks.items(), key=lambda item: -item[1])
     rows = [[printable(cause), percent(share), notes.get(cause, "")] for cause, share in ordered]
     lines = [f"goodput {percent(known.goodput)}; {printable(said)}"]
@@ -177,13 +177,13 @@ def parts_of(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
 
 
 def percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{share:.0%}"
+    return UNKNOWN if share is None else f"{100 * share:.0f} %"
 
 
 def memory(used: float | None, limit: float | None) -> str:
     if used is None or not limit:
         return UNKNOWN if used is None else f"{used / GIB:.1f} GiB"
-    return f"{used / GIB:.1f} of {limit / GIB:.1f} GiB, {used / limit:.0%}"
+    return f"{used / GIB:.1f} of {limit / GIB:.1f} GiB, {percent(used / limit)}"
 
 
 def printable(text: str) -> str:
