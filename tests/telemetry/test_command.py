@@ -192,6 +192,10 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def cut_to_nothing(directory: Path) -> None:
+    emptied(next(directory.glob("*.ring")))
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
@@ -234,7 +238,7 @@ def test_names_in_files_do_not_move_the_cursor(tmp_path: Path) -> None:
         (lambda path: path.write_text("x"), "is no directory"),
         (lambda path: path.mkdir(), "has no samples"),
         (lambda path: (path / "other").mkdir(parents=True), "has no samples"),
-        (lambda path: stage(path, "train-ab", NOW) and emptied(next(path.rglob("*.ring"))), "has no samples"),
+        (lambda path: cut_to_nothing(stage(path, "train-ab", NOW)), "has no samples"),
     ],
 )
 def test_what_is_no_directory_of_samples_is_one_line(tmp_path: Path, made: Callable[[Path], object], said: str) -> None:
@@ -258,7 +262,7 @@ def test_it_is_drawn_in_place_until_the_stage_has_ended(
     monkeypatch.setattr(command.time, "time", lambda: now[0])
     monkeypatch.setattr(command.time, "sleep", sleep)
     monkeypatch.setattr(command.shutil, "get_terminal_size", lambda: os.terminal_size((70, 6)))
-    command.follow(*stages_in(tmp_path), others=[])
+    command.follow(stages_in(tmp_path)[0], [])
     pages = [drawn.split(f"{CLEAR_LINE}\n") for drawn in capsys.readouterr().out.split(HOME)[1:]]
     assert now[0] == NOW + 3 + SILENT_S + 1 and len(pages) == now[0] - NOW + 1
     assert "sampled 0 s ago" in pages[3][0] and "sampled 1 s ago" in pages[4][0] and "ended 11 s ago" in pages[-1][0]
