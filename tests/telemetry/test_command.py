@@ -26,7 +26,7 @@ from slipstream.telemetry.ring import SILENT_S, Ring
 from slipstream.telemetry.totals import write_totals
 from slipstream.telemetry.view import command
 from slipstream.telemetry.view.command import CLEAR_LINE, HOME, main, stages_in
-from slipstream.telemetry.view.page import Snapshot, page
+from slipstream.telemetry.view.page import Snapshot, page, parts_of
 from tests.support.sampler_process import device, sample, totals
 
 NOW = 1_700_000_000.0
@@ -162,6 +162,13 @@ def test_on_a_narrow_terminal_tables_go_on_below_and_nothing_is_lost(tmp_path: P
     assert len(heads) > 1 and all(narrow[place + 2].split()[0] == "1" for place in heads)
 
 
+@pytest.mark.parametrize(("width", "parts"), [(13, [[0, 1, 2]]), (12, [[0, 1], [0, 2]]), (8, [[0, 1], [0, 2]])])
+def test_columns_are_divided_where_they_do_not_fit(width: int, parts: list[list[int]]) -> None:
+    """Two spaces lie between columns of 4, 2 and 3; 4 and 3 alone are wider than 8, and not divided further."""
+    assert list(parts_of([4, 2, 3], width)) == parts
+    assert list(parts_of([4, 2, 3], None)) == [[0, 1, 2]]
+
+
 def test_the_newest_stage_is_shown_and_the_others_are_listed(tmp_path: Path) -> None:
     now = time.time()
     stage(tmp_path, "prepare-a", now - 7200)
@@ -252,7 +259,7 @@ def test_it_is_drawn_in_place_until_the_stage_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By a clock of its own. The sampler goes on for three seconds."""
-    directory, now = stage(tmp_path, "train-ab", NOW), [NOW]
+    directory, now = stage(tmp_path, f"train-ab{80 * '-'}", NOW), [NOW]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -265,7 +272,7 @@ def test_it_is_drawn_in_place_until_the_stage_has_ended(
     command.follow(stages_in(tmp_path)[0], [])
     pages = [drawn.split(f"{CLEAR_LINE}\n") for drawn in capsys.readouterr().out.split(HOME)[1:]]
     assert now[0] == NOW + 3 + SILENT_S + 1 and len(pages) == now[0] - NOW + 1
-    assert "sampled 0 s ago" in pages[3][0] and "sampled 1 s ago" in pages[4][0] and "ended 11 s ago" in pages[-1][0]
+    assert pages[0][0] == f"train-ab{62 * '-'}" and pages[-1][0].endswith("ended 11 s ago")
     # In place: no line is wrapped, nothing scrolls. The last one is whole.
     assert all(len(lines[:-1]) == 5 and max(map(len, lines[:-1])) <= 70 for lines in pages[:-1])
     assert len(pages[-1]) > 10
