@@ -215,17 +215,18 @@ class Cause:
 
 
 CAUSES = {
-    "slow loader": Cause(bottleneck.DATA, "busy most with gathering", 256, (32,), gathering_s=0.05),
-    "slow copies to the device": Cause(bottleneck.DATA, "busy most with copy", 256, (32,), copying_s=0.05),
+    "slow loader": Cause(bottleneck.DATA, "busy most with gathering", 256, (32,), gathering_s=0.1),
+    "slow copies to the device": Cause(bottleneck.DATA, "busy most with copy", 256, (32,), copying_s=0.1),
     "tiny batches": Cause(bottleneck.LAUNCH, "over two rows", 8, (16,) * 60),
 }
-STEPS, EPOCHS = 16, 2
+STEPS, EPOCHS = 10, 2
 
 
 def causes(place: Place) -> Iterator[Figure]:
     for name, cause in CAUSES.items():
         directory = place.directory / name.replace(" ", "-")
         with ExitStack() as provoked:
+            provoked.enter_context(one_thread())
             for patch in provocations(cause):
                 provoked.enter_context(patch)
             trained = trained_on(directory, cause.batch, cause.layers)
@@ -233,6 +234,17 @@ def causes(place: Place) -> Iterator[Figure]:
         assert found is not None
         assert found.verdict == cause.verdict and cause.says in found.sentence, f"{name}: {found.sentence}"
         yield Figure(name, 100 * found.shares[cause.verdict], f"% {found.verdict}")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On busy processors threads that wait for each other would be what holds training back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def provocations(cause: Cause) -> Iterator[AbstractContextManager[object]]:
