@@ -25,6 +25,9 @@ SUBCOMMANDS = {
     "checkpoints": Subcommand(
         "slipstream.train.checkpoint.command", "List the checkpoints of trainings, free old ones."
     ),
+    "telemetry": Subcommand(
+        "slipstream.telemetry.view.command", "Show what devices and ranks do, what holds them back."
+    ),
     "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
     "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
     "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),

@@ -1,8 +1,10 @@
-"""Tables on a terminal."""
+"""Tables on a terminal, and how their cells say sizes and ages."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
+DAY_S = 86400.0
 
 
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]) -> str:
@@ -16,3 +18,18 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
         ).rstrip()
         for line in lines
     )
+
+
+def size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} GiB"
+
+
+def age(seconds: float) -> str:
+    for unit, length in (("d", DAY_S), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

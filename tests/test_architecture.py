@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": BASE | {"logs", "stages", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
-    "telemetry": BASE | {"logs", "artifacts", "storage", "machine", "profiles"},
+    "telemetry": BASE | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},

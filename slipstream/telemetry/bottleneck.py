@@ -204,11 +204,9 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
     # Nobody trains while pods are missing: that time is beside the training's.
     whole = {cause: seconds + (lost[cause] if cause == LATE_PODS else 0.0) for cause in CAUSES}
     shares = {cause: lost[cause] / whole[cause] for cause in CAUSES if lost[cause] > 0}
-    ordered = sorted(shares, key=lambda cause: -shares[cause])
     longest = max(attempts, key=lambda each: each.seconds)
     phases = {name: sum(each.phases.get(name, 0.0) for each in attempts) for name in longest.phases}
-    verdict = ordered[0] if ordered and shares[ordered[0]] >= DECISIVE else ""
-    also = [cause for cause in ordered if cause != verdict and shares[cause] >= WORTH_A_LOOK]
+    verdict, also = weigh(shares)
     steps = sum(each.steps for each in attempts)
     gain = 1 / (1 - min(shares[verdict], 0.99)) if verdict else 1.0
     waited = max(each.waited_for_processor for each in attempts)
@@ -239,6 +237,14 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
         exchanged_bytes=longest.exchanged_bytes,
         least_exchange_s=longest.least_exchange_s,
     )
+
+
+def weigh(shares: Mapping[str, float]) -> tuple[str, list[str]]:
+    """Of the shares of causes the verdict, "" if none is decisive; and the others that are worth a look, the largest
+    first."""
+    ordered = sorted(shares, key=lambda cause: -shares[cause])
+    verdict = ordered[0] if ordered and shares[ordered[0]] >= DECISIVE else ""
+    return verdict, [cause for cause in ordered if cause != verdict and shares[cause] >= WORTH_A_LOOK]
 
 
 def describe(cause: str, share: float, gain: float, its: Observed) -> str:

@@ -47,6 +47,11 @@ DEVICE = struct.Struct("<IBH5f7d")
 IO = (("pcie", "in"), ("pcie", "out"), ("nvlink", "in"), ("nvlink", "out"))
 #: Seconds: what a file holds, what is kept of them, how often names are repeated.
 FILE_S, KEPT_S, NAMES_S = 300, 3600, 60
+#: A sampler that has written nothing for so many seconds has ended.
+SILENT_S = 10.0
+#: Where only the last samples of a file are wanted, the bytes that are read: at its begin, where it names the devices,
+#: and at its end.
+BEGIN_BYTES, END_BYTES = 1 << 13, 1 << 15
 MINUTES = "minutes.ring"
 Names = dict[int, tuple[str, int, str]]
 
@@ -171,10 +176,51 @@ def read_file(path: Path, named: Names) -> list[Sample]:
     except OSError:
         return []
     frames = list(frames_of(content))
+    named.update(names_in(frames))
+    return samples_in(frames, named)
+
+
+def newest(directory: Path) -> Sample | None:
+    """The last sample; None if there is none."""
+    return next(iter(latest(directory, 1)), None)
+
+
+def latest(directory: Path, count: int) -> list[Sample]:
+    """The last samples, at most ``count`` and with 8 devices at most 40, the oldest first. Little is read: of the last
+    file its begin and its end, and of those before only if that has too few."""
+    found: list[Sample] = []
+    for path in [*(path for _, path in reversed(files_of(directory))), directory / MINUTES]:
+        found = end_of(path, count - len(found)) + found
+        if len(found) == count:
+            break
+    return found
+
+
+def end_of(path: Path, count: int) -> list[Sample]:
+    """At most ``count`` samples at the file's end, as they were written."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(BEGIN_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - END_BYTES))
+            end = file.read(END_BYTES)
+    except OSError:
+        return []
+    frames = list(frames_of(end))
+    named = names_in(frames_of(begin)) | names_in(frames)
+    return samples_in([each for each in frames if each[0] == SAMPLE][-count:], named)
+
+
+def names_in(frames: Iterable[tuple[bytes, bytes]]) -> Names:
+    named: Names = {}
     for kind, names in frames:
         if kind == NAMES:
             with contextlib.suppress(ValueError, TypeError, AttributeError):  # of another version
                 named.update({key_of(uuid): (uuid, index, name) for uuid, index, name in json.loads(names)})
+    return named
+
+
+def samples_in(frames: Iterable[tuple[bytes, bytes]], named: Names) -> list[Sample]:
     samples = (sample_of(sample, named) for kind, sample in frames if kind == SAMPLE)
     return [sample for sample in samples if sample is not None]
 

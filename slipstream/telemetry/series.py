@@ -52,17 +52,19 @@ def of_gpu(number: int, spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
 
 def of_host(spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
     """The processors of a pod without GPUs."""
-    busy: list[float | None] = []
-    for span in spans:
-        first, last = span[0], span[-1]
-        available = (last.at - first.at) * last.host.cpus
-        used = last.host.cpu_seconds - first.host.cpu_seconds
-        busy.append(min(1.0, max(0.0, used / available)) if available > 0 else None)
+    busy = [cpu_use(span[0], span[-1]) for span in spans]
     memory = [
         mean(share(sample.host.memory_used_bytes, sample.host.memory_limit_bytes) for sample in span[1:])
         for span in spans
     ]
     return DeviceSeries(f"{spans[-1][-1].host.cpus:g} CPUs", "cpu", busy, memory)
+
+
+def cpu_use(first: Sample, last: Sample) -> float | None:
+    """The share of its CPUs that a pod used between two samples, 0 to 1; None if no time lies between them."""
+    available = (last.at - first.at) * last.host.cpus
+    used = last.host.cpu_seconds - first.host.cpu_seconds
+    return min(1.0, max(0.0, used / available)) if available > 0 else None
 
 
 def energy(samples: Sequence[Sample]) -> float | None:

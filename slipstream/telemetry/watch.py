@@ -19,6 +19,8 @@ from slipstream.logs import logger
 from slipstream.telemetry.metrics import Labels
 from slipstream.telemetry.push import VARIABLE, push
 
+#: The directory of all samples, each stage's in one of its own.
+SAMPLES = "telemetry"
 #: Seconds that the agent waits for the sampler after SIGTERM, and for all that ends an attempt.
 SAMPLER_S, END_S = 1.0, 2.0
 NO_PRICES: Mapping[str, float] = {}

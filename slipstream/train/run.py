@@ -165,7 +165,7 @@ def train(
             written_totals(request.sampled, guard.times, recorder, group),
             uploaded(checkpoints.home, recorder.record, request.sampled),
         ):
-            loop.run(restore)
+            loop.run(restore, request.sampled)
             checkpoints.finish()
     except Preempted:
         raise

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.telemetry import ring
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, Ring, read
+from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, Ring, latest, newest, read
 from tests.support.sampler_process import device, sample
 
 #: A full hour.
@@ -149,3 +150,29 @@ def test_a_device_that_was_never_up_stays_down(tmp_path: Path) -> None:
     write(tmp_path, (sample(BEGIN + i, down) for i in range(3)))
     write(tmp_path, [sample(BEGIN + 2 * KEPT_S)])
     assert read(tmp_path)[0].devices == (down,)
+
+
+def test_the_latest_are_the_end_of_all(tmp_path: Path) -> None:
+    """More than is read of a file, and over the begin of the next one."""
+    devices = [device(f"GPU-{number}", number) for number in range(8)]
+    written = write(tmp_path, (sample(BEGIN + i, *devices) for i in range(FILE_S + 3)))
+    size = max(path.stat().st_size for path in tmp_path.glob("*.ring"))
+    assert size > 4 * (ring.BEGIN_BYTES + ring.END_BYTES)
+    for count in (1, 3, 6, 40):
+        assert latest(tmp_path, count) == written[-count:]
+    assert newest(tmp_path) == written[-1]
+
+
+def test_the_latest_of_few_or_none(tmp_path: Path) -> None:
+    assert newest(tmp_path / "nowhere") is None and latest(tmp_path, 3) == []
+    written = write(tmp_path, [sample(BEGIN, device()), sample(BEGIN + 1, device())])
+    assert latest(tmp_path, 3) == written
+    path = file_of(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert newest(tmp_path) == written[0]
+
+
+def test_the_latest_of_minutes_where_there_are_no_seconds(tmp_path: Path) -> None:
+    written = write(tmp_path, (sample(BEGIN + 60 * i, device()) for i in range(5)))
+    file_of(tmp_path).rename(tmp_path / MINUTES)
+    assert latest(tmp_path, 2) == written[-2:]

@@ -17,7 +17,7 @@ from slipstream.artifacts.store import STORE
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES, ObjectInfo, list_objects, storage_for
 from slipstream.storage.local import LocalStorage, local_path
-from slipstream.text_table import aligned
+from slipstream.text_table import DAY_S, age, aligned, size
 from slipstream.train.checkpoint.home import (
     CLAIMS,
     FINISHED,
@@ -32,7 +32,6 @@ from slipstream.train.checkpoint.home import (
 )
 from slipstream.train.checkpoint.lease import Sign, is_unlocked, sign_of
 
-DAY_S = 86400.0
 #: What the first files below a home are called, besides checkpoints.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", FINISHED, LATEST}
 COLUMNS = ("training", "size", "last written", "step", "state", "holder")
@@ -144,18 +143,3 @@ def main(store: str, frees: bool) -> None:
 def row(home: HomeSummary, now: float) -> list[str]:
     step = "-" if home.step is None else str(home.step)
     return [home.name, size(home.bytes), f"{age(now - home.modified)} ago", step, home.state, str(home.holder)]
-
-
-def size(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} GiB"
-
-
-def age(seconds: float) -> str:
-    for unit, length in (("d", DAY_S), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

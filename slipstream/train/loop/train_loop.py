@@ -8,21 +8,19 @@ the same batches would lead to the same weights. If there is no checkpoint since
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from tqdm import tqdm
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.so_far import TrainingSoFar
-from slipstream.artifacts.results.training import LeftOut, LossPoint, ValidationPoint
+from slipstream.artifacts.results.training import LeftOut, LossPoint
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.logs import logger
@@ -36,11 +34,11 @@ from slipstream.train.loop.evaluation import agree_on_rows, record_evaluation
 from slipstream.train.loop.nonfinite import name_rows
 from slipstream.train.loop.optimizer import learning_rate
 from slipstream.train.loop.precision import SKIPPED, USED
+from slipstream.train.loop.progress import ProgressDisplay
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.step import padded_rows, train_step
 from slipstream.train.profiler import StepProfiler
 
-SECONDS_BETWEEN_LINES = 5.0
 HISTORY_POINTS = 200
 #: Steps that are at most in flight on the device before the host waits for the oldest. The same on all devices and at
 #: all times, because all ranks have to collect the same results between the same steps.
@@ -49,35 +47,6 @@ IN_FLIGHT = 2
 LOG = logger("train")
 #: Restores the newest checkpoint of a step from ``least`` to ``most``, if there is one.
 Restore = Callable[[int, int], Restored | None]
-
-
-class ProgressDisplay:
-    """Shows the progress of training; it measures nothing that training uses."""
-
-    def __init__(self, total: int, done: int, *, shown: bool) -> None:
-        self._total = total
-        self._lines = shown and not sys.stderr.isatty()
-        self._bar = tqdm(
-            total=total, initial=done, desc="train", unit="step", disable=not shown or self._lines, leave=False
-        )
-        self._last_line = time.monotonic()
-
-    def step(self, done: int) -> None:
-        self._bar.update(done - self._bar.n)
-
-    def evaluated(self, done: int, evaluation: ValidationPoint) -> None:
-        figures = f"loss {evaluation.loss:.4f}"
-        for name, value in (("accuracy", evaluation.accuracy), ("rmse", evaluation.rmse)):
-            if value is not None:
-                figures += f"  {name} {value:.4f}"
-        self._bar.set_postfix_str(figures)
-        if self._lines and (time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or done == self._total):
-            self._last_line = time.monotonic()
-            where = f"step {done}/{self._total}  epoch {evaluation.epoch:.1f}"
-            print(f"train        {where}  validation {figures}", flush=True)
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 class EnqueuedStep(NamedTuple):
@@ -127,11 +96,19 @@ class TrainLoop:
         self._in_flight: deque[EnqueuedStep] = deque()
         #: Steps in a row that were skipped, up to the last whose result was collected.
         self._skipped_in_a_row = 0
-        self._display = ProgressDisplay(self._total_steps, state.progress.step, shown=group.rank == 0)
+        self._display = ProgressDisplay(self._total_steps, state.progress.step, self._order.consumed, shown=False)
 
-    def run(self, restore: Restore) -> None:
-        """Train to the end. Raises ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, and
-        ``Preempted`` when a machine is preempted."""
+    def run(self, restore: Restore, sampled: Path | None = None) -> None:
+        """Train to the end. Rank 0 shows how it goes, with what its pod's devices do as they are ``sampled``. Raises
+        ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, and ``Preempted`` when a machine is
+        preempted."""
+        self._display = ProgressDisplay(
+            self._total_steps,
+            self._state.progress.step,
+            self._order.consumed,
+            shown=self._group.rank == 0,
+            sampled=sampled,
+        )
         with self._profiler or nullcontext():
             while not self._is_over():
                 try:

@@ -24,10 +24,9 @@ from slipstream.telemetry.metrics import Labels
 from slipstream.telemetry.node import NodeFacts, node_facts, write_facts
 from slipstream.telemetry.prices import pod_price
 from slipstream.telemetry.series import condense, mean
-from slipstream.telemetry.watch import watching
+from slipstream.telemetry.watch import SAMPLES, watching
 
-#: The directory of all samples, each stage's in one of its own; those of the last runs are kept.
-SAMPLES = "telemetry"
+#: Directories of samples that are kept, those of the last runs.
 KEPT = 20
 LOG = logger("telemetry")
 #: Where the pod of the stage that this thread runs is sampled; None where it is not.

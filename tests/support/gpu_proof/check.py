@@ -85,6 +85,7 @@ CHECKS = (
     Check("graphs", "a captured pass of small models gives the eager one's gradients", "variants:graphs"),
     Check("loader", "rows reach the device as they are, and faster than by a DataLoader", "loading:loader", 90),
     Check("export", "ONNX Runtime on this device gives what torch gives", "exporting:parity"),
+    Check("telemetry", "readings are the driver's, causes are named, and no step waits", "telemetry:telemetry", 120),
     Check("collectives", "the benchmark measures, beside nccl-tests if they are there", "exchange:collectives", 120),
     Check("layouts", "every layout computes what one process computes", "exchange:layouts", 180),
 )

@@ -26,8 +26,9 @@ SMALL_TRANSFORMER = {
 }
 
 
-def train(directory: Path, prepared: Path, model: ModelConfig, **training: Any) -> Path:
-    """Train in a process group of one; returns the trained model. Its checkpoints lie beside it."""
+def train(directory: Path, prepared: Path, model: ModelConfig, *, sampled: Path | None = None, **training: Any) -> Path:
+    """Train in a process group of one; returns the trained model. Its checkpoints lie beside it, what its rank counts
+    in ``sampled``."""
     alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
     where = {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     os.environ.update({name: str(value) for name, value in where.items()})
@@ -39,6 +40,7 @@ def train(directory: Path, prepared: Path, model: ModelConfig, **training: Any) 
             directory=directory,
             home=f"{directory}.checkpoints",
             made_by={},
+            sampled=sampled,
         )
     )
     return directory

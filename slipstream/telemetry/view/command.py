@@ -1,0 +1,105 @@
+"""``slipstream telemetry``: what devices, host and ranks of a stage do, as it is sampled; and what holds it back."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from slipstream.artifacts.store import STORE
+from slipstream.errors import UserError
+from slipstream.telemetry.ring import newest
+from slipstream.telemetry.view.page import Snapshot, page, printable
+from slipstream.telemetry.watch import SAMPLES
+from slipstream.text_table import age
+
+REFRESH_S = 1.0
+#: Of a terminal: to its upper left corner, clear to the end of the line, to the end of the screen.
+HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage's samples, and when the last was taken, seconds since 1970, UTC."""
+
+    directory: Path
+    at: float
+
+
+def stages_in(directory: Path) -> list[Stage]:
+    """The directory itself, if it has samples, else those in it that do, the newest first. Raises ``UserError`` if
+    there are none."""
+    expected = "expected one stage's samples, or a directory of such: .slipstream/telemetry where a workflow was run"
+    if not directory.is_dir():
+        what = "is no directory" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {what}; {expected}")
+    own = newest(directory)
+    if own:
+        return [Stage(directory, own.at)]
+    try:
+        below = [path for path in directory.iterdir() if path.is_dir()]
+    except OSError as error:
+        raise UserError(f"{directory} cannot be read: {error.strerror}; {expected}") from None
+    found = [Stage(path, sample.at) for path in below if (sample := newest(path))]
+    if not found:
+        raise UserError(f"{directory} has no samples; {expected}")
+    return sorted(found, key=lambda stage: -stage.at)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=STORE / SAMPLES)
+def main(directory: Path) -> None:
+    """Show what devices, host and ranks of a stage do, and what holds a training back. On a terminal every second anew,
+    until the stage has ended; else once.
+
+    DIRECTORY holds one stage's samples or several stages', of which the newest is shown. Without it:
+    .slipstream/telemetry, where a workflow runs on this machine. In a pod the samples lie in the task's working
+    directory, of which only Flyte knows the name: kubectl exec -it POD -- sh -c with the example in quotes finds it.
+
+    Example: slipstream telemetry /tmp/flyte*/sandbox/local_flytekit/*/telemetry
+    """
+    stage, *others = stages_in(directory)
+    if sys.stdout.isatty():
+        follow(stage, others)
+        return
+    shown = look_at(stage)
+    click.echo("\n".join([*page(shown), *listed(others, shown.now)]))
+
+
+def follow(stage: Stage, others: Sequence[Stage]) -> None:
+    """Show it in place until it has ended, or until Ctrl-C."""
+    try:
+        while not draw(stage, others):
+            time.sleep(REFRESH_S)
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def draw(stage: Stage, others: Sequence[Stage]) -> bool:
+    """Show it as it is now; returns whether it has ended. While it goes on the page is cut to the terminal, which would
+    scroll otherwise."""
+    shown, size = look_at(stage), shutil.get_terminal_size()
+    lines = [*page(shown, size.columns), *listed(others, shown.now)]
+    if not shown.has_ended:
+        lines = [line[: size.columns] for line in lines[: size.lines - 1]]
+    sys.stdout.write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW)
+    sys.stdout.flush()
+    return shown.has_ended
+
+
+def look_at(stage: Stage) -> Snapshot:
+    """What there is now. Raises ``UserError`` if its directory was removed meanwhile."""
+    shown = Snapshot.of(stage.directory, time.time())
+    if not shown.samples:
+        raise UserError(f"{stage.directory} has no samples any more; only those of the last runs are kept")
+    return shown
+
+
+def listed(others: Sequence[Stage], now: float) -> list[str]:
+    names = [f"  {printable(stage.directory.name)}  {age(now - stage.at)} ago" for stage in others]
+    return ["", "older:", *names] if names else []

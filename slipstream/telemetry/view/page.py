@@ -1,0 +1,191 @@
+"""What is known of a stage's pod as text: devices, host, ranks and what holds them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.telemetry.bottleneck import DECISIVE, weigh
+from slipstream.telemetry.metrics import STEP
+from slipstream.telemetry.node import NodeFacts, read_facts
+from slipstream.telemetry.records import CHECKPOINT, EVALUATION, DeviceReading, RankTotals, Sample
+from slipstream.telemetry.ring import SILENT_S, latest
+from slipstream.telemetry.totals import read_totals
+from slipstream.text_table import age, aligned
+
+#: What the host has used is that of the time between so many samples.
+SAMPLES = 6
+GIB = 1 << 30
+UNKNOWN = "-"
+DEVICES = ("device", "utilisation", "SM activity", "memory", "power", "temperature", "state")
+HOST = ("host", "CPUs used", "threads waiting for one", "stopped by the quota", "memory")
+RANKS = ("rank", "steps", "samples/s", "ms/step", *STEP, EVALUATION, CHECKPOINT, "last step")
+CAUSES = ("cause", "share", "")
+#: Columns that are words.
+WORDS = ("device", "state", "host", "cause", "")
+#: As docs/telemetry.md explains it.
+UTILISATION = "utilisation: any kernel ran, those that wait for other ranks included"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a directory holds at a time; ``now`` is seconds since 1970, UTC. There is at least one sample."""
+
+    name: str
+    samples: Sequence[Sample]
+    ranks: Sequence[RankTotals]
+    facts: NodeFacts | None
+    now: float
+
+    @classmethod
+    def of(cls, directory: Path, now: float) -> Snapshot:
+        return cls(directory.name, latest(directory, SAMPLES), read_totals(directory), read_facts(directory), now)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last sample."""
+        return max(0.0, self.now - self.samples[-1].at)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.silent_s > SILENT_S
+
+
+def page(shown: Snapshot, width: int | None = None) -> list[str]:
+    """The lines; with a ``width`` tables that are wider go on below themselves."""
+    parts = [[head(shown)], devices_lines(shown, width), host_lines(shown, width)]
+    parts += [ranks_lines(shown, width), cause_lines(shown.ranks, width)]
+    return [line for part in parts if part for line in ("", *part)][1:]
+
+
+def head(shown: Snapshot) -> str:
+    ago = age(shown.silent_s)
+    when = f"ended {ago} ago" if shown.has_ended else f"sampled {ago} ago"
+    return f"{printable(shown.name)}{where(shown.facts)}: {when}"
+
+
+def where(facts: NodeFacts | None) -> str:
+    if facts is None:
+        return ""
+    spot = " on spot" if facts.spot else ""
+    beside = f" ({facts.instance_type}{spot})" if facts.instance_type else spot
+    return f" on {printable(facts.node)}{beside}"
+
+
+def devices_lines(shown: Snapshot, width: int | None) -> list[str]:
+    devices = shown.samples[-1].devices
+    if not devices:
+        return []
+    return [*table(DEVICES, [device_row(device) for device in devices], width), f"({UTILISATION})"]
+
+
+def device_row(device: DeviceReading) -> list[str]:
+    throttled = ", ".join(reason.replace("_", " ") for reason in device.throttled)
+    state = f"throttled: {throttled}" if throttled else "ok"
+    return [
+        printable(f"{device.index} {device.name}"),
+        percent(device.busy),
+        percent(device.sm_active),
+        memory(device.memory_used_bytes, device.memory_limit_bytes),
+        UNKNOWN if device.power_watts is None else f"{device.power_watts:.0f} W",
+        UNKNOWN if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} °C",
+        state if device.up else "not answering",
+    ]
+
+
+def host_lines(shown: Snapshot, width: int | None) -> list[str]:
+    """What is counted is that of the last seconds; unknown with a single sample."""
+    first, last = shown.samples[0], shown.samples[-1]
+    passed, before, host = last.at - first.at, first.host, last.host
+    used = waiting = UNKNOWN
+    if passed > 0:
+        used = f"{max(0.0, host.cpu_seconds - before.cpu_seconds) / passed:.2f}"
+        waiting = f"{max(0.0, host.cpu_wait_seconds - before.cpu_wait_seconds) / passed:.2f}"
+    periods = host.periods - before.periods
+    stopped = (host.throttled_periods - before.throttled_periods) / periods if periods > 0 else None
+    quota = UNKNOWN if stopped is None else f"{percent(stopped)} of its periods"
+    memory_used = memory(host.memory_used_bytes, host.memory_limit_bytes)
+    return table(HOST, [["CPU and memory", f"{used} of {host.cpus:g}", waiting, quota, memory_used]], width)
+
+
+def ranks_lines(shown: Snapshot, width: int | None) -> list[str]:
+    rows = [rank_row(rank, shown.now) for rank in shown.ranks]
+    return table(RANKS, rows, width) if rows else []
+
+
+def rank_row(rank: RankTotals, now: float) -> list[str]:
+    """All since the attempt's begin. Shares are those of the time of steps, evaluations and checkpoints."""
+    seconds = rank.phase_seconds
+    steps_s = sum(seconds.get(phase, 0.0) for phase in STEP)
+    whole = steps_s + sum(seconds.get(phase, 0.0) for phase in (EVALUATION, CHECKPOINT))
+    begun = rank.steps > 0 and steps_s > 0
+
+    def share(phase: str) -> str:
+        return percent(seconds.get(phase, 0.0) / whole if whole > 0 else None)
+
+    return [
+        f"{rank.rank:g}",
+        f"{rank.steps:,.0f}",
+        f"{rank.samples / steps_s:,.0f}" if begun else UNKNOWN,
+        f"{1e3 * steps_s / rank.steps:.3g}" if begun else UNKNOWN,
+        *(
+            f"{1e3 * seconds.get(phase, 0.0) / rank.steps:.3g} ms {share(phase)}" if begun else UNKNOWN
+            for phase in STEP
+        ),
+        *(f"{seconds.get(phase, 0.0):.3g} s {share(phase)}" for phase in (EVALUATION, CHECKPOINT)),
+        f"{age(now - rank.last_step_at)} ago" if rank.last_step_at else UNKNOWN,
+    ]
+
+
+def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
+    """Of rank 0, which alone knows them; nothing in another's pod, and before its first ones."""
+    known = next((rank for rank in ranks if rank.goodput is not None), None)
+    if known is None:
+        return []
+    verdict, also = weigh(known.bottlenecks)
+    notes = {verdict: "the verdict", **dict.fromkeys(also, "worth a look")}
+    said = f"held back by: {verdict}" if verdict else f"no cause took {percent(DECISIVE)} of the training's time"
+    ordered = sorted(known.bottlenecks.items(), key=lambda item: -item[1])
+    rows = [[printable(cause), percent(share), notes.get(cause, "")] for cause, share in ordered]
+    lines = [f"goodput {percent(known.goodput)}; {printable(said)}"]
+    return [*lines, *table(CAUSES, rows, width)] if rows else lines
+
+
+# Text
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """The lines of a table. Columns that do not fit into ``width`` follow below, beside the first one again."""
+    lines = list[str]()
+    for part in parts_of([max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width):
+        chosen = [[line[place] for place in part] for line in (columns, *rows)]
+        lines += aligned(chosen[0], chosen[1:], WORDS).split("\n")
+    return lines
+
+
+def parts_of(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
+    """The places of the columns of each part. All have the first; one that is too wide by itself is not divided."""
+    part, taken = [0], widths[0]
+    for place, its in enumerate(widths[1:], 1):
+        if width is not None and taken + 2 + its > width and len(part) > 1:
+            yield part
+            part, taken = [0], widths[0]
+        part.append(place)
+        taken += 2 + its
+    yield part
+
+
+def percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{100 * share:.0f} %"
+
+
+def memory(used: float | None, limit: float | None) -> str:
+    if used is None or not limit:
+        return UNKNOWN if used is None else f"{used / GIB:.1f} GiB"
+    return f"{used / GIB:.1f} of {limit / GIB:.1f} GiB, {percent(used / limit)}"
+
+
+def printable(text: str) -> str:
+    """Without what would move a terminal's cursor: names come from files."""
+    return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,0 +1,339 @@
+"""What telemetry says of a device beside what its driver's own tool says, what it costs a step, and what it names where
+training is held back on purpose."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import psutil
+import torch
+
+from slipstream.artifacts.prepared.data import TARGET
+from slipstream.artifacts.results import bottleneck
+from slipstream.artifacts.results.training import read_attempt
+from slipstream.models.config import ModelConfig
+from slipstream.telemetry import ring
+from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.records import DeviceReading, Sample
+from slipstream.telemetry.series import energy, mean
+from slipstream.telemetry.totals import read_totals
+from slipstream.telemetry.watch import watching
+from slipstream.train.data_loader import DeviceBuffer, HostBuffer, StoredRows
+from slipstream.train.fault_tolerance.guard import Guard
+from slipstream.train.loop import optimizer, train_loop
+from slipstream.train.telemetry.totals import gpu_uuid
+from tests.support.gpu_proof.check import Figure, NotHere, Place
+from tests.support.gpu_proof.checks.loading import SIGNATURE, records
+from tests.support.gpu_proof.trainings import train
+from tests.support.toys import write_prepared
+from tests.support.waits import NoWaits
+
+#: Readings may be so far apart.
+WITHIN = 0.05
+LABELS = Labels("gpu-proof", "telemetry", 0, "here")
+TOOL = "nvidia-smi"
+QUERY = ("utilization.gpu", "memory.used", "power.draw")
+#: Seconds of load that are compared, after those in which clocks and power settle; and of the rehearsal's.
+LOAD_S, SETTLING_S, REHEARSAL_S = 60.0, 5.0, 4.0
+MIB = 1 << 20
+
+
+def telemetry(place: Place) -> Iterator[Figure]:
+    yield from causes(place)
+    yield from no_waits(place)
+    if place.device.type == "cpu":
+        yield from beside_proc(place.directory / "samples")
+        return
+    if shutil.which(TOOL) is None:
+        raise NotHere(f"{TOOL} is not here to compare readings with; steps did not wait, and causes were named")
+    yield from beside_tool(place.directory / "samples", gpu_uuid(place.device), lambda s: work(place.device, s))
+
+
+# Readings of a GPU beside those of its driver's tool
+
+
+def work(device: torch.device, seconds: float) -> None:
+    """Products of matrices for so long, with a quarter of the free memory held."""
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.empty(free // 4, dtype=torch.uint8, device=device)
+    matrix = torch.ones(4096, 4096, dtype=torch.half, device=device)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for _ in range(100):
+            matrix @ matrix
+        torch.cuda.synchronize(device)
+    del held
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the tool says at a time; None of what it does not know of this device."""
+
+    at: float
+    busy: float | None
+    memory: float | None
+    watts: float | None
+
+
+def ask_tool(uuid: str) -> Told:
+    words = [TOOL, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", f"--id={uuid}"]
+    began = time.time()
+    said = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout
+    percent, mebibytes, watts = (number(cell) for cell in said.strip().split(","))
+    return Told((began + time.time()) / 2, scaled(percent, 0.01), scaled(mebibytes, MIB), watts)
+
+
+def number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:  # "[N/A]"
+        return None
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def beside_tool(
+    directory: Path, uuid: str, load: Callable[[float], None], seconds: float = LOAD_S, settling: float = SETTLING_S
+) -> Iterator[Figure]:
+    """Means over the same time, and the energy that was used in it beside the tool's power times that time."""
+    from threading import Thread
+
+    worker, told = Thread(target=load, args=(settling + seconds,), daemon=True), list[Told]()
+    with watching(directory, LABELS):
+        worker.start()
+        time.sleep(settling)
+        until = time.monotonic() + seconds - 1
+        while time.monotonic() < until:
+            told.append(ask_tool(uuid))
+            time.sleep(0.5)
+    worker.join()
+    samples = [each for each in ring.read(directory) if told[0].at - 0.5 <= each.at <= told[-1].at + 0.5]
+    ours = [device for sample in samples for device in sample.devices if device.uuid == uuid and device.up]
+    if not ours and any(device.uuid.startswith("MIG-") for sample in samples for device in sample.devices):
+        raise NotHere(f"{TOOL} does not say what parts of a GPU do")
+    assert len(ours) > seconds / 2, f"{len(ours)} readings of {uuid} in {seconds:g} s"
+    yield from compared(ours, samples_of(samples, uuid), told)
+
+
+def samples_of(samples: list[Sample], uuid: str) -> list[Sample]:
+    """With this device alone."""
+    return [
+        Sample(each.at, each.host, tuple(device for device in each.devices if device.uuid == uuid)) for each in samples
+    ]
+
+
+def compared(ours: list[DeviceReading], samples: list[Sample], told: list[Told]) -> Iterator[Figure]:
+    """Fails where a reading is further from the tool's than it may be, and where only one of the two has it."""
+    watts, passed = mean(each.watts for each in told), samples[-1].at - samples[0].at
+    pairs: Mapping[str, tuple[float | None, float | None, float, str]] = {
+        "utilisation": (mean(each.busy for each in ours), mean(each.busy for each in told), 100, "%"),
+        "memory": (mean(each.memory_used_bytes for each in ours), mean(each.memory for each in told), 2**-30, "GiB"),
+        "power": (mean(each.power_watts for each in ours), watts, 1, "W"),
+        "energy": (energy(samples), scaled(watts, passed), 1, "J"),
+    }
+    for name, (own, its, factor, unit) in pairs.items():
+        if own is None and its is None:
+            yield Figure(name, "neither says")
+            continue
+        assert own is not None, f"{name}: {TOOL} says {its:.4g}, nothing was read"
+        if its is None and name == "energy":  # a counter, though the driver has no power to compare it with
+            yield Figure(name, "not compared")
+            continue
+        assert its, f"{name}: {own:.4g} was read, {TOOL} says {its}"
+        assert abs(own / its - 1) <= WITHIN, f"{name}: {own * factor:.5g} {unit}, {TOOL} says {its * factor:.5g}"
+        yield Figure(name, own * factor, unit)
+        yield Figure(f"{name} apart", 100 * abs(own / its - 1), "%")
+
+
+# Readings of the host beside /proc
+
+
+def beside_proc(directory: Path) -> Iterator[Figure]:
+    """This process computes. The sampler has to count its time, and no more than the machine's."""
+    moments = list[tuple[float, float, float]]()
+    with watching(directory, LABELS):
+        ballast = np.ones(32 * MIB)  # 256 MiB
+        until = time.monotonic() + REHEARSAL_S
+        while time.monotonic() < until:
+            float(ballast[:MIB].sum())
+            moments.append((time.time(), time.process_time(), machine_s()))
+    samples = [each for each in ring.read(directory) if moments[0][0] <= each.at <= moments[-1][0]]
+    assert len(samples) >= 3, f"{len(samples)} samples in {REHEARSAL_S:g} s"
+    at, own, machine = np.array(moments).T
+    first, last = samples[0], samples[-1]
+    counted = last.host.cpu_seconds - first.host.cpu_seconds
+    least, most = (float(np.diff(np.interp([first.at, last.at], at, each))[0]) for each in (own, machine))
+    # Clocks of processors count in hundredths of a second.
+    assert counted >= (1 - WITHIN) * least - 0.05, f"{counted:.3g} s of CPU time, this process alone took {least:.3g}"
+    assert counted <= (1 + WITHIN) * most + 0.05, f"{counted:.3g} s of CPU time, all processes took {most:.3g}"
+    memory, limit = last.host.memory_used_bytes, last.host.memory_limit_bytes
+    anonymous, whole = anonymous_bytes(), psutil.virtual_memory().total
+    assert memory is not None and anonymous <= memory <= whole, f"{memory} bytes used, {anonymous} of this process"
+    assert limit is not None and memory <= limit <= whole, f"{limit} bytes allowed, of {whole}"
+    yield Figure("CPU time", counted, "s")
+    yield Figure("of this process", least, "s")
+    yield Figure("of the machine", most, "s")
+    yield Figure("memory", memory / 2**30, "GiB")
+
+
+def machine_s() -> float:
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file is in."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+# Trainings
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong, what the verdict has to be, and how its sentence goes on."""
+
+    verdict: str
+    says: str
+    batch: int
+    layers: tuple[int, ...]
+    #: Seconds that each buffer of batches takes longer to be gathered, or to be copied to the device.
+    gathering_s: float = 0.0
+    copying_s: float = 0.0
+
+
+CAUSES = {
+    "slow loader": Cause(bottleneck.DATA, "busy most with gathering", 256, (32,), gathering_s=0.1),
+    "slow copies to the device": Cause(bottleneck.DATA, "busy most with copy", 256, (32,), copying_s=0.1),
+    "tiny batches": Cause(bottleneck.LAUNCH, "over two rows", 8, (16,) * 60),
+}
+STEPS, EPOCHS = 10, 2
+
+
+def causes(place: Place) -> Iterator[Figure]:
+    for name, cause in CAUSES.items():
+        directory = place.directory / name.replace(" ", "-")
+        with ExitStack() as provoked:
+            provoked.enter_context(one_thread())
+            for patch in provocations(cause):
+                provoked.enter_context(patch)
+            trained = trained_on(directory, cause.batch, cause.layers)
+        found = read_attempt(trained).bottleneck
+        assert found is not None
+        assert found.verdict == cause.verdict and cause.says in found.sentence, f"{name}: {found.sentence}"
+        yield Figure(name, 100 * found.shares[cause.verdict], f"% {found.verdict}")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On busy processors threads that wait for each other would be what holds training back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def provocations(cause: Cause) -> Iterator[AbstractContextManager[object]]:
+    gather = StoredRows.gather
+
+    def gather_slowly(self: StoredRows, rows: np.ndarray, out: np.ndarray) -> None:
+        time.sleep(cause.gathering_s)
+        gather(self, rows, out)
+
+    if cause.gathering_s:
+        yield mock.patch.object(StoredRows, "gather", gather_slowly)
+    if cause.copying_s:
+        for buffer in (HostBuffer, DeviceBuffer):
+            yield mock.patch.object(buffer, "send", repeated(buffer.send, cause.copying_s))
+
+
+def repeated(send: Callable[[Any, int], None], seconds: float) -> Callable[[Any, int], None]:
+    """Copies the same again and again for so long, as over a narrow bus; on a CPU within its memory."""
+
+    def sent(self: HostBuffer, batches: int) -> None:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            send(self, batches)
+            if not isinstance(self, DeviceBuffer):
+                self.records.copy()
+                time.sleep(0.001)  # the bus would leave the host its processors
+
+    return sent
+
+
+def trained_on(directory: Path, batch: int, layers: tuple[int, ...], sampled: Path | None = None) -> Path:
+    """A classifier of a table, for so many steps."""
+    made = records(STEPS * batch)
+    made[TARGET] = made["numeric"][:, 1] > 0
+    prepared = directory / "prepared"
+    write_prepared(prepared, SIGNATURE, {"train": made, "validation": made[:8], "test": made[:8]})
+    model = ModelConfig("mlp", {"hidden": layers})
+    settings = {"epochs": EPOCHS, "batch_size": batch, "evaluate_every": 10**6, "checkpoint_every": 10**6}
+    return train(directory / "model", prepared, model, sampled=sampled, **settings)
+
+
+def no_waits(place: Place) -> Iterator[Figure]:
+    """With telemetry, in a step and where its places are marked: on a GPU by torch's own detector, on a CPU by the
+    operations that would make the host wait."""
+    directory = place.directory / "watched"
+    sampled = directory / "samples"
+    with watching(sampled, LABELS), marks_are_watched(place) as watched:
+        trained_on(directory, 64, (32, 32), sampled)
+    (totals,) = read_totals(sampled)
+    assert totals.steps == EPOCHS * STEPS - 1 and totals.phase_seconds, totals  # the first is not counted
+    assert watched["before_step"] == watched["train_step"] == watched["enqueued"] > STEPS, watched
+    yield Figure("without a wait", float(watched["train_step"]), "steps")
+
+
+@contextmanager
+def marks_are_watched(place: Place, settling: int = 4) -> Iterator[dict[str, int]]:
+    """Raises where the host waits, after so many steps; gives the calls that were watched."""
+    watched = dict.fromkeys(("before_step", "train_step", "enqueued"), 0)
+
+    def guarded(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        passed = 0
+
+        def watch(*arguments: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed <= settling:
+                return call(*arguments)
+            watched[name] += 1
+            with waits_are_errors(place):
+                return call(*arguments)
+
+        return watch
+
+    with ExitStack() as patched:
+        for owner, name in ((Guard, "before_step"), (train_loop, "train_step"), (Guard, "enqueued")):
+            patched.enter_context(mock.patch.object(owner, name, guarded(getattr(owner, name), name)))
+        if place.device.type == "cpu":
+            patched.enter_context(mock.patch.object(optimizer, "known_to_host", lambda tensor: False))
+        yield watched
+
+
+@contextmanager
+def waits_are_errors(place: Place) -> Iterator[None]:
+    if place.device.type == "cpu":
+        with NoWaits():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
