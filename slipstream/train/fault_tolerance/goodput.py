@@ -175,6 +175,11 @@ class GoodputRecorder:
             self._ended.set()
             self._thread.join(LAST_WRITE_S)
 
+    def goodput(self) -> float:
+        """Of this attempt so far. For other threads."""
+        wall = time.perf_counter() - self._started
+        return summarise([dataclasses.replace(self.record, wall=wall)]).goodput
+
     def summary(self) -> Goodput:
         """Of :meth:`attempts`."""
         return summarise(self.attempts())

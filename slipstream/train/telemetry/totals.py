@@ -18,7 +18,7 @@ from slipstream.telemetry.bottleneck import judge
 from slipstream.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
 from slipstream.telemetry.totals import write_totals
 from slipstream.train.fault_tolerance import goodput
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder, summarise
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.telemetry.step_times import StepTimes
 
 PERIOD_S = 1.0
@@ -58,7 +58,7 @@ def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str)
     record, seconds = recorder.record, recorder.record.seconds
     share, causes = None, {}
     if rank == 0:
-        share = summarise([record]).goodput
+        share = recorder.goodput()
         if record.observed and (found := judge([from_tree(record.observed, Observed, "this attempt")])):
             causes = found.shares
     phases = {**times.phases, EVALUATION: seconds[goodput.EVALUATION], CHECKPOINT: seconds[goodput.STALL]}

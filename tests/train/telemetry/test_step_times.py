@@ -16,6 +16,7 @@ from slipstream.artifacts.results.training import read_attempt
 from slipstream.storage import storage_for
 from slipstream.telemetry.records import STEP_BOUNDS
 from slipstream.telemetry.step_blocks import PER_STEP
+from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import Home
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import DeviceClock
@@ -161,6 +162,17 @@ def test_older_and_newer_records_of_attempts_are_read(tmp_path: Path) -> None:
     one, two = read_attempts(storage)
     assert one.seconds["stall"] == 0.0 and one.began_at == 0.0 and one.observed is None
     assert two.seconds == dict.fromkeys(ACTIVITIES, 1.0) and two.last_step == 9
+
+
+def test_each_rank_writes_its_totals(tmp_path: Path) -> None:
+    data, settings = table_of_numbers(tmp_path / "data", 900), TrainingConfig(epochs=4, batch_size=30, patience=0)
+    trained(data, tmp_path / "run", 2, settings, sampled=tmp_path / "sampled")
+    first, second = read_totals(tmp_path / "sampled")
+    assert (first.rank, second.rank) == (0, 1) and first.steps == second.steps == 119
+    assert first.samples + second.samples == 4 * 900, "the first step has samples, too"
+    assert first.goodput is not None and 0 < first.goodput <= 1 and second.goodput is None
+    assert first.steps_within[-1] == 119 and first.last_step_at == pytest.approx(time.time(), abs=120)
+    assert all(0 <= share <= 1 for share in first.bottlenecks.values())
 
 
 def test_times_change_no_number(tmp_path: Path) -> None:
