@@ -14,6 +14,7 @@ from slipstream.report.against_interconnect import against_interconnect, expecte
 from slipstream.report.costs import TOTAL, costs_of
 from slipstream.report.engine import build, run_summary
 from slipstream.report.pages import device_charts
+from slipstream.report.pages.kept_charts import charts_of
 from slipstream.report.summary import held_back
 from slipstream.stages import StageRun, StageUsage
 from tests.support.network_profiles import network_profile
@@ -104,6 +105,14 @@ def test_many_devices_are_one_line_between_two(tmp_path: Path) -> None:
     wide = [replace(each, devices=each.devices * 4) for each in DEVICES.pods]
     named = [replace(each, devices=[replace(d, name=f"GPU {n}") for n, d in enumerate(each.devices)]) for each in wide]
     assert "mean of all" in device_charts.busy(replace(DEVICES, pods=named))
+
+
+def test_multiprocessors_with_work_are_drawn_where_drivers_tell(tmp_path: Path) -> None:
+    assert charts_of(results(tmp_path / "a", ["no", "yes"], trained=watched_files()), None)["sm_active"] is None
+    pods = [replace(each, devices=[replace(d, sm_active=d.memory) for d in each.devices[:1]]) for each in DEVICES.pods]
+    files = watched_files() | {"devices.json": replace(DEVICES, pods=pods)}
+    drawn = charts_of(results(tmp_path / "b", ["no", "yes"], trained=files), None)
+    assert "Multiprocessors with work" in str(drawn["sm_active"])
 
 
 def test_a_device_that_did_not_answer_leaves_a_gap() -> None:

@@ -27,6 +27,13 @@ def busy(axes: Axes, devices: TrainingDevices) -> str:
 
 
 @inline_svg
+def sm_active(axes: Axes, devices: TrainingDevices) -> str:
+    """The share of each device's multiprocessors with work, where drivers have it."""
+    draw(axes, devices, lambda device: device.sm_active or [None] * len(device.busy))
+    return "Multiprocessors with work over time"
+
+
+@inline_svg
 def memory(axes: Axes, devices: TrainingDevices) -> str:
     """The share of each device's memory that was in use."""
     draw(axes, devices, lambda device: device.memory)

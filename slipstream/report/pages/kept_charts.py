@@ -53,7 +53,9 @@ def draw(results: Results) -> dict[str, str | None]:
 
     history, evaluation, network = results.history, results.evaluation, results.network
     classes = evaluation.classes
-    drawn: dict[str, str | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability", "busy", "memory"))
+    drawn: dict[str, str | None] = dict.fromkeys(
+        ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active")
+    )
     if scatter := evaluation.scatter:
         drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
     if roc := evaluation.roc:
@@ -64,6 +66,8 @@ def draw(results: Results) -> dict[str, str | None]:
         drawn["reliability"] = charts.reliability_diagram(bins)
     if devices := results.devices:
         drawn |= {"busy": device_charts.busy(devices), "memory": device_charts.memory(devices)}
+        if any(device.sm_active for pod in devices.pods for device in pod.devices):
+            drawn["sm_active"] = device_charts.sm_active(devices)
     return drawn | {
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation.metric.name),
