@@ -18,6 +18,8 @@ MODULES = (
     "slipstream.report.pages.network_charts",
     __name__,
 )
+#: What not every run has.
+OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active")
 #: A confusion matrix of more classes is too fine to read; the page lists mistakes instead.
 MOST_CLASSES_DRAWN = 20
 
