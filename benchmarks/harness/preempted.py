@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from harness.processes import FRESH
 from slipstream import logs
+from slipstream.artifacts.format import MANIFEST
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.models.config import ModelConfig
 from slipstream.storage import storage_for
@@ -164,4 +165,6 @@ def attempt(job: Job, fault: Fault | None) -> Ended:
                 ranks[0].kill()
     for process in ranks:
         process.join()
-    return Ended(all(process.exitcode == 0 for process in ranks), start_s, fault_s, passed())
+    # One that was hit after it had written its model has nothing left to do.
+    finished = all(process.exitcode == 0 for process in ranks) or (job.model / MANIFEST).exists()
+    return Ended(finished, start_s, fault_s, passed())

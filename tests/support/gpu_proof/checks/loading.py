@@ -49,10 +49,10 @@ def index_select(x: Tensor, y: Tensor, device: torch.device) -> Iterator[Pair]:
             yield x.index_select(0, chosen).to(device), y.index_select(0, chosen).to(device)
 
 
-def data_loader(x: Tensor, y: Tensor, device: torch.device) -> Iterator[Pair]:
+def data_loader(x: Tensor, y: Tensor, device: torch.device, workers: int = WORKERS) -> Iterator[Pair]:
     """With workers and pinned memory, endlessly."""
     pinned = device.type == "cuda"
-    loader = DataLoader(TensorDataset(x, y), BATCH, shuffle=True, num_workers=WORKERS, pin_memory=pinned)
+    loader = DataLoader(TensorDataset(x, y), BATCH, shuffle=True, num_workers=workers, pin_memory=pinned)
     while True:
         for inputs, target in loader:
             yield inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
@@ -90,7 +90,8 @@ def loader(place: Place) -> Sequence[Figure]:
     x, y = (torch.from_numpy(np.ascontiguousarray(made[name])) for name in ("numeric", TARGET))
     contenders: dict[str, Iterator[Pair]] = {"ours": ours(data, place.device)}
     contenders["index_select"] = index_select(x, y, place.device)
-    contenders["DataLoader"] = data_loader(x, y, place.device)
+    # A rehearsal runs among a test's threads, and a worker that is forked there may inherit a lock that one holds.
+    contenders["DataLoader"] = data_loader(x, y, place.device, 0 if place.small else WORKERS)
     turns: dict[str, Callable[[], Figures]] = {
         name: partial(rate, batches, most, place.device) for name, batches in contenders.items()
     }
