@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.telemetry import ring
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, Ring, read
+from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, Reader, Ring, read, read_file
 from tests.support.sampler_process import device, sample
 
 #: A full hour.
@@ -18,9 +19,9 @@ DAY_S = 86_400
 
 
 def write(directory: Path, samples: Iterable[Sample]) -> list[Sample]:
-    ring, written = Ring(directory), list(samples)
+    kept, written = Ring(directory), list(samples)
     for each in written:
-        ring.add(each)
+        kept.add(each)
     return written
 
 
@@ -149,3 +150,21 @@ def test_a_device_that_was_never_up_stays_down(tmp_path: Path) -> None:
     write(tmp_path, (sample(BEGIN + i, down) for i in range(3)))
     write(tmp_path, [sample(BEGIN + 2 * KEPT_S)])
     assert read(tmp_path)[0].devices == (down,)
+
+
+def test_a_reader_reads_only_what_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(path: Path, named: ring.Names) -> list[Sample]:
+        asked.append(path.name)
+        return read_file(path, named)
+
+    monkeypatch.setattr(ring, "read_file", counted)
+    reader, written = Reader(tmp_path), write(tmp_path, (sample(BEGIN + i, device()) for i in range(FILE_S + 10)))
+    assert reader.read() == written
+    asked.clear()
+    written += write(tmp_path, [sample(BEGIN + FILE_S + 10, device())])
+    assert reader.read() == written and asked == [f"seconds-{BEGIN + FILE_S}.ring"]
+    # The first file becomes minutes, and is no longer there.
+    write(tmp_path, [sample(BEGIN + 2 * KEPT_S, device())])
+    assert reader.read() == read(tmp_path) and len(reader.read()) < FILE_S

@@ -39,12 +39,12 @@ def uploaded(home: Home, attempt: int, sampled: Path | None, node: str) -> Itera
         yield
         return
     pod = int(os.environ.get("GROUP_RANK", "0"))
-    ended, said = threading.Event(), False
+    ended, said, samples = threading.Event(), False, ring.Reader(sampled)
 
     def upload() -> None:
         nonlocal said
         try:
-            series = condense(ring.read(sampled), attempt, node)
+            series = condense(samples.read(), attempt, node)
             if series and not home.is_inherited(attempt):
                 home.storage.put(f"{PREFIX}{attempt:04d}-{pod:04d}.json", to_json(series))
         except (UserError, StorageUnavailable, ValueError, OSError) as error:
