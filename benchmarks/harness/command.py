@@ -18,7 +18,7 @@ from slipstream.machine.description import this_machine
 from slipstream.machine.limits import usable_cores
 
 #: Whose versions are told beside the figures.
-LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "datasets", "grain", "litdata")
+LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "datasets", "grain", "litdata", "traceml-ai")
 
 
 def benchmark(measure: Callable[..., Iterator[Table]]) -> click.Command:

@@ -8,27 +8,28 @@ from typing import Any, NamedTuple
 
 
 class Column(NamedTuple):
-    """One figure of every row: its key, and how it is printed in units of ``unit``. A row may lack it."""
+    """One figure or word of every row: its key, and how a figure is printed in units of ``unit``. A row may lack it."""
 
     title: str
     key: str
     form: str = "{:.1f}"
     unit: float = 1
 
-    def cell(self, figures: Mapping[str, float]) -> str:
-        return self.form.format(figures[self.key] / self.unit) if self.key in figures else ""
+    def cell(self, figures: Mapping[str, float | str]) -> str:
+        value = figures.get(self.key, "")
+        return value if isinstance(value, str) else self.form.format(value / self.unit)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of figures by name, of which ``columns`` are printed; ``remarks`` stand below.
+    """Rows of figures and words by name, of which ``columns`` are printed; ``remarks`` stand below.
 
     Figures are finite and not negative: durations, rates, bytes, counts and ratios.
     """
 
     title: str
     columns: tuple[Column, ...]
-    rows: Mapping[str, Mapping[str, float]]
+    rows: Mapping[str, Mapping[str, float | str]]
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -156,11 +156,36 @@ def written(value: float | None) -> float:
 def read(directory: Path) -> list[Sample]:
     """All samples that are intact, the oldest first: of the last hour each second, before it those of minutes, each as
     of its last second, whose own sample has precedence. Empty if there is nothing."""
-    named: Names = {}
-    # First the seconds: what becomes minutes meanwhile is then found there.
-    seconds = {sample.at: sample for _, path in files_of(directory) for sample in read_file(path, named)}
-    minutes = {sample.at: sample for sample in read_file(directory / MINUTES, named)}
-    return [sample for _, sample in sorted((minutes | seconds).items())]
+    return Reader(directory).read()
+
+
+class Reader:
+    """Reads a directory again and again, each time only the files that have grown."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._named: Names = {}
+        #: By file its size when it was read, and its samples.
+        self._known: dict[Path, tuple[int, list[Sample]]] = {}
+
+    def read(self) -> list[Sample]:
+        """As :func:`read`."""
+        # First the seconds: what becomes minutes meanwhile is then found there.
+        paths = [*(path for _, path in files_of(self._directory)), self._directory / MINUTES]
+        self._known = {path: self._file(path) for path in paths}
+        *seconds, minutes = ({sample.at: sample for sample in self._known[path][1]} for path in paths)
+        together = dict(minutes)
+        for each in seconds:
+            together |= each
+        return [sample for _, sample in sorted(together.items())]
+
+    def _file(self, path: Path) -> tuple[int, list[Sample]]:
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return 0, []
+        known = self._known.get(path)
+        return known if known and known[0] == size else (size, read_file(path, self._named))
 
 
 def files_of(directory: Path) -> list[tuple[int, Path]]:

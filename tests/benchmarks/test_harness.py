@@ -39,3 +39,9 @@ def test_a_table_is_aligned_and_leaves_out_what_a_row_lacks() -> None:
         "a remark",
     ]
     assert table.to_json()["rows"][1] == {"name": "b", "s": 100.0}
+
+
+def test_a_table_shows_words_beside_figures() -> None:
+    table = Table("Verdicts", (Column("cause", "cause"), Column("s", "s")), {"a": {"cause": "none", "s": 2.0}})
+    assert str(table).splitlines()[1:] == ["   cause    s", "a   none  2.0"]
+    assert table.to_json()["rows"] == [{"name": "a", "cause": "none", "s": 2.0}]

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.links import PAYLOAD, Links
 from slipstream.collectives.compare import ENOUGH, compare, overall
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.findings import slow_ranks_and_links
@@ -32,7 +33,7 @@ from slipstream.interconnect.profile import Launch, NetworkProfile, merged
 from slipstream.interconnect.topology import interfaces
 from slipstream.interconnect.tuning import DdpSettings
 from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
-from tests.support.links import PAYLOAD, Links, linked
+from tests.support.links import linked
 
 MB = 1 << 20
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.links import PAYLOAD, linked
+from harness.links import PAYLOAD
+from tests.support.links import linked
 
 SIZE = 4 << 20
 

@@ -8,11 +8,11 @@ from multiprocessing import Pipe
 
 import torch
 
+from harness.links import Links
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.interconnect.profile import NetworkProfile, merged
-from tests.support.links import Links
 
 
 def profile_over(links: Links, config: CollectivesConfig, world: int = 0) -> NetworkProfile:

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.telemetry import ring
 from slipstream.telemetry.records import DeviceReading, Sample
-from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, Ring, latest, newest, read
+from slipstream.telemetry.ring import FILE_S, KEPT_S, MINUTES, Reader, Ring, latest, newest, read, read_file
 from tests.support.sampler_process import device, sample
 
 #: A full hour.
@@ -19,9 +19,9 @@ DAY_S = 86_400
 
 
 def write(directory: Path, samples: Iterable[Sample]) -> list[Sample]:
-    ring, written = Ring(directory), list(samples)
+    kept, written = Ring(directory), list(samples)
     for each in written:
-        ring.add(each)
+        kept.add(each)
     return written
 
 
@@ -176,3 +176,21 @@ def test_the_latest_of_minutes_where_there_are_no_seconds(tmp_path: Path) -> Non
     written = write(tmp_path, (sample(BEGIN + 60 * i, device()) for i in range(5)))
     file_of(tmp_path).rename(tmp_path / MINUTES)
     assert latest(tmp_path, 2) == written[-2:]
+
+
+def test_a_reader_reads_only_what_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(path: Path, named: ring.Names) -> list[Sample]:
+        asked.append(path.name)
+        return read_file(path, named)
+
+    monkeypatch.setattr(ring, "read_file", counted)
+    reader, written = Reader(tmp_path), write(tmp_path, (sample(BEGIN + i, device()) for i in range(FILE_S + 10)))
+    assert reader.read() == written
+    asked.clear()
+    written += write(tmp_path, [sample(BEGIN + FILE_S + 10, device())])
+    assert reader.read() == written and asked == [f"seconds-{BEGIN + FILE_S}.ring"]
+    # The first file becomes minutes, and is no longer there.
+    write(tmp_path, [sample(BEGIN + 2 * KEPT_S, device())])
+    assert reader.read() == read(tmp_path) and len(reader.read()) < FILE_S

@@ -42,12 +42,12 @@ def uploaded(home: Home, record: AttemptRecord, sampled: Path | None) -> Iterato
         return
     pod, facts = int(os.environ.get("GROUP_RANK", "0")), read_facts(sampled)
     node = facts.node if facts else socket.gethostname()
-    ended, said = threading.Event(), False
+    ended, said, reader = threading.Event(), False, ring.Reader(sampled)
 
     def upload() -> None:
         nonlocal said
         try:
-            samples = [sample for sample in ring.read(sampled) if sample.at >= record.began_at]
+            samples = [sample for sample in reader.read() if sample.at >= record.began_at]
             series = condense(samples, record.attempt, node)
             if series and not home.is_inherited(record.attempt):
                 home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))

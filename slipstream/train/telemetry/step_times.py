@@ -7,10 +7,10 @@ own, and the maximum of all is what each of them has sent.
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,9 +35,8 @@ class LoaderTimes:
     copy: float = 0.0
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of one step, see :data:`.PER_STEP`."""
+class StepTime(NamedTuple):
+    """Seconds of one step, the fields of :data:`.PER_STEP`."""
 
     data: float
     compute: float
@@ -50,7 +49,7 @@ class StepTime:
 
 @dataclass
 class StepTimes:
-    """Of this ``rank`` of ``world``. All ranks' times are added up in ``blocks``."""
+    """Of this ``rank`` of ``world``. All ranks' times are added up in the ``blocks`` of rank 0."""
 
     rank: int
     world: int
@@ -61,21 +60,16 @@ class StepTimes:
         #: This rank's alone: seconds by phase, and for each of the bounds the steps that took at most so long.
         self.phases = dict.fromkeys((DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST), 0.0)
         self.within = [0] * len(STEP_BOUNDS)
-        #: Steps and samples so far, and when the last step ended, on the clock of ``time.perf_counter``.
+        #: Steps until the last exchange, samples so far, and when a step ended last, on ``time.perf_counter``'s clock.
         self.steps = self.samples = 0
         self.last_step = 0.0
-        self.durations: list[float] = []
         self._pending: list[StepTime] = []
         self._sent = self._beside()
 
     def add(self, time: StepTime) -> None:
+        """Nothing more happens here: beside steps with pauses all that a step does is done with cold caches."""
         self._pending.append(time)
-        for name in self.phases:
-            self.phases[name] += getattr(time, name)
-        self.steps, self.last_step = self.steps + 1, perf_counter()
-        took = time.data + time.compute + time.exchange + time.optimizer + time.rest
-        for number in range(bisect_left(STEP_BOUNDS, took), len(STEP_BOUNDS)):
-            self.within[number] += 1
+        self.last_step = perf_counter()
 
     def to_send(self) -> Tensor:
         """What this rank adds to the exchange: float64 ``[world, ...]``, zeros but for its own row; empty if no step
@@ -83,7 +77,7 @@ class StepTimes:
         steps = self._groups()
         if not steps:
             return torch.zeros(0, dtype=torch.float64)
-        rows = np.array([[getattr(time, name) for name in PER_STEP] for time in self._pending])
+        rows = np.array(self._pending)
         ends = np.cumsum(steps)
         sums = np.add.reduceat(rows, [0, *ends[:-1].tolist()], axis=0)
         now = self._beside()
@@ -96,12 +90,25 @@ class StepTimes:
     def received(self, numbers: Sequence[float]) -> None:
         """The maximum of what all ranks sent."""
         steps = self._groups()
-        self._pending.clear()
         if not steps:
+            return
+        self._count(np.array(self._pending)[:, : len(self.phases)])
+        self._pending.clear()
+        if self.rank:  # rank 0 alone tells of all
             return
         table = np.array(numbers).reshape(self.world, -1)
         times = table[:, : -len(PER_EXCHANGE)].reshape(self.world, len(steps), len(PER_STEP))
         self.blocks.add(times, steps, table[:, -len(PER_EXCHANGE) :])
+
+    def _count(self, phases: np.ndarray) -> None:
+        """Steps of this rank, ``[steps, phases]``."""
+        for name, seconds in zip(self.phases, phases.sum(axis=0).tolist(), strict=True):
+            self.phases[name] += seconds
+        took = phases.sum(axis=1)
+        self.within = [
+            count + int((took <= bound).sum()) for bound, count in zip(STEP_BOUNDS, self.within, strict=True)
+        ]
+        self.steps += len(phases)
 
     def _groups(self) -> list[int]:
         """How many of the pending steps each group has."""

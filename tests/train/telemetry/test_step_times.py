@@ -42,14 +42,17 @@ def test_what_all_ranks_send_comes_to_each() -> None:
     received = torch.stack([times.to_send() for times in both]).max(dim=0).values.tolist()
     for times in both:
         times.received(received)
-        total = times.blocks.total
-        assert total is not None and total.steps == 100
-        by_name = dict(zip(PER_STEP, total.sums.T.tolist(), strict=True))
-        assert by_name["data"] == [5050.0, 5050.0] and by_name["exchange"] == [0.0, 25.0]
-        assert total.least_exchange == 0.0 and total.slowest == 5050 * 3 + 150
-        assert times.blocks.beside[:, 2].tolist() == [3.0, 4.0]
+        assert times.steps == 100 and times.phases["data"] == 5050.0
         assert times.to_send().numel() == 0, "nothing is new"
         times.received([])
+    first, second = both
+    total = first.blocks.total
+    assert total is not None and total.steps == 100 and second.blocks.total is None
+    by_name = dict(zip(PER_STEP, total.sums.T.tolist(), strict=True))
+    assert by_name["data"] == [5050.0, 5050.0] and by_name["exchange"] == [0.0, 25.0]
+    assert total.least_exchange == 0.0 and total.slowest == 5050 * 3 + 150
+    assert first.blocks.beside[:, 2].tolist() == [3.0, 4.0]
+    assert StepTime._fields == PER_STEP
 
 
 def test_what_is_sent_stays_small() -> None:
@@ -64,6 +67,7 @@ def test_the_histogram_counts_each_step_once_in_each_bound_that_holds_it() -> No
     times = StepTimes(0, 1)
     for took in (0.0005, 0.001, 0.0011, 100.0):
         times.add(StepTime(0.0, took, 0.0, 0.0, 0.0))
+    times.received(times.to_send().tolist())
     assert times.within[:2] == [2, 3] and times.within[-1] == 3 and len(times.within) == len(STEP_BOUNDS)
 
 
