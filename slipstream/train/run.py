@@ -166,6 +166,7 @@ def train(
             uploaded(checkpoints.home, recorder.record, request.sampled),
         ):
             loop.run(restore, request.sampled)
+            guard.collect_times()
             checkpoints.finish()
     except Preempted:
         raise
@@ -189,6 +190,7 @@ def train(
         compiled=setup.compiled.figures if setup.compiled else None,
         bottleneck=bottleneck,
     )
+    # Here all pods have uploaded what they sampled: the ranks have exchanged their memory's figures since.
     devices = devices_of(checkpoints.home.storage, attempts) if group.rank == 0 else None
     files = record_files(history(state, group, setup.precision), attempt, devices)
     return files | (profiler.files if profiler else {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.artifacts.versions import ROOT
 from slipstream.telemetry.names import METRICS
+from tests.support.monitoring import MONITORING, dashboard, panels
 
-MONITORING = ROOT / "monitoring"
 OURS = {series: metric for metric in METRICS for series in metric.series}
 #: Of NVIDIA's DCGM exporter; the last one has to be switched on in it.
 DCGM = {
@@ -39,14 +37,8 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def panels() -> list[dict[str, Any]]:
-    data = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
-    return [panel for panel in data["panels"] if panel["type"] != "row"]
-
-
 def variables() -> list[dict[str, Any]]:
-    data = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
-    return data["templating"]["list"]
+    return dashboard()["templating"]["list"]
 
 
 def expressions() -> Iterator[str]:

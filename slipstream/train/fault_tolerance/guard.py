@@ -243,7 +243,10 @@ class Guard:
         self.recorder.end(str(preempted))
         raise preempted
 
-    def close(self) -> None:
-        """The run is finished. All ranks call this: the times of their last steps come together."""
+    def collect_times(self) -> None:
+        """The times of the last steps come together, too; all ranks must call this."""
         self._exchange(0.0)
+
+    def close(self) -> None:
+        """The run is finished."""
         self.recorder.end("finished")

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -30,14 +31,15 @@ from slipstream.storage import storage_for
 from slipstream.telemetry.metrics import Labels
 from slipstream.telemetry.node import NodeFacts, write_facts
 from slipstream.telemetry.ring import read
+from slipstream.telemetry.totals import read_totals
 from slipstream.telemetry.watch import watching
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from slipstream.train.config import TrainingConfig
 from slipstream.train.fault_tolerance.goodput import read_attempts
 from slipstream.train.loop.step import StepResult
 from slipstream.train.telemetry import pods
-from tests.monitoring.test_monitoring import panels
 from tests.support.fake_nvml import FakeNvml
+from tests.support.monitoring import panels
 from tests.support.processes import FORK, free_port
 from tests.support.sampler_process import until
 from tests.support.training import rank_body, table_of_numbers, trained
@@ -120,19 +122,25 @@ def test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends(
     sampled = tmp_path / "telemetry"
     with watched(sampled, nvml):
         until(lambda: ups(sampled) == [True, True] and len(read(sampled)) > 2)
-        nvml.play(*behaviour)
-        environment = ON_CPU | {"STEP_S": "0.02"}
+        environment = ON_CPU | {"STEP_S": "0.03"}
+        fault = threading.Thread(target=play_amid_training, args=(nvml, behaviour, sampled), daemon=True)
+        fault.start()
         model = trained(table, tmp_path / "run", 2, SETTINGS, environment=environment, body=slow_rank, sampled=sampled)
         ended = time.monotonic()
         last = ups(sampled)
     assert time.monotonic() - ended < 2
-    assert last == up
+    assert last == up and not fault.is_alive()
     assert (model / "last.safetensors").read_bytes() == weights
     (pod,) = devices_in(model).pods
     assert [(device.name, device.kind) for device in pod.devices] == [("GPU 0", "gpu"), ("GPU 1", "gpu")]
     assert pod.devices[0].busy[0] == pytest.approx(0.6)
     assert pod.devices[1].busy[0] == pytest.approx(0.61)
     assert [device.busy[-1] is not None for device in pod.devices] == up
+
+
+def play_amid_training(nvml: FakeNvml, behaviour: tuple[str, ...], sampled: Path) -> None:
+    until(lambda: bool(read_totals(sampled)), 60)
+    nvml.play(*behaviour)
 
 
 # Prometheus

@@ -1,0 +1,19 @@
+"""The dashboard as a file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from slipstream.artifacts.versions import ROOT
+
+MONITORING = ROOT / "monitoring"
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
+
+
+def panels() -> list[dict[str, Any]]:
+    """Without the rows that group them."""
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
