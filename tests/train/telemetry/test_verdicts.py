@@ -54,6 +54,7 @@ def bites(outcome: Outcome, healthy: Outcome) -> bool:
 
 
 @pytest.mark.prove
+@pytest.mark.alone
 def test_the_verdict_is_the_cause_and_no_other(rounds: Rounds) -> None:
     right, counted, wrong = 0, 0, []
     for each in PROVOCATIONS:
@@ -73,6 +74,7 @@ def test_the_verdict_is_the_cause_and_no_other(rounds: Rounds) -> None:
 
 
 @pytest.mark.prove
+@pytest.mark.alone
 def test_healthy_runs_are_not_blamed(rounds: Rounds) -> None:
     for outcome in rounds.healthy:
         verdict = outcome.bottleneck.verdict
@@ -82,6 +84,7 @@ def test_healthy_runs_are_not_blamed(rounds: Rounds) -> None:
 
 
 @pytest.mark.prove
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "within"),
     [("slow loader on all", 0.25), ("slow loader on one", 0.25), ("slow link", 0.4), ("slow rank", 0.4)],
