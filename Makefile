@@ -13,9 +13,9 @@ test prove: export OMP_WAIT_POLICY := passive
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
 
-# Three files of tests at a time, as each waits for a part of its time, in the order of tests/conftest.py.
+# Two files of tests at a time, in the order of tests/conftest.py.
 test: check
-	$(BIN)/python -m pytest -m "not prove" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not prove" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff check .

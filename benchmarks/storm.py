@@ -26,6 +26,7 @@ from harness.preempted import WORLD, Ended, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
 from harness.turns import Figures
+from slipstream.artifacts.results.training import read_attempt
 from slipstream.doctor.package import measured_save
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
@@ -49,8 +50,9 @@ class Run:
     save_s: float
 
 
-def run(job: Job, seed: int, mean_s: float, warned: bool) -> Run:
-    """Train to the end, however often it is preempted."""
+def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
+    """Train to the end, however often it is preempted. An attempt that only makes the last steps saves nothing: a save
+    takes ``save_s`` then."""
     draw, attempts = np.random.default_rng(seed), list[Ended]()
     while not attempts or not attempts[-1].finished:
         assert len(attempts) < MOST, "preempted too often to get on"
@@ -58,7 +60,7 @@ def run(job: Job, seed: int, mean_s: float, warned: bool) -> Run:
     pages = job.pages()
     executed = sum(page.executed for page in pages)
     step_s = sum(page.seconds[STEPS] for page in pages) / executed
-    return Run(attempts, job.executed, step_s, measured_save(job.model).seconds)
+    return Run(attempts, job.executed, step_s, read_attempt(job.model).save_seconds or save_s)
 
 
 def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Course:
@@ -124,13 +126,14 @@ def main(quick: bool, runs: int) -> Iterator[Table]:
         place = Path(directory)
         prepare(place / "prepared", "", "", DataConfig(), {})
         alone(len, "")  # starts the server that the ranks are forked from
-        undisturbed = attempt(Job(place, "undisturbed", steps, STEP_S, {"checkpoint_every": SAVE_EVERY}), None)
-        mean_s, rows = undisturbed.wall_s, {}
+        alone_job = Job(place, "undisturbed", steps, STEP_S, {"checkpoint_every": SAVE_EVERY})
+        mean_s, rows = attempt(alone_job, None).wall_s, {}
+        save_s = measured_save(alone_job.model).seconds
         for kind in ("killed", "warned"):
             found = []
             for seed in range(runs):
                 job = Job(place, f"{kind}-{seed}", steps, STEP_S, {"checkpoint_every": SAVE_EVERY})
-                found.append(run(job, seed, mean_s, kind == "warned"))
+                found.append(run(job, seed, mean_s, kind == "warned", save_s))
                 click.echo(f"  {kind} {seed}: {len(found[-1].attempts) - 1} preemptions", err=True)
             rows[kind] = compare(found, steps, mean_s, warned=kind == "warned")
     title = f"{WORLD} ranks, {steps} steps, a save every {SAVE_EVERY}, a preemption every {mean_s:.1f} s on average"

@@ -28,15 +28,31 @@ log = logger("telemetry")
 
 
 @contextmanager
-def watching(directory: Path, labels: Labels, prices: Mapping[str, float] = NO_PRICES) -> Iterator[None]:
-    """Keep samples of this pod in ``directory`` while the body works. ``prices`` are dollars per hour of this node, by
-    name. Nothing here fails the body, and it adds at most two seconds to it."""
-    sampler = start(directory, labels, prices)
+def watching(
+    directory: Path, labels: Labels, prices: Mapping[str, float] = NO_PRICES, after_s: float = 0.0
+) -> Iterator[None]:
+    """Keep samples of this pod in ``directory`` while the body works, from ``after_s`` seconds on: what is over by then
+    starts no process. ``prices`` are dollars per hour of this node, by name. Nothing here fails the body, and it adds
+    at most two seconds to it."""
+    samplers, ended, turn = list[subprocess.Popen[bytes] | None](), threading.Event(), threading.Lock()
+
+    def begin() -> None:
+        ended.wait(after_s)
+        with turn:
+            if not ended.is_set():
+                samplers.append(start(directory, labels, prices))
+
+    if after_s:
+        threading.Thread(target=begin, name="sampler", daemon=True).start()
+    else:
+        begin()
     try:
         yield
     finally:
         until = time.monotonic() + END_S
-        if sampler:
+        with turn:
+            ended.set()
+        for sampler in filter(None, samplers):
             stop(sampler)
         if os.environ.get(VARIABLE):
             push(os.environ[VARIABLE], directory, labels, until - time.monotonic())

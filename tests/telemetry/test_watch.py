@@ -154,3 +154,12 @@ def test_a_hung_driver_and_a_dead_gateway_do_not_hold_the_work(
     assert time.monotonic() - began < 10
     (line,) = capsys.readouterr().err.splitlines()
     assert "SLIPSTREAM_PUSHGATEWAY" in line
+
+
+def test_what_is_over_soon_starts_no_process(tmp_path: Path) -> None:
+    with watching(tmp_path / "short", LABELS, after_s=30.0):
+        pass
+    assert not (tmp_path / "short").exists()
+    with watching(tmp_path / "long", LABELS, after_s=0.2):
+        until(lambda: bool(read(tmp_path / "long")))
+    assert len(read(tmp_path / "long")) >= 2, "the end is sampled, too"

@@ -28,6 +28,8 @@ from slipstream.telemetry.watch import SAMPLES, watching
 
 #: Directories of samples that are kept, those of the last runs.
 KEPT = 20
+#: A stage on one machine that takes less is not sampled: the sampler's start would be a good part of it.
+SHORT_S = 1.0
 LOG = logger("telemetry")
 #: Where the pod of the stage that this thread runs is sampled; None where it is not.
 sampled_directory: ContextVar[Path | None] = ContextVar("sampled_directory", default=None)
@@ -66,7 +68,8 @@ def watched(stage: str, *, local: bool) -> Iterator[Watched]:
     place = sampled_directory.set(directory)
     its = Watched(directory, facts)
     try:
-        with watching(directory, labels_of(stage, facts, local=local), prices_of(placement, facts)):
+        labels, prices = labels_of(stage, facts, local=local), prices_of(placement, facts)
+        with watching(directory, labels, prices, SHORT_S if local else 0.0):
             yield its
     finally:
         sampled_directory.reset(place)

@@ -50,7 +50,7 @@ def run(
     return happened
 
 
-@pytest.mark.parametrize("where", ["disk", "s3"])
+@pytest.mark.parametrize("where", ["disk", pytest.param("s3", marks=pytest.mark.prove)])
 def test_a_sequence(
     where: str, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp_path: Path
 ) -> None:

@@ -110,8 +110,8 @@ def weights(table: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.mark.parametrize(
     ("behaviour", "up"),
     [
-        ((), [True, True]),
-        (("lost 1",), [True, False]),
+        pytest.param((), [True, True], marks=pytest.mark.prove),
+        pytest.param(("lost 1",), [True, False], marks=pytest.mark.prove),
         (("hang nvmlDeviceGetPowerUsage",), [False, False]),
     ],
     ids=["as it should", "a lost device", "a call that never returns"],
@@ -133,13 +133,13 @@ def test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends(
     assert (model / "last.safetensors").read_bytes() == weights
     (pod,) = devices_in(model).pods
     assert [(device.name, device.kind) for device in pod.devices] == [("GPU 0", "gpu"), ("GPU 1", "gpu")]
-    assert pod.devices[0].busy[0] == pytest.approx(0.6)
-    assert pod.devices[1].busy[0] == pytest.approx(0.61)
+    first = [next(share for share in device.busy if share is not None) for device in pod.devices]
+    assert first == pytest.approx([0.6, 0.61])
     assert [device.busy[-1] is not None for device in pod.devices] == up
 
 
 def play_amid_training(nvml: FakeNvml, behaviour: tuple[str, ...], sampled: Path) -> None:
-    until(lambda: bool(read_totals(sampled)), 60)
+    until(lambda: any(rank.steps >= 60 for rank in read_totals(sampled)), 60)
     nvml.play(*behaviour)
 
 
@@ -167,8 +167,8 @@ def test_a_prometheus_server_has_data_for_every_panel(nvml: FakeNvml, table: Pat
             environment = ON_CPU | {"STEP_S": "0.06"}
             trained(table, tmp_path / "run", 2, SETTINGS, environment=environment, body=slow_rank, sampled=sampled)
             shown = urllib.request.urlopen(f"http://127.0.0.1:{served}/metrics", timeout=5).read()
+            until(lambda: asked(own, 'sum(slipstream_steps_total{execution="f1a2"})') == ["238"])
             assert not [question for question in questions() if not asked(own, question)]
-            assert asked(own, 'sum(slipstream_steps_total{execution="f1a2"})') == ["238"]
         finally:
             server.kill()
     check = subprocess.run(["promtool", "check", "metrics"], input=shown, capture_output=True)
