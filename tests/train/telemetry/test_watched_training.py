@@ -122,7 +122,7 @@ def test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends(
     sampled = tmp_path / "telemetry"
     with watched(sampled, nvml):
         until(lambda: ups(sampled) == [True, True] and len(read(sampled)) > 2)
-        environment = ON_CPU | {"STEP_S": "0.03"}
+        environment = ON_CPU | {"STEP_S": "0.05"}
         fault = threading.Thread(target=play_amid_training, args=(nvml, behaviour, sampled), daemon=True)
         fault.start()
         model = trained(table, tmp_path / "run", 2, SETTINGS, environment=environment, body=slow_rank, sampled=sampled)
@@ -139,7 +139,7 @@ def test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends(
 
 
 def play_amid_training(nvml: FakeNvml, behaviour: tuple[str, ...], sampled: Path) -> None:
-    until(lambda: any(rank.steps >= 60 for rank in read_totals(sampled)), 60)
+    until(lambda: any(rank.steps >= 30 for rank in read_totals(sampled)), 60)
     nvml.play(*behaviour)
 
 
