@@ -14,6 +14,32 @@ from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_stri
 
 #: The directories whose files take minutes. They come first, so that in the end no process waits long for another.
 LONGEST = ("command_line", "registration", "pods", "survival", "benchmarks", "train", "collectives", "export")
+#: Tests of six seconds and more that say again, longer or elsewhere, what shorter ones do: `make prove` has them.
+LONGER = (
+    "collectives/test_cases.py::test_all_of_them_are_right_on_gloo[4]",
+    "collectives/test_command_line.py::test_under_torchrun_it_is_one_table",
+    "collectives/test_worker_group.py::test_the_rank_to_blame_is_named_in_time[hang-",
+    "compress/test_distillation.py::test_killed_and_resumed_it_ends_the_same[False]",
+    "distributed/test_names.py::test_torchs_sockets_ask_no_name_server[nullcontext()-in-addr]",
+    "gpu_proof/test_command.py::test_a_check_holds_on_the_cpu[telemetry]",
+    "pods/test_reading.py::test_a_pod_asks_for_the_blocks_that_it_reads[export]",
+    "pods/test_training_deck.py::test_a_finished_training_has_a_deck",
+    "promote/test_promotion.py::test_one_after_the_other[s3]",
+    "train/fault_tolerance/test_kill_matrix.py::test_a_rank_that_stops_answering_is_given_up",
+    "train/fault_tolerance/test_kill_matrix.py::test_batch_statistics_and_averaged_weights_resume_too[ema]",
+    "train/fault_tolerance/test_nonfinite.py::"
+    "test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window[SIGKILL-step-12]",
+    "train/fault_tolerance/test_notices.py::"
+    "test_during_an_evaluation_all_leave_it_and_the_next_attempt_makes_it_again[3]",
+    "train/fault_tolerance/test_s3.py::test_a_store_that_is_away_for_a_while_is_waited_for[3]",
+    "train/fault_tolerance/test_topology.py::test_the_same_samples_in_the_same_order[48]",
+    "train/fault_tolerance/test_twice.py::test_the_second_waits_for_the_first_and_takes_its_model",
+    "train/parallel/test_layouts.py::test_a_layout_agrees_with_one_process[tensor 2]",
+    "train/parallel/test_layouts.py::test_a_layout_agrees_with_one_process[weights 2 x tensor 2]",
+    "train/telemetry/test_watched_training.py::test_a_kill_costs_little_of_what_was_sampled_and_no_cent",
+    "train/telemetry/test_watched_training.py::test_a_prometheus_server_has_data_for_every_panel",
+    "train/test_farewell.py::test_a_model_may_take_longer_to_write_than_a_collective_may",
+)
 #: The directory whose proofs compare times: nothing may run beside them.
 TIMED = "collectives"
 
@@ -25,6 +51,8 @@ def directory_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: directory_of(item) not in LONGEST)
     for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(LONGER):
+            item.add_marker(pytest.mark.prove)
         if directory_of(item) == TIMED and item.get_closest_marker("prove"):
             item.add_marker(pytest.mark.alone)
 
