@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.card import read_card
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.prepare.quarantine import BadRow
 from slipstream.report.data_engine import build_data, data_card_page
+from slipstream.report.pages.report_page import contents
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, prepared, signature_of
 
@@ -97,3 +100,14 @@ def test_no_page_is_wider_than_the_screen(tmp_path: Path) -> None:
     pages = {"plain": data_card_page(card(8), raw, MADE)}
     pages["hostile"] = data_card_page(card(8, HOSTILE.replace(" ", "")), raw, MADE)
     assert too_wide(pages, (320, 390, 768, 1040, 1280), tmp_path) == []
+
+
+def test_a_column_that_lacks_what_may_be_missing_is_shown(tmp_path: Path) -> None:
+    bare = card(2)
+    bare["columns"] = [{"name": "unknown", "type": "text"}, {"name": "few", "type": "text", "top": [["a", 3]]}]
+    writer = ArtifactWriter(tmp_path / "prepared")
+    writer.write_json("card.json", bare)
+    found = read_card(writer.finish("prepare", {}))
+    assert [column["role"] for column in found["columns"]] == ["", ""]
+    assert "unknown" in Parsed(data_card_page(found, BAD, MADE)).text
+    assert contents(found["columns"][1]) == "a (3)"
