@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipstream.doctor.findings import Reading
+from slipstream.machine.gpus import in_time
 from slipstream.machine.limits import cpu_quota, memory_limit, visible_cores
 from slipstream.storage import S3, storage_for
 
@@ -43,7 +44,10 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
     HTTP(S) address whose clock to compare with."""
     import pynvml
 
-    gpus = [*readings("NVIDIA driver", lambda: nvidia(root, pynvml)), *readings("AMD driver", lambda: amd(root))]
+    gpus = [
+        *readings("NVIDIA driver", lambda: in_time(lambda: list(nvidia(root, pynvml)))),
+        *readings("AMD driver", lambda: amd(root)),
+    ]
     there = any(" free" in reading.found for reading in gpus)
     return [
         Reading("host", socket.gethostname()),

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from slipstream.errors import Interrupted
 
 T = TypeVar("T")
 ROOT = Path("/")
+#: Seconds in which a driver answers even where it is loaded first, for each of eight GPUs.
+DRIVER_S = 30.0
+
+
+class DriverHangs(Interrupted):
+    """The machine's fault: on another one an attempt can succeed."""
 
 
 def visible_gpus(root: Path = ROOT) -> int:
@@ -51,17 +61,44 @@ def handles(nvml: ModuleType) -> Iterator[object]:
 
 
 def ask_nvml(question: Callable[[ModuleType], T]) -> T | None:
-    """The answer of NVML, given its module; None where it has none."""
+    """The answer of NVML, given its module; None where it has none. Raises :class:`DriverHangs`."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
+    def ask() -> T | None:
         try:
-            return question(pynvml)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
+            pynvml.nvmlInit()
+            try:
+                return question(pynvml)
+            finally:
+                pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return None
+
+    return in_time(ask)
+
+
+def in_time(ask: Callable[[], T]) -> T:
+    """What a driver answers. Raises :class:`DriverHangs` if it takes longer than :data:`DRIVER_S`: then it may never
+    come back. "No GPU" would be the wrong answer: the training would run on the CPU without a word."""
+    answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=work, name="driver", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=DRIVER_S)
+    except Empty:
+        raise DriverHangs(
+            f"NVIDIA's driver did not answer within {DRIVER_S:g} s: it hangs, as nvidia-smi would; restart this node, "
+            "or keep pods off it"
+        ) from None
+    if error is not None:
+        raise error
+    return cast(T, answer)
 
 
 def amd_gpus(root: Path = ROOT) -> int:

@@ -22,6 +22,7 @@ from slipstream.artifacts.store import STORE, Store, content_key
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
+from slipstream.machine.gpus import DriverHangs
 from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun, StageUsage
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
@@ -48,8 +49,9 @@ BY_VALUE = HashMethod(digest_of)
 def mapped_errors() -> Iterator[None]:
     """Turn errors of the environment into what Flyte or the user can act on.
 
-    A store that stayed away is recoverable in a pod, where Flyte tries again; on one machine nobody does, so the user
-    is told. A full disk is the user's to mend everywhere, and so is too little memory, if a child process was killed
+    A store that stayed away and a driver that hangs are recoverable in a pod, where Flyte tries again; on one machine
+    nobody does, so the user is told. A full disk is the user's to mend everywhere, and so is too little memory, if a
+    child process was killed
     for it. Raises ``FlyteRecoverableException`` and ``UserError``.
     """
     try:
@@ -58,6 +60,10 @@ def mapped_errors() -> Iterator[None]:
     except StorageUnavailable as error:
         if runs_locally():
             raise UserError(f"{error}; nothing is lost, start again when it does") from None
+        raise FlyteRecoverableException(str(error)) from error
+    except DriverHangs as error:
+        if runs_locally():
+            raise UserError(str(error)) from None
         raise FlyteRecoverableException(str(error)) from error
     except UserError:
         raise
