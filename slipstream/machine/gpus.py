@@ -11,15 +11,13 @@ from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import TypeVar, cast
 
-from slipstream.errors import Interrupted
-
 T = TypeVar("T")
 ROOT = Path("/")
 #: Seconds in which a driver answers even where it is loaded first, for each of eight GPUs.
 DRIVER_S = 30.0
 
 
-class DriverHangs(Interrupted):
+class DriverHangs(RuntimeError):
     """The machine's fault: on another one an attempt can succeed."""
 
 

@@ -105,3 +105,8 @@ class RankTotals:
 
 #: Upper bounds of the histogram of step times, in seconds.
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+def counted_since(before: float, now: float) -> float:
+    """What a driver's counter has counted: one that is less than before began anew, with the driver."""
+    return now - before if now >= before else now

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from slipstream.artifacts.results.devices import DeviceSeries, PodSeries
-from slipstream.telemetry.records import DeviceReading, Sample
+from slipstream.telemetry.records import DeviceReading, Sample, counted_since
 
 POINTS = 240
+NO_RANKS: Mapping[str, int] = {}
 
 
-def condense(samples: Sequence[Sample], attempt: int, node: str, points: int = POINTS) -> PodSeries | None:
-    """At most ``points`` times with means of what was sampled until then; None if there are no two samples."""
+def condense(
+    samples: Sequence[Sample], attempt: int, node: str, ranks: Mapping[str, int] = NO_RANKS, points: int = POINTS
+) -> PodSeries | None:
+    """At most ``points`` times with means of what was sampled until then; None if there are no two samples. ``ranks``
+    are those of the devices, by their UUID, where they are known."""
     if len(samples) < 2:
         return None
     ends = sorted({round(number * (len(samples) - 1) / points) for number in range(1, points + 1)} - {0})
     spans = [samples[begin : end + 1] for begin, end in pairwise([0, *ends])]
     last = samples[-1]
-    devices = [of_gpu(number, spans) for number in range(len(last.devices))] or [of_host(spans)]
+    devices = [of_gpu(number, spans, ranks) for number in range(len(last.devices))] or [of_host(spans)]
     memory = [share for device in devices for share in device.memory if share is not None]
     return PodSeries(
         attempt=attempt,
@@ -31,7 +35,7 @@ def condense(samples: Sequence[Sample], attempt: int, node: str, points: int = P
     )
 
 
-def of_gpu(number: int, spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
+def of_gpu(number: int, spans: Sequence[Sequence[Sample]], ranks: Mapping[str, int]) -> DeviceSeries:
     """The ``number``-th device of each sample."""
 
     def means(value: Callable[[DeviceReading], float | None]) -> list[float | None]:
@@ -42,7 +46,7 @@ def of_gpu(number: int, spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
     its = spans[-1][-1].devices[number]
     sm_active = means(lambda reading: reading.sm_active)
     return DeviceSeries(
-        name=f"GPU {its.index}",
+        name=f"rank {ranks[its.uuid]}" if its.uuid in ranks else f"GPU {its.index}",
         kind="gpu",
         busy=means(lambda reading: reading.busy),
         memory=means(lambda reading: share(reading.memory_used_bytes, reading.memory_limit_bytes)),
@@ -68,15 +72,14 @@ def cpu_use(first: Sample, last: Sample) -> float | None:
 
 
 def energy(samples: Sequence[Sample]) -> float | None:
-    """Joules of all devices between the first and the last sample; None if no device counts them. A counter that falls
-    was begun again by its driver: what it counts from then on is added."""
+    """Joules of all devices between the first and the last sample; None if no device counts them."""
     total, counted = 0.0, False
     for before, after in pairwise(samples):
         known = {device.uuid: device.energy_joules for device in before.devices}
         for device in after.devices:
             then, now = known.get(device.uuid), device.energy_joules
             if then is not None and now is not None:
-                total, counted = total + (now - then if now >= then else now), True
+                total, counted = total + counted_since(then, now), True
     return total if counted else None
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.telemetry.records import STEP_BOUNDS, RankTotals, Sample
+from slipstream.telemetry.records import STEP_BOUNDS, RankTotals, Sample, counted_since
 
 NODE = "node.json"
 RANKS = "ranks"
@@ -54,8 +54,7 @@ class NodeCounter:
         for device in sample.devices:
             if device.energy_joules is not None:
                 last = self._last.get(device.uuid, device.energy_joules)
-                # A counter that is less than before began anew, with the driver.
-                used = device.energy_joules - last if device.energy_joules >= last else device.energy_joules
+                used = counted_since(last, device.energy_joules)
                 self._joules[device.uuid] = self._joules.get(device.uuid, 0.0) + used
                 self._last[device.uuid] = device.energy_joules
             for reason in device.throttled:

@@ -6,19 +6,17 @@ Nothing here can fail a training, and no step waits for it: a thread of rank 0 w
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from slipstream.artifacts.records import from_json, to_json
 from slipstream.artifacts.results.so_far import AttemptSoFar, TrainingSoFar
-from slipstream.logs import logger
 from slipstream.storage import storage_for
 from slipstream.train.fault_tolerance.goodput import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
+from slipstream.train.periodically import periodically
 
 PERIOD_S = 5.0
-LOG = logger("train")
 
 
 @contextmanager
@@ -27,26 +25,8 @@ def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[No
     if path is None:
         yield
         return
-    ended = threading.Event()
-
-    def write_periodically() -> None:
-        over, said = False, False
-        while not over:
-            over = ended.wait(PERIOD_S)
-            try:
-                write(path, look())
-            except Exception as error:
-                if not said:
-                    LOG.warning("how training goes is not written: %s", error)
-                said = True
-
-    thread = threading.Thread(target=write_periodically, name="so far", daemon=True)
-    thread.start()
-    try:
+    with periodically(lambda: write(path, look()), PERIOD_S, PERIOD_S, "so far", "how training goes is not written"):
         yield
-    finally:
-        ended.set()
-        thread.join(PERIOD_S)
 
 
 def write(path: Path, so_far: TrainingSoFar) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +22,10 @@ from slipstream.storage import Storage, StorageUnavailable, storage_for
 from slipstream.telemetry import ring
 from slipstream.telemetry.node import read_facts
 from slipstream.telemetry.series import condense
+from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import Home
 from slipstream.train.fault_tolerance.goodput import AttemptRecord, lost_seconds, read_attempts
+from slipstream.train.periodically import periodically
 
 PREFIX = "devices/"
 PERIOD_S = 30.0
@@ -42,32 +43,17 @@ def uploaded(home: Home, record: AttemptRecord, sampled: Path | None) -> Iterato
         return
     pod, facts = int(os.environ.get("GROUP_RANK", "0")), read_facts(sampled)
     node = facts.node if facts else socket.gethostname()
-    ended, said, reader = threading.Event(), False, ring.Reader(sampled)
+    reader = ring.Reader(sampled)
 
     def upload() -> None:
-        nonlocal said
-        try:
-            samples = [sample for sample in reader.read() if sample.at >= record.began_at]
-            series = condense(samples, record.attempt, node)
-            if series and not home.is_inherited(record.attempt):
-                home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))
-        except (UserError, StorageUnavailable, ValueError, OSError) as error:
-            if not said:
-                LOG.warning("what the devices do is not uploaded: %s", error)
-            said = True
+        samples = [sample for sample in reader.read() if sample.at >= record.began_at]
+        ranks = {totals.gpu_uuid: totals.rank for totals in read_totals(sampled)}
+        series = condense(samples, record.attempt, node, ranks)
+        if series and not home.is_inherited(record.attempt):
+            home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))
 
-    def upload_periodically() -> None:
-        while not ended.wait(PERIOD_S):
-            upload()
-        upload()
-
-    thread = threading.Thread(target=upload_periodically, name="telemetry", daemon=True)
-    thread.start()
-    try:
+    with periodically(upload, PERIOD_S, LAST_S, "telemetry", "what the devices do is not uploaded"):
         yield
-    finally:
-        ended.set()
-        thread.join(LAST_S)
 
 
 def devices_so_far(home: str) -> TrainingDevices | None:

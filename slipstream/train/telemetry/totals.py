@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,16 +12,15 @@ import torch
 from slipstream.artifacts.records import from_tree
 from slipstream.artifacts.results.bottleneck import Observed
 from slipstream.distributed.process_group import Group
-from slipstream.logs import logger
 from slipstream.telemetry.bottleneck import judge
 from slipstream.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
 from slipstream.telemetry.totals import write_totals
 from slipstream.train.fault_tolerance import goodput
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.train.periodically import periodically
 from slipstream.train.telemetry.step_times import StepTimes
 
 PERIOD_S = 1.0
-LOG = logger("telemetry")
 
 
 @contextmanager
@@ -31,26 +29,13 @@ def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputReco
     if sampled is None:
         yield
         return
-    ended, uuid = threading.Event(), gpu_uuid(group.device)
+    uuid = gpu_uuid(group.device)
 
-    def write_periodically() -> None:
-        over, said = False, False
-        while not over:
-            over = ended.wait(PERIOD_S)
-            try:
-                write_totals(sampled, totals_of(times, recorder, group.rank, uuid))
-            except OSError as error:
-                if not said:
-                    LOG.warning("this rank's totals are not written: %s", error)
-                said = True
+    def write() -> None:
+        write_totals(sampled, totals_of(times, recorder, group.rank, uuid))
 
-    thread = threading.Thread(target=write_periodically, name="totals", daemon=True)
-    thread.start()
-    try:
+    with periodically(write, PERIOD_S, PERIOD_S, "totals", "this rank's totals are not written"):
         yield
-    finally:
-        ended.set()
-        thread.join(PERIOD_S)
 
 
 def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str) -> RankTotals:

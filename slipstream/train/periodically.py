@@ -1,0 +1,35 @@
+"""Work beside a training that nothing waits for and that cannot fail it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from slipstream.logs import logger
+
+
+@contextmanager
+def periodically(work: Callable[[], None], every_s: float, last_s: float, name: str, failure: str) -> Iterator[None]:
+    """In the block, and once at its end, a thread called ``name`` does the ``work``. The end waits for at most
+    ``last_s`` seconds; the first time that the work fails, ``failure`` and the error are a warning."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        over, said = False, False
+        while not over:
+            over = ended.wait(every_s)
+            try:
+                work()
+            except Exception as error:
+                if not said:
+                    logger("train").warning("%s: %s", failure, error)
+                said = True
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(last_s)
