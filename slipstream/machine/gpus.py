@@ -45,6 +45,22 @@ def gpu_names() -> list[str]:
     return ask_nvml(lambda nvml: [str(nvml.nvmlDeviceGetName(handle)) for handle in handles(nvml)]) or []
 
 
+def largest_clocks() -> dict[str, float]:
+    """Hertz that the multiprocessors of this machine's NVIDIA GPUs may run at, by UUID; empty if no driver says. Not to
+    be told costs an estimate only."""
+
+    def clocks(nvml: ModuleType) -> dict[str, float]:
+        return {
+            str(nvml.nvmlDeviceGetUUID(handle)): 1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+            for handle in handles(nvml)
+        }
+
+    try:
+        return ask_nvml(clocks) or {}
+    except DriverHangs:
+        return {}
+
+
 def bf16_gpus() -> bool:
     """Whether a GPU of this machine computes in bfloat16: NVIDIA's from compute capability 8.0 on, and AMD's."""
     capabilities = ask_nvml(

@@ -52,7 +52,10 @@ REMEDIES = {
     "collectives tune finds",
     STRAGGLER: "another machine in its place: slipstream doctor says what differs",
     LAUNCH: "a larger training.batch_size with fewer processes, or training.compile",
-    THROTTLED: "a larger cpu in the profile",
+    THROTTLED: {
+        "periods": "a larger cpu in the profile",
+        "clocked down": "another machine, or what cools and feeds this one",
+    },
     CHECKPOINT: "training.mean_time_between_failures or a larger training.checkpoint_seconds",
     EVALUATION: "a larger training.evaluate_every",
     LATE_PODS: "a scheduler that starts all pods of a job or none",
@@ -181,14 +184,16 @@ def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> t
 
 
 def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[float, str]:
-    """The seconds for which a pod's quota stopped it. The kernel counts those of each thread that it stops, from Linux
-    6.18 on only a part of them; what the ranks ``waited`` for a processor holds all, and what other work took."""
+    """The seconds for which a pod's quota stopped it, or that its GPUs lost by lower clocks. The kernel counts those of
+    each thread that it stops, from Linux 6.18 on only a part of them; what the ranks ``waited`` for a processor holds
+    all, and what other work took."""
     numbers = {name: number for number, name in enumerate(PER_EXCHANGE)}
     periods = beside[:, numbers["periods"]]
     stopped = np.divide(beside[:, numbers["throttled_periods"]], periods, out=np.zeros_like(periods), where=periods > 0)
+    clocked_down = float(beside[:, numbers["clocked_down"]].max())
     rank = int(stopped.argmax())
-    if stopped[rank] < THROTTLED_PERIODS:
-        return 0.0, ""
+    if stopped[rank] < THROTTLED_PERIODS or clocked_down > float(waited.min()):
+        return clocked_down, f"{clocked_down:.3g} s went with heat or power, for which its GPUs were clocked down"
     counted = float(beside[rank, numbers["throttled_seconds"]]) / max(1, threads)
     return max(
         counted, float(waited.min())

@@ -11,8 +11,12 @@ from slipstream.telemetry.records import COMPUTE, DATA, EXCHANGE, OPTIMIZER, RES
 #: Of each step: the phases, then for how long the rank waited for a processor, and its thread's processor time from the
 #: batch to the last gradient. All in seconds.
 PER_STEP = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, "processor_wait", "compute_cpu")
-#: Since the exchange before: the loader's seconds by what it did, and the control group's (see :class:`HostReading`).
-PER_EXCHANGE = ("store", "verification", "gathering", "copy", "throttled_seconds", "throttled_periods", "periods")
+#: Since the exchange before: the loader's seconds by what it did, the control group's (see :class:`HostReading`), and
+#: those that the pod's GPUs lost by lower clocks.
+PER_EXCHANGE = (
+    *("store", "verification", "gathering", "copy"),
+    *("throttled_seconds", "throttled_periods", "periods", "clocked_down"),
+)
 LOADER = PER_EXCHANGE[:4]
 #: The least steps of a block, and the most blocks: then each two become one.
 BLOCK_STEPS, BLOCKS = 16, 512

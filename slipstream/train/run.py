@@ -163,7 +163,7 @@ def train(
         with (
             written(request.so_far if group.rank == 0 else None, loop.so_far),
             written_totals(request.sampled, guard.times, recorder, group),
-            uploaded(checkpoints.home, recorder.record, request.sampled),
+            uploaded(checkpoints.home, recorder.record, request.sampled, guard.times),
         ):
             loop.run(restore, request.sampled)
             guard.collect_times()

@@ -109,6 +109,12 @@ def test_a_quota_counts_if_it_stops_a_quarter_of_the_periods(periods: int, verdi
         assert found.shares[verdict] == pytest.approx(2.5 / (STEPS * 0.0205), rel=0.05)
 
 
+def test_gpus_that_are_clocked_down() -> None:
+    found = verdict_of(blocks_of({}, {}, beside={"clocked_down": 3.0}))
+    assert found.verdict == causes.THROTTLED and found.shares[causes.THROTTLED] == pytest.approx(3 / 6.56, rel=0.05)
+    assert "3 s went with heat or power" in found.sentence and found.sentence.endswith("what cools and feeds this one")
+
+
 @pytest.mark.parametrize(
     ("around", "verdict"),
     [

@@ -18,14 +18,17 @@ from slipstream.artifacts.records import from_json, to_json
 from slipstream.artifacts.results.devices import AttemptSpan, PodSeries, TrainingDevices
 from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.machine.gpus import largest_clocks
 from slipstream.storage import Storage, StorageUnavailable, storage_for
 from slipstream.telemetry import ring
+from slipstream.telemetry.clocks import clocked_down
 from slipstream.telemetry.node import read_facts
 from slipstream.telemetry.series import condense
 from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import Home
 from slipstream.train.fault_tolerance.goodput import AttemptRecord, lost_seconds, read_attempts
 from slipstream.train.periodically import periodically
+from slipstream.train.telemetry.step_times import StepTimes
 
 PREFIX = "devices/"
 PERIOD_S = 30.0
@@ -35,19 +38,22 @@ LOG = logger("telemetry")
 
 
 @contextmanager
-def uploaded(home: Home, record: AttemptRecord, sampled: Path | None) -> Iterator[None]:
+def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: StepTimes) -> Iterator[None]:
     """In the block, and at its end, the first rank of the pod uploads what its sampler has left in ``sampled`` since
-    the attempt of the ``record`` began; nothing without one. Nothing here can fail a training."""
+    the attempt of the ``record`` began, and tells ``times`` of clocks; nothing without one. Nothing here can fail a
+    training."""
     if sampled is None or os.environ.get("LOCAL_RANK") != "0":
         yield
         return
     pod, facts = int(os.environ.get("GROUP_RANK", "0")), read_facts(sampled)
     node = facts.node if facts else socket.gethostname()
-    reader = ring.Reader(sampled)
+    reader, clocks = ring.Reader(sampled), largest_clocks()
 
     def upload() -> None:
         samples = [sample for sample in reader.read() if sample.at >= record.began_at]
         ranks = {totals.gpu_uuid: totals.rank for totals in read_totals(sampled)}
+        if samples and samples[-1].devices:
+            times.clocked_down = clocked_down(samples, clocks)
         series = condense(samples, record.attempt, node, ranks)
         if series and not home.is_inherited(record.attempt):
             home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))

@@ -63,6 +63,8 @@ class StepTimes:
         #: Steps until the last exchange, samples so far, and when a step ended last, on ``time.perf_counter``'s clock.
         self.steps = self.samples = 0
         self.last_step = 0.0
+        #: Seconds that the pod's GPUs have lost by lower clocks, as the pod's first rank learns from its sampler.
+        self.clocked_down = 0.0
         self._pending: list[StepTime] = []
         self._sent = self._beside()
 
@@ -119,7 +121,7 @@ class StepTimes:
     def _beside(self) -> np.ndarray:
         loader = [getattr(self.loader, name) for name in LOADER]
         quota = cpu_throttling()
-        return np.array([*loader, quota.seconds, quota.throttled_periods, quota.periods])
+        return np.array([*loader, quota.seconds, quota.throttled_periods, quota.periods, self.clocked_down])
 
 
 def threads_of_pod() -> int:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.storage import storage_for
 from slipstream.telemetry.records import STEP_BOUNDS
-from slipstream.telemetry.step_blocks import PER_STEP
+from slipstream.telemetry.step_blocks import PER_EXCHANGE, PER_STEP
 from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import Home
 from slipstream.train.config import TrainingConfig
@@ -60,7 +60,7 @@ def test_what_is_sent_stays_small() -> None:
         times = StepTimes(0, world)
         for number in range(1000):
             times.add(step_of(number))
-        assert times.to_send().numel() <= world * (groups * len(PER_STEP) + 7)
+        assert times.to_send().numel() <= world * (groups * len(PER_STEP) + len(PER_EXCHANGE))
 
 
 def test_the_histogram_counts_each_step_once_in_each_bound_that_holds_it() -> None:

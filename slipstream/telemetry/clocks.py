@@ -1,0 +1,38 @@
+"""What GPUs lost by being clocked down for heat or by their power supply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from slipstream.telemetry.records import Sample
+
+#: The reasons that are a fault of the machine. A power cap is how a GPU is sold, and idle ones are clocked down, too.
+FAULTS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+#: They count from this share of a device's time on.
+SHARE = 0.25
+
+
+def clocked_down(samples: Sequence[Sample], largest: Mapping[str, float]) -> float:
+    """Seconds that the device which lost most would have saved at its full clock; work is taken to go with the clock.
+    ``largest`` are the devices' largest clocks by UUID, in hertz; without it the largest that was sampled is taken."""
+    whole: dict[str, float] = {}
+    slow: dict[str, list[tuple[float, float]]] = {}
+    seen = dict(largest)
+    for before, sample in pairwise(samples):
+        seconds = sample.at - before.at
+        for device in sample.devices:
+            clock = device.sm_clock_hertz
+            if clock is None:
+                continue
+            whole[device.uuid] = whole.get(device.uuid, 0.0) + seconds
+            if device.uuid not in largest:
+                seen[device.uuid] = max(seen.get(device.uuid, 0.0), clock)
+            if FAULTS.intersection(device.throttled):
+                slow.setdefault(device.uuid, []).append((seconds, clock))
+    lost = [
+        sum(seconds * max(0.0, 1 - clock / seen[uuid]) for seconds, clock in spans)
+        for uuid, spans in slow.items()
+        if seen[uuid] > 0 and sum(seconds for seconds, _ in spans) >= SHARE * whole[uuid]
+    ]
+    return max(lost, default=0.0)
