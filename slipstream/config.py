@@ -11,6 +11,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.prepare.config import DataConfig
 from slipstream.promote.config import PromotionConfig
 from slipstream.settings import Settings, settings
+from slipstream.sweep.config import SweepConfig
 from slipstream.train.config import TrainingConfig
 
 
@@ -25,6 +26,7 @@ class RunConfig(Settings):
     export: ExportConfig = field(default_factory=ExportConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def for_training(self) -> TrainingConfig:
         """The section of training, with what it takes from ``collectives`` if it applies results of the tuner. What

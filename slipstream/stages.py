@@ -20,6 +20,8 @@ class Stage:
     pod_of: str = ""
     #: It is one process group. Of other stages with several nodes, each pod is preempted for itself.
     distributed: bool = False
+    #: Its pods work each for itself, on machines as those of a process group.
+    trains_alone: bool = False
     #: Its results are measured times: those of other hardware are not its.
     measured: bool = False
     #: It looks by itself for what an earlier run made, because only in the running group it knows the hardware that a
@@ -71,6 +73,7 @@ STAGES = {
             ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "xxhash"),
         ),
         Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
+        Stage("sweep", trains_alone=True),
         Stage("compress", ("slipstream.compress.engine",), (*JUDGED, "torch-pruning")),
         Stage("evaluate", ("slipstream.evaluate.engine",), JUDGED, pod_of="export"),
         Stage(

@@ -12,6 +12,7 @@ from flytekit import Deck, FlyteContextManager, current_context, task
 
 from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.promotion import Promotion
+from slipstream.artifacts.results.sweep import Sweep
 from slipstream.artifacts.store import STORE, Store
 from slipstream.config import RunConfig
 from slipstream.report.summary import (
@@ -48,12 +49,14 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     cron: str,
     kickoff: datetime | None,
     promotion: Promotion | None,
+    sweep: Sweep | None,
 ) -> RunSummary:
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
 
     ``networks`` holds one benchmark of the interconnect, ``None`` if it failed; ``compression`` is ``None`` if the
     trained model was not to become smaller. The schedule ``cron`` started the run
-    for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service.
+    for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service,
+    ``sweep`` if no settings were searched.
     """
     from slipstream.report.engine import build
     from slipstream.report.figures import schedule_figures
@@ -64,12 +67,13 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     profiles = [local_path(network.artifact) for network in measured]
     results = Results.open(rows_path(prepared), *made, *profiles)
     smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
-    # In the order in which they ran: what makes the model smaller after preparation and training.
-    runs_of_stages = [*stages[:2], *smaller, *stages[2:], *(network.run for network in measured)]
+    searched = [StageRun("sweep", sweep.seconds, reused=False)] if sweep else []
+    # In the order in which they ran: the search between preparation and training, what makes the model smaller after.
+    runs_of_stages = [stages[0], *searched, stages[1], *smaller, *stages[2:], *(network.run for network in measured)]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
     store = Store(STORE) if runs_locally() else None
-    summary = build(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store)
+    summary = build(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store, sweep)
     return shown(summary, "Report", summary.report)
 
 

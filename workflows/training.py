@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flytekit import StructuredDataset, conditional, map_task, workflow
+from flytekit.core.promise import Promise
 
 from slipstream.config import RunConfig
 from slipstream.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
@@ -35,23 +36,34 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
     """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
     given = resolve_inputs(data=data, target=target, config=config)
     prepared = prepare_listed(given, target)
+    return {
+        **stages_after_preparation(prepared, given, given.machine),
+        "config": config,
+        "data": data,
+        "target": target,
+        "sweep": None,
+    }
+
+
+def stages_after_preparation(prepared: Promise, sections: Promise, machine: Promise) -> dict[str, Any]:
+    """The nodes from training on, with the ``sections`` of a configuration, on a pod of export's of this kind."""
     trained = train_as_asked(
         prepared=prepared.artifact,
-        model=given.model,
-        training=given.training,
-        code=given.model_code,
-        **how_to_compress(given),
+        model=sections.model,
+        training=sections.training,
+        code=sections.model_code,
+        **how_to_compress(sections),
     )
     judged = evaluate_and_export(
         trained=trained.artifact,
         prepared=prepared.artifact,
-        config=given.export,
-        machine=given.machine,
-        factory=given.factory,
-        code=given.model_code,
+        config=sections.export,
+        machine=machine,
+        factory=sections.factory,
+        code=sections.model_code,
     )
     # An element of a map task may fail: a finished training is not lost because its network could not be measured.
-    networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[given.collectives])
+    networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
     # Both are PyTorchJobs that want every GPU of the profile: side by side each could hold half and wait for ever.
     trained.artifact >> networks
     return {
@@ -62,9 +74,6 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
         "networks": networks,
         "stages": [prepared.run, trained.run, judged.evaluation, judged.export],
         "compression": trained.compression,
-        "config": config,
-        "data": data,
-        "target": target,
     }
 
 

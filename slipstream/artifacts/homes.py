@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-#: The directory of all homes, below the raw output of Flyte, the profile's ``checkpoints``, or ``.slipstream``.
+#: The directory of all homes, below the raw output of Flyte, the profile's ``checkpoints``, or ``.slipstream``; and
+#: beside it that of all stores of sweeps.
 HOMES = "checkpoints"
+SWEEPS = "sweeps"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Holder:
         return cls()
 
 
-def home_below(base: str, key: str, *above: str) -> str:
+def home_below(base: str, key: str, *above: str, among: str = HOMES) -> str:
     """The address of the home of the work ``key`` below ``base``; ``above`` are project and domain, where there are
     such."""
-    return "/".join([base.rstrip("/"), HOMES, *filter(None, above), key])
+    return "/".join([base.rstrip("/"), among, *filter(None, above), key])

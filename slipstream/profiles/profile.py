@@ -1,8 +1,9 @@
 """Hardware profiles: what each stage asks of the cluster, as data.
 
 A profile is a TOML file: the table ``[default]`` holds for every stage, ``[distributed]`` over it for the process
-groups (train and collectives), ``[stages.<stage>]`` over both for one. ``extends`` names another profile, which these
-tables are laid over. Mappings (environment, labels) are joined key by key, lists are replaced.
+groups (train and collectives) and, on one node, for the trials of a sweep, ``[stages.<stage>]`` over both for one.
+``extends`` names another profile, which these tables are laid over. Mappings (environment, labels) are joined key by
+key, lists are replaced.
 
 A profile is chosen by ``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) when the workflow is
 packaged or registered. Flyte imports the module again inside the pod and takes the shape of the process group from
@@ -80,7 +81,11 @@ def parse(name: str, data: Table) -> Profile:
         if other := STAGES[stage].pod_of:
             raise UserError(f"profile {name}.stages.{stage}: runs in the pod of {other}; set stages.{other} instead")
     default: Table = data.get("default", {})
-    groups = dict.fromkeys(DISTRIBUTED, over(default, data["distributed"])) if "distributed" in data else {}
+    groups: dict[str, Table] = {}
+    if "distributed" in data:
+        group = over(default, data["distributed"])
+        groups = dict.fromkeys(DISTRIBUTED, group)
+        groups |= {name: {**group, "nodes": 1} for name, stage in STAGES.items() if stage.trains_alone}
     asked = {**groups, **{stage: over(groups.get(stage, default), own) for stage, own in stages.items()}}
     try:
         return Profile(

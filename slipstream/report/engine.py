@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from slipstream.artifacts.format import Artifact, canonical_json
 from slipstream.artifacts.records import read_record
@@ -13,6 +14,7 @@ from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.evaluation import PlotData
 from slipstream.artifacts.results.export import KIND, SIGNATURE, DeployedSignature, read_export
 from slipstream.artifacts.results.promotion import Promotion
+from slipstream.artifacts.results.sweep import Sweep
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
 from slipstream.models.metrics import HEADLINE
@@ -36,15 +38,17 @@ def build(  # noqa: PLR0913 - all that a run has to say
     promotion: Promotion | None = None,
     compression: Compression | None = None,
     store: Store | None = None,
+    sweep: Sweep | None = None,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return what is in it.
 
     ``config`` is the whole configuration as nested dictionaries by section; ``schedule`` is given if a schedule started
-    the run, ``promotion`` if its model was to go into service, ``compression`` if its model was to become smaller;
-    charts are kept in ``store``.
+    the run, ``promotion`` if its model was to go into service, ``compression`` if its model was to become smaller,
+    ``sweep`` if its settings were searched; charts are kept in ``store``.
     Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
     """
-    summary = replace(run_summary(results, stages, ""), schedule=schedule, promotion=promotion, compression=compression)
+    also: dict[str, Any] = {"schedule": schedule, "promotion": promotion, "compression": compression, "sweep": sweep}
+    summary = replace(run_summary(results, stages, ""), **also)
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)

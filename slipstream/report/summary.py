@@ -13,6 +13,7 @@ from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.export import ExportReport, VariantFigures
 from slipstream.artifacts.results.promotion import Promotion
+from slipstream.artifacts.results.sweep import Sweep
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
 from slipstream.report.costs import CostFigures
@@ -28,6 +29,7 @@ LISTED = 8
 USEFUL, WORTH_SAVING_S = 0.6, 5.0
 #: Of a variant or network in its table; the reason below and the report have the whole name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
+NOTHING_BETTER = "The settings as given are the best that were tried."
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class RunSummary:
     promotion: Promotion | None = None
     #: None if the trained model was not to become smaller.
     compression: Compression | None = None
+    #: None if no settings were searched.
+    sweep: Sweep | None = None
     #: None if training finished no step.
     bottleneck: Bottleneck | None = None
     #: Of each stage that was made, then of all; empty where neither GPUs nor prices are known.
@@ -61,6 +65,7 @@ class RunSummary:
     def __str__(self) -> str:
         sections = (
             data(self.data),
+            swept(self.sweep),
             tried(self.compression),
             quality(self.evaluation),
             held_back(self.bottleneck),
@@ -232,6 +237,16 @@ def quality(evaluation: Evaluation) -> Iterator[str]:
     yield from labelled(
         "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
     )
+
+
+def swept(sweep: Sweep | None) -> Iterator[str]:
+    """What was searched, the settings that were taken, and whether they are shown to be better."""
+    if sweep is None:
+        return
+    best, others = sweep.best_trial, ", ".join(f"{fmt.count(n)} {state}" for state, n in sweep.counts.items())
+    yield from labelled("Sweep", f"{fmt.counted(len(sweep.trials), 'trial')}: {others}")
+    yield from labelled("", f"trial {best.number} is the best: {best.settings}")
+    yield from labelled("", f"{fmt.sentence(sweep.against.sentence)}." if sweep.against else NOTHING_BETTER)
 
 
 def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:

@@ -70,7 +70,8 @@ def run(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
 
     Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any of them found a user error,
-    and :class:`~slipstream.errors.Preempted` when a machine is preempted.
+    :class:`~slipstream.errors.Preempted` when a machine is preempted, and
+    :class:`~slipstream.train.loop.train_loop.Stopped` if whoever looks on stops it.
     """
     started = time.perf_counter()
     end_with_torch_elastic()
@@ -165,7 +166,7 @@ def train(
             written_totals(request.sampled, guard.times, recorder, group),
             uploaded(checkpoints.home, recorder.record, request.sampled, guard.times),
         ):
-            loop.run(restore, request.sampled)
+            loop.run(restore, request.sampled, request.told)
             guard.collect_times()
             checkpoints.finish()
     except Preempted:

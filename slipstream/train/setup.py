@@ -8,7 +8,7 @@ divided among processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
+from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.distributed.process_group import Group, Peers
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
@@ -94,6 +95,8 @@ class TrainingRequest:
     so_far: Path | None = None
     #: Where the sampler of this machine or pod keeps what it sees; None without one.
     sampled: Path | None = None
+    #: On all ranks or on none; called on rank 0 after each evaluation, with all so far: whether all ranks shall stop.
+    told: Callable[[Sequence[ValidationPoint]], bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,24 +8,24 @@ from collections.abc import Mapping
 
 from flytekit import current_context
 
-from slipstream.artifacts.homes import Holder, home_below
+from slipstream.artifacts.homes import HOMES, Holder, home_below
 from slipstream.artifacts.store import STORE, content_key
 from slipstream.artifacts.versions import code_version
 from slipstream.profiles.placement import Placement
 from tasks.flyte.stage import describe, runs_locally
 
 
-def home_of(stage: str, inputs: Mapping[str, object], placement: Placement) -> str:
+def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, among: str = HOMES) -> str:
     """The address of the home of a stage's unfinished work: the same for every attempt, recovery and relaunch.
 
     ``inputs`` are what the result depends on; artifacts among them have to be on this machine.
     """
     key = content_key(stage, code_version(stage), {name: describe(value) for name, value in inputs.items()})
     if runs_locally():
-        return home_below(placement.checkpoints or str(STORE.absolute()), key)
+        return home_below(placement.checkpoints or str(STORE.absolute()), key, among=among)
     context = current_context()
     base = placement.checkpoints or base_of(context.raw_output_prefix)
-    return home_below(base, key, context.execution_id.project, context.execution_id.domain)
+    return home_below(base, key, context.execution_id.project, context.execution_id.domain, among=among)
 
 
 def base_of(raw_output_prefix: str) -> str:

@@ -50,7 +50,7 @@ def run_task(directory: Path, *, measured: bool = True, cron: str = "", kickoff:
     run = StageRun("collectives", 2.0, False)
     network = MadeByElement(FlyteDirectory(str(directory / "in/collectives")), run) if measured else None
     inputs = {"config": RunConfig(), "data": "", "target": "digit"}
-    also = {"compression": None, "promotion": None}
+    also = {"compression": None, "promotion": None, "sweep": None}
     return report(**artifacts, networks=[network], stages=stages, **inputs, cron=cron, kickoff=kickoff, **also)
 
 

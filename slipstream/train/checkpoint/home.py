@@ -162,10 +162,16 @@ class Home:
         attempt = 0
         while True:
             attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
-            record = {"attempt": attempt, "claim": uuid.uuid4().hex, "holder": holder.to_json()}
-            with suppress(AlreadyThere):
-                self.storage.create(claim_key(attempt), canonical_json(record))
+            if self.claim_exactly(attempt, holder):
                 return attempt
+
+    def claim_exactly(self, attempt: int, holder: Holder) -> bool:
+        """Begin this attempt; returns False if somebody else has."""
+        record = {"attempt": attempt, "claim": uuid.uuid4().hex, "holder": holder.to_json()}
+        with suppress(AlreadyThere):
+            self.storage.create(claim_key(attempt), canonical_json(record))
+            return True
+        return False
 
     def holder_of(self, attempt: int) -> Holder:
         return Holder.from_json(self.read(claim_key(attempt)).get("holder"))

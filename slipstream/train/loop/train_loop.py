@@ -20,9 +20,10 @@ from torch import Tensor
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.so_far import TrainingSoFar
-from slipstream.artifacts.results.training import LeftOut, LossPoint
+from slipstream.artifacts.results.training import LeftOut, LossPoint, ValidationPoint
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import AgreedUserError
+from slipstream.errors import Agreed
 from slipstream.logs import logger
 from slipstream.train.checkpoint.manager import Restored
 from slipstream.train.config import TrainingConfig
@@ -47,6 +48,12 @@ IN_FLIGHT = 2
 LOG = logger("train")
 #: Restores the newest checkpoint of a step from ``least`` to ``most``, if there is one.
 Restore = Callable[[int, int], Restored | None]
+#: Takes all evaluations so far; returns whether training shall stop after the last of them.
+Told = Callable[[Sequence[ValidationPoint]], bool]
+
+
+class Stopped(Agreed):
+    """Whoever looks on has stopped the training, which writes no model."""
 
 
 class EnqueuedStep(NamedTuple):
@@ -90,6 +97,7 @@ class TrainLoop:
         self._precision = precision
         self._guard = guard
         self._profiler = profiler
+        self._told: Told | None = None
         self._order = GlobalOrder(stored_blocks(data, "train"), config.batch_size, config.seed)
         self._total_steps = self._order.steps_per_epoch * config.epochs
         self._log_every = max(1, self._total_steps // HISTORY_POINTS)
@@ -98,10 +106,12 @@ class TrainLoop:
         self._skipped_in_a_row = 0
         self._display = ProgressDisplay(self._total_steps, state.progress.step, self._order.consumed, shown=False)
 
-    def run(self, restore: Restore, sampled: Path | None = None) -> None:
-        """Train to the end. Rank 0 shows how it goes, with what its pod's devices do as they are ``sampled``. Raises
-        ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, and ``Preempted`` when a machine is
-        preempted."""
+    def run(self, restore: Restore, sampled: Path | None = None, told: Told | None = None) -> None:
+        """Train to the end. Rank 0 shows how it goes, with what its pod's devices do as they are ``sampled``, and calls
+        ``told``, which all ranks have or none, after each evaluation. Raises
+        ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, ``Preempted`` when a machine is
+        preempted, and :class:`Stopped` on all ranks if ``told`` says so before the end."""
+        self._told = told
         self._display = ProgressDisplay(
             self._total_steps,
             self._state.progress.step,
@@ -214,6 +224,16 @@ class TrainLoop:
             record_evaluation(state, self._data, self._config, self._data_group, self._precision, epoch, self._guard)
         self._guard.recorder.event(EVALUATED)
         self._display.evaluated(state.progress.step, state.progress.evaluations[-1])
+        if self._told and self._stops(self._told) and not self._is_over():
+            raise Stopped(f"stopped at step {state.progress.step}")
+
+    def _stops(self, told: Told) -> bool:
+        """What rank 0 is told, which all ranks then know. Before any checkpoint can hold this evaluation, so that
+        nobody resumes behind one that was not told of."""
+        stops = self._group.rank == 0 and told(self._state.progress.evaluations)
+        agreed = torch.tensor(stops, dtype=torch.int32, device=self._group.device)
+        dist.broadcast(agreed, src=0)
+        return bool(agreed)
 
     def _enqueue_step(self, batch: Batch) -> None:
         state, progress = self._state, self._state.progress

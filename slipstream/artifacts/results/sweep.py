@@ -1,0 +1,74 @@
+"""How a sweep went: what it hands to the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+State = Literal["complete", "pruned", "failed", "unfinished"]
+STATES: tuple[State, ...] = ("complete", "pruned", "failed", "unfinished")
+
+
+@dataclass(frozen=True)
+class SweepTrial:
+    """A trial. ``loss`` is its smallest validation loss, None if it failed. ``curve`` are pairs of an epoch and the
+    smallest validation loss up to there."""
+
+    number: int
+    state: State
+    #: The settings that it tried, in words; "as given" of trial 0.
+    settings: str
+    loss: float | None = None
+    curve: list[list[float]] = field(default_factory=list)
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class AgainstGiven:
+    """The model that was trained with the best settings against that of trial 0, on the same test rows: how much it
+    gains, in points of accuracy or percent of RMSE, with its 95 % interval."""
+
+    gain: float
+    low: float
+    high: float
+    unit: str
+    rows: int
+
+    @property
+    def answer(self) -> Literal["better", "worse", "can't tell"]:
+        """What the interval shows."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "can't tell"
+
+    @property
+    def sentence(self) -> str:
+        than = "than the settings as given"
+        said = f"{self.answer} {than}" if self.answer != "can't tell" else f"can't tell whether it is better {than}"
+        interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
+        return f"{said}: {self.gain:+.2f} {self.unit} on {self.rows:,} test rows ({interval})"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """``best`` is the number of the trial whose settings the model was trained with; ``against`` is None if these are
+    the settings as given. ``rungs`` are the epochs at which trials were compared; ``importance`` the share of each
+    setting in the differences between complete trials, the largest first, empty if there are too few."""
+
+    store: str
+    trials: list[SweepTrial]
+    best: int
+    rungs: list[float] = field(default_factory=list)
+    importance: dict[str, float] = field(default_factory=dict)
+    against: AgainstGiven | None = None
+    #: Of the worker that took the longest.
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """Trials by their states, of those that there are."""
+        states = [trial.state for trial in self.trials]
+        return {state: states.count(state) for state in STATES if state in states}
+
+    @property
+    def best_trial(self) -> SweepTrial:
+        return next(trial for trial in self.trials if trial.number == self.best)

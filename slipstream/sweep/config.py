@@ -1,0 +1,96 @@
+"""The settings of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slipstream.errors import UserError
+from slipstream.settings import LARGEST, Natural, Seed, Settings, settings
+
+#: The record of all trials is read as a whole.
+MOST_TRIALS = 10_000
+
+
+@settings
+class RangeConfig(Settings):
+    """What values one setting may take: from ``low`` to ``high``, or one of ``choices``."""
+
+    section = "sweep.space"
+
+    low: float | None = None
+    """The smallest value."""
+    high: float | None = None
+    """The largest value."""
+    log: bool = False
+    """Whether values are drawn from the logarithm of the range, so that 0.001 to 0.01 counts as much as 0.01 to 0.1."""
+    choices: list = field(default_factory=list)
+    """The values themselves, of any type that the setting has."""
+
+    def check(self) -> None:
+        if self.choices:
+            if self.low is not None or self.high is not None or self.log:
+                raise UserError("has choices and a range; expected choices alone, or low and high")
+            if len(self.choices) < 2:
+                raise UserError("has one choice; expected at least two, or no entry in sweep.space")
+            return
+        if self.low is None or self.high is None:
+            raise UserError("expected low and high, or choices")
+        if self.low >= self.high:
+            raise UserError(f"low {self.low:g} is not below high {self.high:g}")
+        if self.log and self.low <= 0:
+            raise UserError(f"log: low is {self.low:g}; expected more than 0, which alone has a logarithm")
+
+
+@settings
+class SweepConfig(Settings):
+    """Which settings are searched, and how: many short trainings, of which the best is then trained as usual."""
+
+    section = "sweep"
+
+    # A bare dict, as ``model.arguments``; each of its values is a RangeConfig.
+    space: dict = field(default_factory=dict)
+    """The settings that are searched, by their paths: training.* and model.*, each with low and high (and log), or with
+    choices. Trial 0 has none of it: it is the configuration as given."""
+    trials: Annotated[int, Field(ge=2, le=MOST_TRIALS)] = 50
+    """How many trainings there are at most, the one as given included."""
+    workers: Annotated[int, Field(ge=1, le=LARGEST)] = 1
+    """Pods that work at the same time on a cluster, each on as many trials as its profile's stage sweep has processes.
+    On one machine there is one."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How settings are chosen: tpe learns from the trials before (tree-structured Parzen estimator)."""
+    pruning: Literal["asha", "none"] = "asha"
+    """Whether trials end early that are worse than others were at the same point (asynchronous successive halving)."""
+    minutes: Natural = 0
+    """Minutes from the start after which no trial begins; those that have begun end as usual. 0: no limit."""
+    seed: Seed = 0
+    """Of what the sampler draws."""
+    store: str = ""
+    """A directory or a store's address for the record of the trials and their checkpoints. Empty: a place of its own
+    that every execution of the same sweep finds."""
+
+    def check(self) -> None:
+        self.ranges()
+
+    def ranges(self) -> dict[str, RangeConfig]:
+        """The space by path. Raises ``UserError``."""
+        found = {}
+        for path, value in self.space.items():
+            if not isinstance(path, str) or not path.startswith(("training.", "model.")):
+                raise UserError(
+                    f"sweep.space: {path!r} is no setting that can be searched; expected training.… or model.…"
+                )
+            where = f"sweep.space[{path}]"
+            if not isinstance(value, dict):
+                raise UserError(f"{where}: {value!r} is not allowed; expected low and high, or choices")
+            try:
+                found[path] = RangeConfig.from_dict(value)
+            except UserError as error:
+                raise UserError(f"{where}: {error.message.removeprefix('sweep.space').removeprefix('.')}") from None
+        return found
+
+
+#: Values of settings by their paths.
+Values = dict[str, Any]

@@ -1,0 +1,82 @@
+"""A sweep: begin it or go on with it, work on it, and choose."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.streamed import open_prepared
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.settings import to_dict
+from slipstream.sweep import study
+from slipstream.sweep.records import Identity, Trial
+from slipstream.sweep.slots import Occupation
+from slipstream.sweep.space import parameters_of, with_values
+from slipstream.sweep.store import SweepStore, best_of, refusal
+from slipstream.sweep.worker import POLL_S, Pod, Search, Worker
+from slipstream.train.config import lasting
+
+LOG = logger("sweep")
+
+
+def identity_of(config: RunConfig, fingerprint: str) -> Identity:
+    """What the trials of a configuration have in common, on the prepared data of this fingerprint."""
+    sweep = config.sweep
+    return Identity(fingerprint, to_dict(config.model), lasting(config.for_training()), sweep.space, sweep.seed)
+
+
+def search_of(config: RunConfig, data: PreparedData) -> Search:
+    """Raises ``UserError`` if the space names no settings, or values that these do not have."""
+    from slipstream.train.data_loader import stored_blocks
+    from slipstream.train.data_order import GlobalOrder
+
+    training = config.for_training()
+    epoch = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).steps_per_epoch
+    evaluations = math.ceil(training.epochs * epoch / (training.evaluate_every or epoch))
+    return Search(config, parameters_of(config), study.rungs(training.epochs, evaluations))
+
+
+def begin(config: RunConfig, data: PreparedData, address: str) -> None:
+    """Begin the sweep at an address, or go on with it. Raises ``UserError`` if the space names what is no setting, or
+    no argument of the model, or values that it does not take, or if another sweep lies there."""
+    from slipstream.models.factory import build
+
+    for parameter in search_of(config, data).parameters:
+        if parameter.path.startswith("model."):
+            for value in parameter.extremes:
+                tried = with_values(config, {parameter.path: value})
+                build(tried.model, data.signature, tried.training.seed, empty=True)
+    SweepStore(address).open(identity_of(config, data.artifact.fingerprint))
+
+
+def work(config: RunConfig, address: str, pod: Pod) -> None:
+    """Work on the sweep at an address until there is nothing left for this worker. Raises as
+    :meth:`~slipstream.sweep.worker.Worker.run`, and ``UserError`` if another sweep lies there."""
+    data = open_prepared(pod.prepared)
+    search, store = search_of(config, data), SweepStore(address)
+    store.open(identity_of(config, data.artifact.fingerprint))
+    pod.scratch.mkdir(parents=True, exist_ok=True)
+    Worker(store, search, pod).run()
+
+
+def ended_trials(store: SweepStore, observer: Occupation) -> list[Trial]:
+    """All trials, once none is at work any more. Raises ``UserError`` if all of the first ones have failed or none is
+    complete."""
+    while True:
+        trials = store.trials()
+        unfinished = [trial.number for trial in trials if not trial.ended]
+        if not any(observer.look(number).held is not False for number in unfinished):
+            break
+        time.sleep(POLL_S)
+    if why := refusal(trials):
+        raise UserError(why)
+    if best_of(trials) is None:
+        failed = next((trial for trial in trials if trial.ended and trial.ended.state == "failed"), None)
+        why = f"; trial {failed.number} failed: {failed.ended.reason}" if failed and failed.ended else ""
+        raise UserError(f"sweep: no trial is complete of {len(trials)} that have begun{why}; start again to go on")
+    if unfinished:
+        LOG.warning("%d trials have not ended and are left out; start again to go on with them", len(unfinished))
+    return trials

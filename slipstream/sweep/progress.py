@@ -1,0 +1,55 @@
+"""How a sweep goes, for whoever looks on: a bar on a terminal, and a line for each trial that ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from threading import RLock
+from types import TracebackType
+
+from tqdm import tqdm
+
+from slipstream.sweep.records import Ended, Trial
+from slipstream.sweep.space import words
+from slipstream.sweep.store import best_of, loss_of
+
+
+class Progress:
+    """Shows how many of at most ``trials`` have ended. For one thread at a time."""
+
+    def __init__(self, trials: int) -> None:
+        self._trials = trials
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> Progress:
+        tqdm.set_lock(RLock())  # its own is one of processes, which is said to be leaked at the end
+        self._bar = tqdm(total=self._trials, desc="sweep", unit="trial", disable=not sys.stderr.isatty(), leave=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, trials: Sequence[Trial]) -> None:
+        if self._bar is not None:
+            self._bar.update(sum(trial.ended is not None for trial in trials) - self._bar.n)
+
+    def ended(self, trial: Trial, how: Ended, trials: Sequence[Trial]) -> None:
+        done, best = sum(each.ended is not None for each in trials), best_of(list(trials))
+        beside = f"; best {loss_of(best.ended):.4g}, trial {best.number}" if best else ""
+        line = (
+            f"sweep        {done}/{self._trials}  trial {trial.number} {in_words(how)}  ({words(trial.values)}){beside}"
+        )
+        with tqdm.external_write_mode(file=sys.stdout):
+            print(line, flush=True)
+        self.show(trials)
+
+
+def in_words(how: Ended) -> str:
+    """``pruned at 0.3121 after 2.0 epochs``"""
+    if how.state == "failed":
+        return f"failed: {how.reason}"
+    where = f" after {how.curve[-1].progress / 1000:.1f} epochs" if how.state == "pruned" and how.curve else ""
+    return f"{how.state}, loss {how.loss:.4g}{where}"

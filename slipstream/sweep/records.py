@@ -1,0 +1,144 @@
+"""What is written down of a sweep: immutable records, each put once under a number that nobody else has.
+
+Of a trial these are first its settings, then what it reported where its end was decided on, then how it ended. A record
+carries a digest of itself: one that is cut or changed neither counts nor stands in the way, as the next one has another
+number. Of two that say the same thing the first counts, so that a worker that was thought dead changes nothing that its
+successor wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slipstream.artifacts.format import DamagedArtifact, canonical_json
+from slipstream.artifacts.records import from_tree, to_tree
+
+State = Literal["complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation: after ``progress`` thousandths of an epoch, and the smallest validation loss up to there."""
+
+    progress: int
+    loss: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """The trial has begun: values of the space by their paths; none for the configuration as given."""
+
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The trial came to a rung with this smallest loss, and heard whether it stops there."""
+
+    progress: int
+    best: float
+    stops: bool
+
+
+@dataclass(frozen=True)
+class Died:
+    """Its process was killed, or ended without a word, when its newest checkpoint was of this step."""
+
+    step: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it ended. ``loss`` is its smallest validation loss, None if it failed, with the ``reason``. ``weights`` is
+    the SHA-256 of the trained weights of a trial that is complete. ``seconds`` are those of all its attempts that
+    ended by themselves."""
+
+    state: State
+    loss: float | None = None
+    curve: list[Point] = field(default_factory=list)
+    seconds: float = 0.0
+    weights: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What all trials of a store have in common."""
+
+    #: Fingerprint of the prepared data.
+    data: str
+    #: The settings that decide what is trained as given, which are searched, and the seed of the search.
+    model: dict[str, Any]
+    training: dict[str, Any]
+    space: dict[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """An execution has begun, at ``at`` in seconds since 1970: ``sweep.minutes`` are counted from there, by all its
+    workers and attempts."""
+
+    execution: str
+    at: float
+
+
+Record = Proposed | Reported | Died | Ended | Identity | Started
+KINDS: dict[str, type[Record]] = {
+    kind.__name__.lower(): kind for kind in (Proposed, Reported, Died, Ended, Identity, Started)
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as its records say."""
+
+    number: int
+    values: dict[str, Any]
+    reports: tuple[Reported, ...] = ()
+    deaths: tuple[Died, ...] = ()
+    ended: Ended | None = None
+
+
+def digest(tree: object) -> str:
+    return hashlib.sha256(canonical_json(tree)).hexdigest()
+
+
+def encode(record: Record) -> bytes:
+    """The bytes of a record, which :func:`decode` takes."""
+    body = {"kind": type(record).__name__.lower(), "record": to_tree(record)}
+    return canonical_json({**body, "sha256": digest(body)})
+
+
+def decode(content: bytes) -> Record | None:
+    """The record; None if these bytes are not as they were written."""
+    try:
+        tree = json.loads(content)
+        said = tree.pop("sha256")
+        kind = KINDS[tree["kind"]]
+        return from_tree(tree["record"], kind, "record") if said == digest(tree) else None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DamagedArtifact):
+        return None
+
+
+def trial_of(number: int, records: list[Record]) -> Trial | None:
+    """The trial of records in the order of their numbers; None if they do not say what is tried."""
+    values = next((record.values for record in records if isinstance(record, Proposed)), None)
+    if values is None:
+        return None
+    reports: dict[int, Reported] = {}
+    for record in records:
+        if isinstance(record, Reported):
+            reports.setdefault(record.progress, record)
+    return Trial(
+        number,
+        values,
+        tuple(reports[progress] for progress in sorted(reports)),
+        tuple(record for record in records if isinstance(record, Died)),
+        next((record for record in records if isinstance(record, Ended)), None),
+    )

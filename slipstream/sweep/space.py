@@ -1,0 +1,120 @@
+"""The space that a sweep searches: which settings it names, and a configuration with values of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.settings import Settings, to_dict, unknown
+from slipstream.sweep.config import RangeConfig, SweepConfig, Values
+from slipstream.train.config import StepProfileConfig, TrainingConfig, lasting
+from slipstream.train.parallel.config import ParallelConfig
+
+#: Below it any name may stand: the keyword arguments of the model's factory.
+FREE = "model.arguments"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting of the space. ``whole`` says that its range is one of whole numbers: as the setting is, or for an
+    argument of the model, which has no type here, as low and high are written."""
+
+    path: str
+    range: RangeConfig
+    whole: bool
+
+    @property
+    def extremes(self) -> list[Any]:
+        """The values between which all others lie, or all values."""
+        if self.range.choices:
+            return list(self.range.choices)
+        assert self.range.low is not None and self.range.high is not None, "a range without choices has both"
+        return [int(each) if self.whole else each for each in (self.range.low, self.range.high)]
+
+
+def parameters_of(config: RunConfig) -> list[Parameter]:
+    """What ``config.sweep.space`` names, in the order of its paths. Raises ``UserError`` for a path that is no setting
+    or does not decide what is trained, and for values that the setting does not have."""
+    ranges = config.sweep.ranges()
+    if not ranges:
+        raise UserError("sweep.space: is empty; expected settings to search, such as training.learning_rate")
+    return [parameter_of(config, path, ranges[path]) for path in sorted(ranges)]
+
+
+def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> Parameter:
+    where = f"sweep.space[{path}]"
+    if path.startswith(f"{FREE}."):
+        written = config.sweep.space[path]
+        return Parameter(path, of, whole=isinstance(written.get("low"), int) and isinstance(written.get("high"), int))
+    value = setting_at(config, path)
+    section, name = path.split(".")[:2]
+    if section == "training" and name not in lasting(TrainingConfig()):
+        raise UserError(f"{where}: does not decide what is trained; expected a setting that does")
+    if isinstance(value, Settings):
+        names = ", ".join(field.name for field in dataclasses.fields(value))
+        raise UserError(f"{where}: is a section; expected one of its settings: {names}")
+    if not of.choices and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise UserError(f"{where}: has no range, as its values are no numbers; expected choices")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and not of.choices and not all(float(each or 0).is_integer() for each in (of.low, of.high)):
+        raise UserError(f"{where}: takes whole numbers; expected such as low and high")
+    parameter = Parameter(path, of, whole)
+    for extreme in parameter.extremes:
+        try:
+            with_values(config, {path: extreme})
+        except UserError as error:
+            raise UserError(f"sweep.space: {error.message}") from None
+    return parameter
+
+
+def setting_at(config: RunConfig, path: str) -> Any:
+    """The value of the setting at a path. Raises ``UserError`` if there is none."""
+    found: Any = config
+    steps = path.split(".")
+    for place, step in enumerate(steps):
+        names = [field.name for field in dataclasses.fields(found)] if isinstance(found, Settings) else []
+        if step not in names:
+            raise UserError(f"sweep.space: {unknown('.'.join(steps[:place]), step, names)}")
+        found = getattr(found, step)
+    return found
+
+
+def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """The configuration with other values at these paths. Raises ``UserError`` as its construction does."""
+    tree = to_dict(config)
+    for path, value in values.items():
+        *above, last = path.split(".")
+        place = tree
+        for step in above:
+            place = place[step]
+        place[last] = value
+    return RunConfig.from_dict(tree)
+
+
+def trial_config(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """What a trial trains: ``values`` of the space, in one process, with nothing that serves a training as a whole."""
+    tried = with_values(config, values)
+    training = replace(
+        tried.training,
+        parallel=ParallelConfig(),
+        network_profile="",
+        checkpoint_uri="",
+        profile=StepProfileConfig(),
+    )
+    return replace(tried, training=training, sweep=SweepConfig())
+
+
+def words(values: Values) -> str:
+    """``learning_rate 0.00213, hidden [64, 64]``"""
+    if not values:
+        return "as given"
+    return ", ".join(f"{path.rpartition('.')[2]} {in_short(value)}" for path, value in sorted(values.items()))
+
+
+def in_short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,165 @@
+"""What Optuna says to the records: which settings come next, whether a trial stops, which settings matter.
+
+A study is made of the records whenever it is asked, in memory: nothing of Optuna's is kept, and two workers that have
+read the same records get the same answers.
+
+Sampling: Bergstra and others, "Algorithms for Hyper-Parameter Optimization" (NeurIPS 2011), with trials that still run
+counted as bad ones ("constant liar": Ginsbourger and others 2010). Ending trials: Li and others, "A System for
+Massively Parallel Hyperparameter Tuning" (MLSys 2020), in the variant that stops trials instead of pausing them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipstream.sweep.config import SweepConfig
+from slipstream.sweep.records import Proposed, Reported, Trial
+from slipstream.sweep.space import Parameter
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+#: Of the trials that reach a rung one in so many goes on.
+REDUCTION = 3
+MOST_RUNGS = 4
+
+
+def rungs(epochs: int, evaluations: int) -> list[int]:
+    """Where trials are compared, in thousandths of an epoch: each rung three times as far as the one before, the last
+    about a third of the way, the first not before the first of so many ``evaluations`` over all ``epochs``."""
+    number = 0
+    while number < MOST_RUNGS and REDUCTION ** (number + 1) <= evaluations:
+        number += 1
+    first = 1000 * epochs // REDUCTION**number
+    return [first * REDUCTION**power for power in range(number)]
+
+
+def is_due(places: Sequence[int], trial: Trial, progress: int) -> bool:
+    """Whether a trial has come to a rung at which it has not reported."""
+    before = max((report.progress for report in trial.reports), default=0)
+    return any(before < place <= progress for place in places)
+
+
+def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Proposed:
+    """What the next trial tries; the first one has the configuration as given."""
+    if not trials:
+        return Proposed({})
+    study = study_of(trials, parameters, sampler_of(sweep, len(trials)))
+    asked = study.ask({each.path: distribution_of(each) for each in parameters})
+    return Proposed({each.path: value_of(each, asked.params[each.path]) for each in parameters})
+
+
+def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], now: Trial, report: Reported) -> bool:
+    """Whether ``now``, one of the ``trials``, stops with this report. The configuration as given never does: the best
+    is compared with it at the end."""
+    if sweep.pruning == "none" or now.number == 0 or not places:
+        return False
+    from optuna.pruners import SuccessiveHalvingPruner
+
+    study = study_of([], ())
+    for each in trials:
+        if each.number != now.number:
+            study.add_trial(running(at_rungs(each, places), {}))
+    study.add_trial(running(at_rungs(now, places), {report.progress: report.best}))
+    pruner = SuccessiveHalvingPruner(min_resource=places[0], reduction_factor=REDUCTION)
+    return bool(pruner.prune(study, study.trials[-1]))
+
+
+def at_rungs(trial: Trial, places: Sequence[int]) -> dict[str, float]:
+    """The losses with which a trial came to its rungs, under the names that Optuna's pruner keeps them by."""
+    found = {}
+    for rung, place in enumerate(places):
+        if past := [report for report in trial.reports if report.progress >= place]:
+            found[f"completed_rung_{rung}"] = past[0].best
+    return found
+
+
+def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[str, float]:
+    """How much of the differences between the losses of complete trials each setting explains, in shares that add up
+    to 1, the largest first; empty if there are too few trials to say. Source: Hutter, Hoos and Leyton-Brown, "An
+    Efficient Approach for Assessing Hyperparameter Importance" (ICML 2014)."""
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    complete = [each for each in trials if each.ended and each.ended.state == "complete" and each.values]
+    losses = {each.ended.loss for each in complete if each.ended}
+    if len(complete) < 2 * len(parameters) + 2 or len(losses) < 2:
+        return {}
+    study = study_of(complete, parameters)
+    return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
+
+
+# Optuna's side
+
+
+def study_of(trials: Sequence[Trial], parameters: Sequence[Parameter], sampler: Any = None) -> Study:
+    """The trials as Optuna knows them. The configuration as given is no point of the space, so it is left out, as are
+    values that were of another type than the space's now."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=sampler)
+    distributions = {each.path: distribution_of(each) for each in parameters}
+    for trial in trials:
+        if trial.values:
+            study.add_trial(as_optuna(trial, parameters, distributions))
+    return study
+
+
+def as_optuna(trial: Trial, parameters: Sequence[Parameter], distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    ended = trial.ended
+    state = {None: TrialState.RUNNING, "complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}.get(
+        ended.state if ended else None, TrialState.FAIL
+    )
+    reports = {point.progress: point.best for point in ended.curve} if ended else {}
+    reports |= {report.progress: report.best for report in trial.reports}
+    return create_trial(
+        state=state,
+        value=ended.loss if ended and ended.state in ("complete", "pruned") else None,
+        params={each.path: optuna_value(each, trial.values[each.path]) for each in parameters},
+        distributions=distributions,
+        intermediate_values=reports,
+    )
+
+
+def running(attributes: dict[str, Any], reports: dict[int, float]) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    return create_trial(state=TrialState.RUNNING, system_attrs=attributes, intermediate_values=reports)
+
+
+def sampler_of(sweep: SweepConfig, number: int) -> Any:
+    """One for each trial, whose seed is of that number: whatever was drawn before by whom."""
+    from optuna.samplers import RandomSampler, TPESampler
+
+    seed = int.from_bytes(hashlib.sha256(f"{sweep.seed} {number}".encode()).digest()[:4], "big")
+    if sweep.sampler == "random":
+        return RandomSampler(seed=seed)
+    with warnings.catch_warnings(category=FutureWarning, action="ignore"):
+        return TPESampler(seed=seed, constant_liar=True)
+
+
+def distribution_of(parameter: Parameter) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if parameter.range.choices:
+        return CategoricalDistribution([json.dumps(choice) for choice in parameter.range.choices])
+    low, high = parameter.extremes
+    kind: Any = IntDistribution if parameter.whole else FloatDistribution
+    return kind(low, high, log=parameter.range.log)
+
+
+def value_of(parameter: Parameter, drawn: Any) -> Any:
+    """A value of Optuna's as the setting has it: choices are texts of JSON there, which knows no lists."""
+    return json.loads(drawn) if parameter.range.choices else drawn
+
+
+def optuna_value(parameter: Parameter, value: Any) -> Any:
+    return json.dumps(value) if parameter.range.choices else value

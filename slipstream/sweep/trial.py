@@ -1,0 +1,117 @@
+"""One trial: the training engine in a process of its own, which tells its parent how it goes and is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.results.training import KIND, ValidationPoint
+from slipstream.config import RunConfig
+from slipstream.distributed.child_processes import end_with_parent
+from slipstream.distributed.user_errors import explained
+from slipstream.errors import Interrupted, Preempted, UserError
+from slipstream.storage import StorageUnavailable
+from slipstream.sweep.records import Point
+
+#: The weights of the best evaluation, in the artifact of a trained model.
+WEIGHTS = "best.safetensors"
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """What one attempt at a trial is asked to do."""
+
+    prepared: Path
+    config: RunConfig
+    #: A fresh directory, for the trained model.
+    directory: Path
+    #: The home of its checkpoints, and who works there.
+    home: str
+    holder: Holder
+    #: Of the machine's processes: the number of the GPU that it has to itself, if there are any.
+    slot: int
+    notices: str
+    grace_s: float
+    #: The file for what it prints and logs.
+    log: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended. The last three say nothing of the trial: this machine is about to be taken away, another
+    attempt has begun, or the store stays away."""
+
+    state: Literal["complete", "pruned", "failed", "preempted", "superseded", "unavailable"]
+    reason: str = ""
+    weights: str = ""
+
+
+def train_trial(link: Connection, job: TrialJob) -> None:
+    """The process of a trial. It sends lists of :class:`Point`, answered by whether to stop, and last an
+    :class:`Outcome`."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
+    said = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(said, stream)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": str(job.slot), "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update({**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
+    link.send(attempt(link, job))
+
+
+def attempt(link: Connection, job: TrialJob) -> Outcome:
+    from slipstream.train.loop.train_loop import Stopped
+    from slipstream.train.run import identity, run
+    from slipstream.train.setup import TrainingRequest
+
+    def told(evaluations: Sequence[ValidationPoint]) -> bool:
+        link.send(curve_of(evaluations))
+        return bool(link.recv())
+
+    try:
+        from slipstream.artifacts.prepared.streamed import open_prepared
+
+        training = job.config.for_training()
+        request = TrainingRequest(
+            prepared=job.prepared,
+            model=job.config.model,
+            training=training,
+            directory=job.directory,
+            home=job.home,
+            made_by={"sweep": identity(open_prepared(job.prepared), job.config.model, training)},
+            holder=job.holder,
+            notices=job.notices,
+            grace_s=job.grace_s,
+            told=told,
+        )
+        run(request)
+        return Outcome("complete", weights=Artifact.open(job.directory, KIND).files[WEIGHTS].sha256)
+    except Stopped:
+        return Outcome("pruned")
+    except Preempted as error:
+        return Outcome("preempted", str(error))
+    except Interrupted as error:
+        return Outcome("superseded", str(error))
+    except StorageUnavailable as error:
+        return Outcome("unavailable", str(error))
+    except Exception as error:
+        traceback.print_exc()
+        mistake = error if isinstance(error, UserError) else explained(error)
+        return Outcome("failed", mistake.message if mistake else f"{type(error).__name__}: {error}")
+
+
+def curve_of(evaluations: Sequence[ValidationPoint]) -> list[Point]:
+    """The evaluations as a sweep records them."""
+    best, points = float("inf"), []
+    for each in evaluations:
+        best = min(best, each.loss)
+        points.append(Point(round(1000 * each.epoch), each.loss, best))
+    return points

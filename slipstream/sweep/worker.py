@@ -1,0 +1,328 @@
+"""A worker of a sweep: slots that take one trial after another and train it, until there is none to take.
+
+Any number of workers share a store. Each slot goes on first with a trial that nobody works on any more, from its
+checkpoint, and begins another one only if there is none. All that workers know of each other lies in the store.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.results.training import KIND
+from slipstream.config import RunConfig
+from slipstream.distributed import fork_server
+from slipstream.errors import Preempted, UserError
+from slipstream.logs import logger
+from slipstream.machine.out_of_memory import memory_counters, what_was_killed
+from slipstream.storage import StorageUnavailable, storage_for
+from slipstream.sweep import study
+from slipstream.sweep.progress import Progress
+from slipstream.sweep.records import Died, Ended, Point, Reported, Trial
+from slipstream.sweep.slots import Occupation
+from slipstream.sweep.space import Parameter, trial_config
+from slipstream.sweep.store import SweepStore, refusal
+from slipstream.sweep.trial import Outcome, TrialJob, train_trial
+from slipstream.train.checkpoint.home import CHECKPOINTS, complete
+from slipstream.train.checkpoint.lease import Lease
+
+#: What the processes of trials are forked with.
+MODULES = ("torch", "slipstream.train.run", "slipstream.sweep.trial")
+#: Seconds between two looks for a trial that may be taken.
+POLL_S = 1.0
+#: So many processes of a trial that end without a word, and no further than before, fail it.
+DEATHS = 3
+LOG = logger("sweep")
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched: the configuration as given, the settings that differ, and where trials are compared
+    (:func:`slipstream.sweep.study.rungs`)."""
+
+    config: RunConfig
+    parameters: list[Parameter]
+    rungs: list[int]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """Where a worker runs: the prepared data here, a directory for what it makes, its processes, who it is to other
+    workers, the execution that it belongs to, and the settings by which its trainings hear of a preemption."""
+
+    prepared: Path
+    scratch: Path
+    slots: int
+    holder: Holder
+    execution: str = ""
+    notices: str = "none"
+    grace_s: float = 25.0
+
+
+@dataclass
+class Taken:
+    """A trial that a slot works on."""
+
+    trial: Trial
+    lease: Lease
+    process: BaseProcess | None = None
+    #: Whether another worker has taken it over.
+    lost: bool = False
+
+    def lose(self, why: str) -> None:
+        LOG.warning("trial %d: %s", self.trial.number, why)
+        self.lost = True
+        if self.process is not None:
+            self.process.kill()
+
+
+class Worker:
+    """One worker; :meth:`run` ends when there is no trial left to begin or to go on with."""
+
+    def __init__(self, store: SweepStore, search: Search, pod: Pod) -> None:
+        self._store, self._search, self._pod = store, search, pod
+        self._occupation = Occupation(store, pod.holder)
+        #: Guards the store, and what slots take.
+        self._lock = threading.RLock()
+        self._taken: dict[int, Taken] = {}
+        #: Whether this machine is about to be taken away, and whether the slots shall end at once.
+        self._leaving, self._over = False, threading.Event()
+        self._deadline = float("inf")
+        self._progress = Progress(search.config.sweep.trials)
+
+    def run(self) -> None:
+        """Raises ``UserError`` if the first trials all fail, ``Preempted`` when this machine is about to be taken
+        away, ``StorageUnavailable``; the trials then go on in other workers, or in the next attempt of this one."""
+        sweep = self._search.config.sweep
+        if sweep.minutes:
+            began = self._store.started(self._pod.execution, time.time())
+            self._deadline = began + 60 * sweep.minutes
+        fork_server.start(MODULES)
+        with self._sigterm(), self._progress, ThreadPoolExecutor(self._pod.slots) as pool:
+            slots = [pool.submit(self._slot, number) for number in range(self._pod.slots)]
+            try:
+                wait(slots, return_when=FIRST_EXCEPTION)
+            finally:
+                ended = all(slot.done() and not slot.exception() for slot in slots)
+                if not ended:
+                    self._end_all()
+        for slot in slots:
+            slot.result()
+        if self._leaving:
+            raise Preempted("this machine is about to be taken away; its trials go on elsewhere")
+
+    def _slot(self, number: int) -> None:
+        while taken := self._next():
+            try:
+                self._work(taken, number)
+            finally:
+                with self._lock:
+                    del self._taken[taken.trial.number]
+                taken.lease.end()
+
+    # Which trial comes next
+
+    def _next(self) -> Taken | None:
+        """A trial to work on; None if there is none left that this worker may have to go on with."""
+        while not self._over.is_set() and not self._leaving:
+            with self._lock:
+                taken, may_come = self._try_to_take()
+            if taken or not may_come:
+                return taken
+            self._over.wait(POLL_S)
+        return None
+
+    def _try_to_take(self) -> tuple[Taken | None, bool]:
+        """A trial, and without one whether there may be one later."""
+        trials = self._store.trials()
+        self._progress.show(trials)
+        if why := refusal(trials):
+            raise UserError(why)
+        may_come = False
+        for trial in trials:
+            if trial.ended or trial.number in self._taken:
+                continue
+            seen = self._occupation.look(trial.number)
+            if seen.held is False:
+                if taken := self._take(trial, seen.attempt):
+                    return taken, True
+                seen_again = True  # another worker has it now, if that lives
+            else:
+                seen_again = seen.held is None
+            may_come = may_come or seen_again
+        if len(trials) >= self._search.config.sweep.trials or time.time() >= self._deadline:
+            return None, may_come
+        number = self._store.propose(
+            lambda known: study.propose(self._search.config.sweep, self._search.parameters, known)
+        )
+        if number is None:
+            return None, True
+        proposed = next(trial for trial in self._store.trials() if trial.number == number)
+        return self._take(proposed, 0), True
+
+    def _take(self, trial: Trial, after: int) -> Taken | None:
+        found: list[Taken] = []
+
+        def lost(why: str) -> None:
+            for each in found:
+                each.lose(why)
+
+        lease = self._occupation.take(trial.number, after, lambda: self._leaving, lost)
+        if lease is None:
+            return None
+        taken = Taken(trial, lease)
+        found.append(taken)
+        self._taken[trial.number] = taken
+        return taken
+
+    # The work on a trial
+
+    def _work(self, taken: Taken, slot: int) -> None:
+        """Train a trial, from its checkpoint if there is one, and record how it ended if it did."""
+        with TemporaryDirectory(prefix=f"trial-{taken.trial.number:04d}-", dir=self._pod.scratch) as scratch:
+            self._train(taken, slot, Path(scratch))
+
+    def _train(self, taken: Taken, slot: int, scratch: Path) -> None:
+        number, started = taken.trial.number, time.perf_counter()
+        job = TrialJob(
+            prepared=self._pod.prepared,
+            config=trial_config(self._search.config, taken.trial.values),
+            directory=scratch / "model",
+            home=self._store.checkpoints(number),
+            holder=self._pod.holder,
+            slot=slot,
+            notices=self._pod.notices,
+            grace_s=self._pod.grace_s,
+            log=scratch / "log.txt",
+        )
+        killed_before = memory_counters()
+        outcome, curve = self._follow(taken, job)
+        if taken.lost or self._over.is_set():
+            return
+        if outcome is None:
+            killed = what_was_killed(killed_before, memory_counters())
+            outcome = Outcome("failed", killed) if killed else self._died(taken)
+        if outcome is None or outcome.state == "superseded":
+            return
+        if outcome.state == "preempted":
+            self._leaving = True
+            return
+        if outcome.state == "unavailable":
+            raise StorageUnavailable(outcome.reason)
+        best = curve[-1].best if curve else None
+        seconds = round(time.perf_counter() - started, 3)
+        loss = None if outcome.state == "failed" else best
+        ended = Ended(outcome.state, loss, curve, seconds, outcome.weights, outcome.reason)
+        with self._lock:
+            if number == 0 and outcome.state == "complete":
+                self._store.keep_model(number, job.directory, Artifact.open(job.directory, KIND).files)
+            if outcome.state == "failed":
+                self._store.keep_log(number, job.log)
+            self._store.append(number, ended)
+            self._store.drop_checkpoints(number)
+            self._progress.ended(taken.trial, ended, self._store.trials())
+
+    def _follow(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
+        """Run the process of a trial and answer it. Returns its outcome, None if it ended without one, and its
+        evaluations."""
+        curve: list[Point] = []
+        here, there = fork_server.CONTEXT.Pipe()
+        with self._lock:  # starting a process changes this one's main module for a moment
+            if self._over.is_set():
+                return None, curve
+            process = fork_server.process(train_trial, (there, job))
+            taken.process = process
+        there.close()
+        if self._leaving:
+            process.terminate()
+        try:
+            while True:
+                connection.wait([here, process.sentinel])
+                if not here.poll():
+                    return None, curve
+                said: Any = here.recv()
+                if isinstance(said, Outcome):
+                    return said, curve
+                curve = said
+                here.send(self._stops(taken.trial.number, curve[-1]))
+        except (EOFError, ConnectionError):
+            return None, curve
+        finally:
+            here.close()
+            process.join()
+
+    def _stops(self, number: int, point: Point) -> bool:
+        """Record what a trial reports, if it has come to a rung, and whether it stops there."""
+        sweep, rungs = self._search.config.sweep, self._search.rungs
+        if sweep.pruning == "none":
+            return False
+        with self._lock:
+            trials = self._store.trials()
+            trial = next(each for each in trials if each.number == number)
+            if trial.ended:
+                return True
+            # One that was resumed from before its last report is told again what it was told then.
+            told = next((report.stops for report in trial.reports if report.progress == point.progress), None)
+            if told is not None or not study.is_due(rungs, trial, point.progress):
+                return bool(told)
+            report = Reported(point.progress, point.best, stops=False)
+            report = Reported(point.progress, point.best, study.stops(sweep, rungs, trials, trial, report))
+            self._store.append(number, report)
+            return report.stops
+
+    def _died(self, taken: Taken) -> Outcome | None:
+        """Record that the process of a trial is gone; it has failed if that is so again and again."""
+        number = taken.trial.number
+        process = taken.process
+        code = process.exitcode if process is not None else None
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        storage = storage_for(self._store.checkpoints(number))
+        step = max((each.step for each in complete(storage.list(CHECKPOINTS))), default=0)
+        with self._lock:
+            self._store.append(number, Died(step, how))
+            trial = next(each for each in self._store.trials() if each.number == number)
+        deaths = sum(each.step == step for each in trial.deaths)
+        LOG.warning("trial %d: its process ended with %s; it resumes from step %d", number, how, step)
+        if deaths < DEATHS:
+            return None
+        return Outcome("failed", f"its process ended {deaths} times after step {step} without a word, last with {how}")
+
+    # The end
+
+    @contextmanager
+    def _sigterm(self) -> Iterator[None]:
+        """In the block, SIGTERM is a notice to all trainings, which save and end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def leave(*_: object) -> None:
+            self._leaving = True
+            for taken in list(self._taken.values()):
+                if taken.process is not None:
+                    with suppress(ProcessLookupError):
+                        taken.process.terminate()
+
+        before = signal.signal(signal.SIGTERM, leave)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _end_all(self) -> None:
+        self._over.set()
+        for taken in list(self._taken.values()):
+            if taken.process is not None:
+                taken.process.kill()

@@ -1,0 +1,137 @@
+"""The Flyte tasks of a sweep. None is cached: what was tried lies in the sweep's own store, and a sweep that is started
+again goes on with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from slipstream.artifacts.homes import SWEEPS, Holder
+from slipstream.artifacts.records import to_tree
+from slipstream.artifacts.results.sweep import Sweep
+from slipstream.config import RunConfig
+from slipstream.errors import Preempted, UserError
+from slipstream.machine.limits import usable_cores
+from slipstream.profiles.profile import current_profile
+from slipstream.storage import STORES, download_all
+from tasks.flyte.artifact_types import Prepared, Trained
+from tasks.flyte.homes import home_of, this_attempt
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
+from tasks.train import ENDING_S, fetch_prepared
+
+if TYPE_CHECKING:
+    from slipstream.artifacts.prepared.data import PreparedData
+
+
+class Begun(NamedTuple):
+    """Where the record of the sweep lies, and the numbers of its workers."""
+
+    store: str
+    workers: list[int]
+
+
+@task(**on("fingerprint"))
+@map_errors
+def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
+    """Begin a sweep or go on with it. Raises ``UserError`` before any trial begins if the space names what is no
+    setting, or values that a setting does not have, or if another sweep lies in the store."""
+    from slipstream.sweep.engine import begin, identity_of
+
+    data = open_data(prepared)
+    identity = identity_of(config, data.artifact.fingerprint)
+    placement = current_profile().placement("sweep")
+    address = config.sweep.store or home_of("sweep", {"sweep": to_tree(identity)}, placement, SWEEPS)
+    begin(config, data, address)
+    return Begun(address, list(range(config.sweep.workers)))
+
+
+def open_data(prepared: Prepared) -> PreparedData:
+    from slipstream.artifacts.prepared.streamed import open_prepared
+
+    return open_prepared(rows_path(prepared))
+
+
+@task(**on("sweep"))
+@map_errors
+def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> float:
+    """Work on the trials of a sweep until there is none left to begin. Returns the seconds that this took."""
+    from slipstream.sweep.engine import work
+    from slipstream.sweep.worker import Pod
+
+    placement, started = current_profile().placement("sweep"), time.perf_counter()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))
+    here, who = fetch_prepared(prepared, placement, fresh_directory("sweep.prepared")), this_attempt()
+    pod = Pod(
+        prepared=here,
+        scratch=fresh_directory("trials"),
+        slots=placement.processes,
+        # Attempts of one worker follow each other; those of different workers are at work at the same time.
+        holder=Holder(f"{who.execution} worker {worker}", who.attempt, who.prefix),
+        execution=who.execution,
+        notices=placement.notices,
+        grace_s=placement.grace_seconds - ENDING_S,
+    )
+    try:
+        work(config, store, pod)
+    except Preempted as error:
+        if runs_locally():
+            raise UserError(f"sweep: interrupted ({error}); start it again to go on") from None
+        raise FlyteRecoverableException(str(error)) from error
+    return round(time.perf_counter() - started, 3)
+
+
+class Chosen(NamedTuple):
+    """The configuration with the best settings, and the seconds that the slowest worker took."""
+
+    config: RunConfig
+    seconds: float
+
+
+@task(**on("fingerprint"))
+@map_errors
+def choose_settings(store: str, searched: list[float | None], config: RunConfig) -> Chosen:
+    """The settings of the best trial, once no worker is at work any more.
+
+    Raises ``UserError`` if all workers failed, the first trials all failed, or none is complete.
+    """
+    from slipstream.sweep.engine import ended_trials
+    from slipstream.sweep.slots import Occupation
+    from slipstream.sweep.space import with_values
+    from slipstream.sweep.store import SweepStore, best_of
+
+    trials = ended_trials(SweepStore(store), Occupation(SweepStore(store), Holder()))
+    took = [seconds for seconds in searched if seconds is not None]
+    if not took:
+        ended = sum(trial.ended is not None for trial in trials)
+        raise UserError(f"sweep: every worker failed, with {ended} of {config.sweep.trials} trials; start again")
+    best = best_of(trials)
+    assert best, "one is complete"
+    return Chosen(replace(with_values(config, best.values), sweep=config.sweep), max(took))
+
+
+@task(**on("export", cached=False))
+@map_errors
+def compare_with_given(trained: Trained, prepared: Prepared, store: str, config: RunConfig, seconds: float) -> Sweep:
+    """What the sweep found in so many ``seconds``, and on the test rows the model that was trained with it against the
+    one of trial 0."""
+    from slipstream.models.trained import TrainedModel
+    from slipstream.sweep.engine import search_of
+    from slipstream.sweep.result import against_given, sweep_of
+    from slipstream.sweep.store import SweepStore, best_of
+
+    swept, data = SweepStore(store), open_data(prepared)
+    trials, factory = swept.trials(), config.model.factory
+    best, given = best_of(trials), swept.model(0)
+    against = None
+    if best and best.number and trials[0].ended and trials[0].ended.state == "complete":
+        as_given = download_all(given, fresh_directory("given")) if given.startswith(STORES) else Path(given)
+        before, after = (TrainedModel.open(each, factory) for each in (as_given, local_path(trained)))
+        against = against_given(before, after, data)
+    return replace(sweep_of(swept, search_of(config, data), trials, against), seconds=seconds)

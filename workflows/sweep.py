@@ -1,0 +1,48 @@
+"""Many short trainings with other settings, of which the best are then trained, exported and reported as usual."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flytekit import map_task, workflow
+
+from slipstream.config import RunConfig
+from slipstream.report.summary import RunSummary
+from tasks.config import read_config
+from tasks.inputs import resolve_inputs
+from tasks.prepare import prepare_listed
+from tasks.report import report
+from tasks.sweep import begin_sweep, choose_settings, compare_with_given, search
+from workflows.command_line import prepare_pyflyte
+from workflows.training import stages_after_preparation
+
+prepare_pyflyte()
+
+
+@workflow
+def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
+    """Search settings by many trainings (section ``sweep`` of the configuration), then train, export and report with
+    the best ones. Started again, it goes on where it stopped.
+
+    ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
+    the column to predict.
+    """
+    given = resolve_inputs(data=data, target=target, config=config)
+    prepared = prepare_listed(given, target)
+    begun = begin_sweep(prepared=prepared.artifact, config=config)
+    # What one worker leaves undone others go on with: all trials are there if any worker found none left.
+    work = map_task(
+        partial(search, store=begun.store, prepared=prepared.artifact, config=config), min_success_ratio=0.0
+    )
+    chosen = choose_settings(store=begun.store, searched=work(worker=begun.workers), config=config)
+    best = read_config(config=chosen.config)
+    stages = stages_after_preparation(prepared, best, given.machine)
+    found = compare_with_given(
+        trained=stages["trained"],
+        prepared=prepared.artifact,
+        store=begun.store,
+        config=chosen.config,
+        seconds=chosen.seconds,
+    )
+    asked = {"config": chosen.config, "data": data, "target": target}
+    return report(**stages, **asked, cron="", kickoff=None, promotion=None, sweep=found)
