@@ -22,6 +22,7 @@ class Subcommand(NamedTuple):
 SUBCOMMANDS = {
     "train": Subcommand("slipstream.train.command", "Train on prepared data under torchrun, without Flyte."),
     "collectives": Subcommand("slipstream.collectives.command", "Measure the interconnect, compare it, tune it."),
+    "sweep": Subcommand("slipstream.sweep.command", "List the trials of a sweep."),
     "checkpoints": Subcommand(
         "slipstream.train.checkpoint.command", "List the checkpoints of trainings, free old ones."
     ),

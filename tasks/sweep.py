@@ -21,6 +21,7 @@ from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES, download_all
 from tasks.flyte.artifact_types import Prepared, Trained
+from tasks.flyte.forked_workers import start_server
 from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
@@ -78,6 +79,8 @@ def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> fl
         notices=placement.notices,
         grace_s=placement.grace_seconds - ENDING_S,
     )
+    if runs_locally():
+        start_server("train")  # whose processes come from the same server
     try:
         work(config, store, pod)
     except Preempted as error:

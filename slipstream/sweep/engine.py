@@ -50,6 +50,7 @@ def begin(config: RunConfig, data: PreparedData, address: str) -> None:
                 tried = with_values(config, {parameter.path: value})
                 build(tried.model, data.signature, tried.training.seed, empty=True)
     SweepStore(address).open(identity_of(config, data.artifact.fingerprint))
+    LOG.info("the trials of this sweep: slipstream sweep %s", address)
 
 
 def work(config: RunConfig, address: str, pod: Pod) -> None:

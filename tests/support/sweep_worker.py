@@ -1,21 +1,51 @@
 """One worker of a sweep in a process of its own, as a pod is one:
-``python -m tests.support.sweep_worker CONFIG PREPARED STORE EXECUTION SLOTS``."""
+``python -m tests.support.sweep_worker CONFIG PREPARED STORE EXECUTION SLOTS [KILL_AT]``.
+
+With KILL_AT ("create 5 before", "put 3 after") it kills itself at that write to its store, before the file is moved to
+its name or right after.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from slipstream.artifacts.homes import Holder
 from slipstream.config import RunConfig
+from slipstream.storage.local import LocalStorage
+from slipstream.sweep import worker as engine
 from slipstream.sweep.engine import work
 from slipstream.sweep.worker import Pod
+from tests.support.noted_trial import noted
+
+
+def kill_at(method: str, number: int, when: str) -> None:
+    """Kill this process at the ``number``-th call of a method of its store."""
+    original, calls = getattr(LocalStorage, method), iter(range(1, 1 << 30))
+
+    def counted(self: LocalStorage, *arguments: Any) -> None:
+        here = next(calls) == number
+        if here and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, *arguments)
+        if here:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(LocalStorage, method, counted)
+
 
 if __name__ == "__main__":
-    config, prepared, store, execution, slots = sys.argv[1:]
+    config, prepared, store, execution, slots, *fault = sys.argv[1:]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if fault:
+        name, at, moment = fault[0].split()
+        kill_at(name, int(at), moment)
+    engine.train_trial = noted  # type: ignore[assignment]
+    engine.MODULES = (*engine.MODULES, "tests.support.noted_trial")
     with tempfile.TemporaryDirectory() as scratch:
         pod = Pod(Path(prepared), Path(scratch), int(slots), Holder(execution), grace_s=20.0)
         work(RunConfig.from_file(Path(config)), store, pod)

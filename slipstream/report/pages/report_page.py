@@ -11,11 +11,13 @@ from typing import Any
 from slipstream.artifacts.results.bottleneck import Bottleneck
 from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.artifacts.results.evaluation import Evaluation
+from slipstream.artifacts.results.sweep import STATES, Sweep, SweepTrial
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
 from slipstream.report.against_interconnect import against_interconnect
+from slipstream.report.pages import sweep_charts
 from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD
@@ -34,6 +36,7 @@ WORST_SHOWN = 12
 CLASSES_SHOWN = 12
 REASONS_SHOWN = 8
 VALUES_SHOWN = 3
+TRIALS_SHOWN = 20
 #: Columns that are listed at once, and those that can be unfolded.
 COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
@@ -63,6 +66,9 @@ def report_page(
         columns_left=len(columns) - COLUMNS_LISTED,
         contents=contents,
         exchange=exchange_of(results),
+        searched=sweep_charts.drawn(summary.sweep) if summary.sweep else {},
+        importance_lines=importance_lines,
+        listed_trials=listed_trials,
         time_lines=time_lines,
         nodes_of=nodes_of,
         reasons=results.quarantined[:REASONS_SHOWN],
@@ -82,6 +88,19 @@ def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
         (name, value / found.seconds, f"{fmt.seconds(value)}, {100 * value / found.seconds:.0f} %")
         for name, value in seconds.items()
     ]
+
+
+def importance_lines(sweep: Sweep) -> list[tuple[str, float, str]]:
+    """Bars: the setting, its share, and that in words."""
+    return [(name, share, fmt.percent(share)) for name, share in sweep.importance.items()]
+
+
+def listed_trials(sweep: Sweep) -> list[SweepTrial]:
+    """The best trials, then others that got as far, then those that failed; and always the settings as given."""
+    order = {state: place for place, state in enumerate(STATES)}
+    ranked = sorted(sweep.trials, key=lambda each: (order[each.state], each.loss is None, each.loss or 0.0))
+    shown = ranked[:TRIALS_SHOWN]
+    return shown + [each for each in ranked if each.number == 0 and each not in shown]
 
 
 def exchange_of(results: Results) -> str:

@@ -1,0 +1,58 @@
+"""``slipstream sweep``: the trials of a sweep, also while it goes on."""
+
+from __future__ import annotations
+
+import click
+
+from slipstream.errors import UserError
+from slipstream.one_line import one_line
+from slipstream.sweep.progress import in_words
+from slipstream.sweep.records import Trial
+from slipstream.sweep.space import words
+from slipstream.sweep.store import SweepStore, best_of
+from slipstream.text_table import age, aligned
+
+COLUMNS = ("trial", "loss", "epochs", "time", "settings", "how it went")
+#: Characters of a reason.
+LONGEST = 100
+
+
+@click.command()
+@click.argument("store")
+def main(store: str) -> None:
+    """List the trials of the sweep in STORE, a directory or an address on s3://, gs:// or abfs://.
+
+    The report and the log of the sweep name STORE; it is sweep.store, if that was set.
+
+    Example: slipstream sweep .slipstream/sweeps/623239eeadbcb57d1083f48e6359a9a7
+    """
+    swept = SweepStore(store)
+    if swept.identity() is None:
+        raise UserError(f"{store}: holds no sweep; expected the store of one, which its report and its log name")
+    trials = swept.trials()
+    best = best_of(trials)
+    if trials:
+        left = ("trial", "settings", "how it went")
+        click.echo(aligned(COLUMNS, [row(trial, best is trial) for trial in trials], left))
+    states = [trial.ended.state if trial.ended else "unfinished" for trial in trials]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    click.echo(f"{len(trials)} trials{': ' if counted else ''}{counted}")
+
+
+def row(trial: Trial, best: bool) -> list[str]:
+    ended = trial.ended
+    if ended is None:
+        at = f"{trial.reports[-1].progress / 1000:.1f}" if trial.reports else "-"
+        loss = f"{trial.reports[-1].best:.4g}" if trial.reports else "-"
+        return [str(trial.number), loss, at, "-", one_line(words(trial.values)), "has not ended"]
+    loss = "-" if ended.loss is None else f"{ended.loss:.4g}"
+    epochs = f"{ended.curve[-1].progress / 1000:.1f}" if ended.curve else "-"
+    went = "complete, the best" if best else ended.state if ended.state != "failed" else in_words(ended)
+    return [
+        str(trial.number),
+        loss,
+        epochs,
+        age(ended.seconds),
+        one_line(words(trial.values)),
+        one_line(went)[:LONGEST],
+    ]

@@ -1,0 +1,36 @@
+"""Whatever is killed of a sweep, no trial is lost or run twice, and each ends with the weights of its training
+alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from slipstream.config import RunConfig
+from tests.support.sweep_runs import CONFIG, KINDS, SweepRun, check, storm
+
+
+def test_two_workers_and_a_kill_of_each_kind(tmp_path: Path, prepared: Path) -> None:
+    run = SweepRun(tmp_path, prepared, RunConfig.from_dict(CONFIG))
+    trials = storm(run, 2, KINDS, seed=3)
+    assert len(run.killed) == len(KINDS), run.killed
+    check(run, trials, {})
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_storm(workers: int, tmp_path: Path, prepared: Path) -> None:
+    """Three sweeps of each number of workers and at least 21 kills in them: 63 over all."""
+    known: dict[str, str] = {}
+    kills = 0
+    for seed in range(3):
+        sweep = {"seed": seed, "trials": 10, "pruning": "none" if seed == 1 else "asha"}
+        config = RunConfig.from_dict({**CONFIG, "sweep": {**CONFIG["sweep"], **sweep}})
+        run = SweepRun(tmp_path / str(seed), prepared, config, slots=2 if workers == 1 else 1)
+        kinds = random.Random(seed).choices([*KINDS, "slot"], k=9)
+        trials = storm(run, workers, kinds, seed=100 * workers + seed)
+        check(run, trials, known)
+        kills += len(run.killed)
+    assert kills >= 21
