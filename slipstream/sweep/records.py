@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,8 +111,9 @@ def digest(tree: object) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """The bytes of a record, which :func:`decode` takes."""
-    body = {"kind": type(record).__name__.lower(), "record": to_tree(record)}
+    """The bytes of a record, which :func:`decode` takes. They are like no others: two workers that write the same at
+    once must not both find their own bytes in the store and believe to be the first."""
+    body = {"kind": type(record).__name__.lower(), "record": to_tree(record), "nonce": uuid.uuid4().hex}
     return canonical_json({**body, "sha256": digest(body)})
 
 

@@ -16,13 +16,14 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from tests.support.processes import FORK, free_port
@@ -73,6 +74,8 @@ class Job:
     #: With a number, every rank notes the rows of each step in ``rows-<number>-<rank>``.
     watched: int = 0
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Evaluations after which rank 0 is told to stop; 0: nobody tells. What it says is noted in ``told-<rank>``.
+    stops_after: int = 0
     #: Seconds that each step takes longer; when each began is noted in ``times-<rank>``.
     step_s: float = 0.0
     #: The longest that an attempt may take.
@@ -143,8 +146,15 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
         grace_s=job.grace_s,
         teacher=job.teacher,
         start=job.start,
+        told=functools.partial(tell, job, rank) if job.stops_after else None,
     )
     engine.run(request)
+
+
+def tell(job: Job, rank: int, evaluations: Sequence[ValidationPoint]) -> bool:
+    with (job.place / f"told-{rank}").open("a") as notes:
+        notes.write(f"{len(evaluations)} {evaluations[-1].step} {evaluations[-1].loss!r}\n")
+    return len(evaluations) >= job.stops_after
 
 
 def note_rows(loop: Any, path: Path) -> None:

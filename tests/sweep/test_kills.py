@@ -4,11 +4,13 @@ alone."""
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
 
 from slipstream.config import RunConfig
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.sweep_runs import CONFIG, KINDS, SweepRun, check, storm
 
 
@@ -34,3 +36,21 @@ def test_a_storm(workers: int, tmp_path: Path, prepared: Path) -> None:
         check(run, trials, known)
         kills += len(run.killed)
     assert kills >= 21
+
+
+@pytest.mark.prove
+def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path, prepared: Path, store: FaultyS3) -> None:
+    """Amid trials of two workers, one of which is killed then; on S3."""
+    run = SweepRun(tmp_path, prepared, RunConfig.from_dict(CONFIG), store=f"s3://bucket/{tmp_path.name}")
+    for name in ("one", "two"):
+        run.start(name)
+    for away in range(2):
+        time.sleep(9)
+        refused = store.refused
+        store.down_until = time.monotonic() + 20
+        if away:
+            run.kill("worker", "one")
+            run.restart_the_dead()
+        time.sleep(20)
+        assert store.refused > refused, "nobody asked while it was away"
+    check(run, run.finish(), {})

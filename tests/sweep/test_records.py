@@ -1,0 +1,150 @@
+"""Records of trials: what is cut or changed neither counts nor stands in the way."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import UserError
+from slipstream.storage import storage_for
+from slipstream.sweep.records import Died, Ended, Identity, Point, Proposed, Record, Reported, decode, encode
+from slipstream.sweep.store import SweepStore, best_of, refusal
+
+RECORDS: list[Record] = [
+    Proposed({"training.learning_rate": 1e-3, "model.arguments.hidden": [8, 16]}),
+    Reported(2222, 0.25, stops=True),
+    Died(20, "SIGKILL"),
+    Ended("complete", 0.125, [Point(1000, 0.5, 0.5), Point(2000, 0.125, 0.125)], 1.5, "ab" * 32),
+    Ended("failed", reason="out of memory"),
+]
+IDENTITY = Identity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epochs": {"low": 1, "high": 3}}, 0)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_comes_back_as_it_was_and_no_part_of_it_counts(record: Record) -> None:
+    content = encode(record).rstrip()  # without its last line break it says the same
+    assert decode(content) == record
+    assert not [end for end in range(len(content)) if decode(content[:end]) is not None]
+
+
+def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
+    content = encode(RECORDS[3])
+    believed = []
+    for place in range(len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            if decode(bytes(changed)) is not None:
+                believed.append((place, bit))
+    assert not believed
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -2])
+def test_a_record_that_is_cut_is_passed_over(tmp_path: Path, kept: int) -> None:
+    """The settings of one trial and the end of another are cut, as a disk may leave them: the one trial is as if it
+    had not begun, the other has not ended, and both can go on."""
+    store = SweepStore(str(tmp_path))
+    for number in range(3):
+        assert store.propose(lambda _, of=number: Proposed({"training.epochs": of})) == number
+        store.append(number, Ended("complete", 1.0 + number))
+    for name in ("0001/0001.json", "0002/0002.json"):
+        file = tmp_path / "records" / name
+        file.write_bytes(file.read_bytes()[:kept])
+    again = SweepStore(str(tmp_path))
+    assert [(trial.number, trial.ended is not None) for trial in again.trials()] == [(0, True), (2, False)]
+    again.append(2, Ended("complete", 5.0))
+    assert again.propose(lambda trials: Proposed({"training.epochs": len(trials)})) == 3
+    found = {trial.number: trial for trial in SweepStore(str(tmp_path)).trials()}
+    assert found[2].ended == Ended("complete", 5.0) and found[3].values == {"training.epochs": 2}
+
+
+def test_what_a_store_begins_with_may_be_cut_too(tmp_path: Path) -> None:
+    SweepStore(str(tmp_path)).open(IDENTITY)
+    file = tmp_path / "records/sweep/0001.json"
+    file.write_bytes(file.read_bytes()[:-2])
+    SweepStore(str(tmp_path)).open(IDENTITY)
+    assert SweepStore(str(tmp_path)).identity() == IDENTITY
+
+
+def test_of_two_that_say_the_same_the_first_counts(tmp_path: Path) -> None:
+    """A worker that was thought dead ends a trial that its successor has ended."""
+    first, second = SweepStore(str(tmp_path)), SweepStore(str(tmp_path))
+    first.propose(lambda _: Proposed({}))
+    second.trials()
+    first.append(0, Ended("complete", 0.5))
+    second.append(0, Ended("pruned", 0.7))
+    assert [trial.ended for trial in SweepStore(str(tmp_path)).trials()] == [Ended("complete", 0.5)]
+
+
+def propose_many(store: SweepStore, number: int, mine: list[int]) -> None:
+    while len(mine) < number:
+        found = store.propose(lambda trials: Proposed({"training.epochs": len(trials)}))
+        if found is not None:
+            mine.append(found)
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_workers_that_propose_at_once_share_no_number(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    address = str(tmp_path)
+    if where == "s3":
+        request.getfixturevalue("store")
+        address = f"s3://bucket/{tmp_path.name}"
+    mine: list[list[int]] = [[] for _ in range(4)]
+    threads = [threading.Thread(target=propose_many, args=(SweepStore(address), 5, each)) for each in mine]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = sorted(number for each in mine for number in each)
+    assert numbers == list(range(20))
+    assert [trial.number for trial in SweepStore(address).trials()] == numbers
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"data": "others"}, "a sweep of other data"),
+        ({"space": {}}, "a sweep of another space"),
+        ({"seed": 1}, "a sweep of another seed"),
+        ({"model": {"name": "resnet"}}, "a sweep of another model"),
+        ({"training": {"epochs": 4}}, "a sweep of other training settings"),
+    ],
+)
+def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    SweepStore(str(tmp_path)).open(IDENTITY)
+    SweepStore(str(tmp_path)).open(IDENTITY)
+    with pytest.raises(UserError, match=said):
+        SweepStore(str(tmp_path)).open(Identity(**{**vars(IDENTITY), **changed}))  # type: ignore[arg-type]
+
+
+def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:
+    store = SweepStore(str(tmp_path))
+    for number in range(5):
+        store.propose(lambda _: Proposed({}))
+        assert not refusal(store.trials())
+        store.append(number, Ended("failed", reason=f"reason {number}"))
+    assert refusal(store.trials()) == "sweep: the first 5 trials failed; trial 0: reason 0"
+    store.propose(lambda _: Proposed({}))
+    store.append(5, Ended("pruned", 1.0))
+    assert not refusal(store.trials()) and best_of(store.trials()) is None
+
+
+def test_minutes_are_counted_from_the_first_start_of_an_execution(tmp_path: Path) -> None:
+    store = SweepStore(str(tmp_path))
+    assert store.started("one", 100.0) == 100.0
+    assert SweepStore(str(tmp_path)).started("one", 200.0) == 100.0
+    assert store.started("two", 300.0) == 300.0
+
+
+def test_what_a_trial_has_left_is_deleted_but_for_its_records(tmp_path: Path) -> None:
+    store = SweepStore(str(tmp_path))
+    store.propose(lambda _: Proposed({}))
+    storage = storage_for(store.checkpoints(0))
+    storage.put("step-000000000020.a0001/manifest.json", b"{}")
+    storage.put("step-000000000020.a0001/tensors.bin", b"1")
+    store.drop_checkpoints(0)
+    assert not storage.list() and len(store.trials()) == 1

@@ -1,0 +1,92 @@
+"""Which settings a sweep may search, and what it says of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.settings import to_dict
+from slipstream.sweep.space import parameters_of, trial_config, with_values, words
+
+
+def config_of(space: dict[str, Any], **more: Any) -> RunConfig:
+    return RunConfig.from_dict({**more, "sweep": {"space": space}})
+
+
+def test_values_are_put_where_the_paths_say_and_nowhere_else() -> None:
+    given = RunConfig.from_dict({"model": {"arguments": {"dropout": 0.1}}, "training": {"epochs": 3}})
+    values = {"training.learning_rate": 0.5, "training.gradients.hook": "fp16", "model.arguments.hidden": [8, 8]}
+    tried = with_values(given, values)
+    assert (
+        tried.training.learning_rate == 0.5 and tried.training.epochs == 3 and tried.training.gradients.hook == "fp16"
+    )
+    assert tried.model.arguments == {"dropout": 0.1, "hidden": [8, 8]}
+    changed, before = to_dict(tried), to_dict(given)
+    assert {name for name in changed if changed[name] != before[name]} == {"training", "model"}
+
+
+def test_a_trial_is_one_process_without_what_serves_a_whole_training() -> None:
+    given = RunConfig.from_dict(
+        {"training": {"parallel": {"shard": "weights"}, "checkpoint_uri": "s3://b/c", "profile": {"steps": 5}}}
+    )
+    training = trial_config(given, {"training.weight_decay": 0.5}).training
+    assert not training.parallel.divides and not training.checkpoint_uri and not training.profile.steps
+    assert training.weight_decay == 0.5 and training.epochs == given.training.epochs
+
+
+def test_ranges_of_whole_numbers_are_whole() -> None:
+    found = {
+        each.path: each
+        for each in parameters_of(
+            config_of(
+                {
+                    "training.batch_size": {"low": 16, "high": 256, "log": True},
+                    "training.weight_decay": {"low": 0, "high": 1},
+                    "model.arguments.blocks": {"low": 1, "high": 4},
+                    "model.arguments.dropout": {"low": 0.0, "high": 1.0},
+                }
+            )
+        )
+    }
+    assert [path for path, each in found.items() if each.whole] == ["model.arguments.blocks", "training.batch_size"]
+    assert found["training.batch_size"].extremes == [16, 256]
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ({}, "sweep.space: is empty"),
+        ({"training.lerning_rate": {"low": 1, "high": 2}}, "did you mean 'learning_rate'?"),
+        ({"training.learning_rate": {"low": 2, "high": 1}}, "sweep.space[training.learning_rate]: low 2 is not below"),
+        ({"training.learning_rate": {"low": 1, "high": 1}}, "low 1 is not below high 1"),
+        ({"training.learning_rate": {"low": 0, "high": 1, "log": True}}, "expected more than 0"),
+        ({"training.learning_rate": {"low": 1}}, "expected low and high, or choices"),
+        ({"training.learning_rate": {"lo": 1}}, "unknown setting; did you mean 'low'?"),
+        ({"training.learning_rate": 3}, "3 is not allowed; expected low and high, or choices"),
+        ({"training.learning_rate": {"choices": [0.1]}}, "has one choice"),
+        ({"training.learning_rate": {"choices": [0.1, 0.2], "low": 0.1}}, "has choices and a range"),
+        ({"training.learning_rate": {"low": -1, "high": 1}}, "training.learning_rate: -1 is not allowed"),
+        ({"training.precision": {"choices": ["fp32", 3]}}, "training.precision: 3 is not allowed"),
+        ({"training.learning_rate": {"choices": [0.1, "fast"]}}, 'training.learning_rate: "fast" is not allowed'),
+        ({"training.precision": {"low": 1, "high": 2}}, "has no range"),
+        ({"training.batch_size": {"low": 1.5, "high": 9}}, "takes whole numbers"),
+        ({"training.accumulation": {"choices": [1, 2]}}, "does not decide what is trained"),
+        ({"training.gradients": {"choices": [1, 2]}}, "is a section; expected one of its settings"),
+        ({"training.epochs.more": {"choices": [1, 2]}}, "training.epochs.more: unknown setting"),
+        ({"model.name": {"choices": ["mlp", "x:y z"]}}, 'model.name: "x:y z" is not allowed'),
+        ({"data.seed": {"choices": [1, 2]}}, "'data.seed' is no setting that can be searched"),
+    ],
+)
+def test_what_cannot_be_searched_is_said_in_one_line(space: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parameters_of(config_of(space))
+    assert said in error.value.message and "\n" not in error.value.message and "sweep.space" in error.value.message
+
+
+def test_settings_in_words() -> None:
+    values = {"training.learning_rate": 0.0123456, "model.arguments.hidden": [8, 8], "training.precision": "bf16"}
+    assert words(values) == "hidden [8, 8], learning_rate 0.01235, precision bf16"
+    assert words({}) == "as given"

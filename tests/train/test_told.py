@@ -1,0 +1,41 @@
+"""Whoever looks on hears of each evaluation, on rank 0, and may stop the training on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.training_runs import Fault, Job, attempt, outcome
+
+
+def said(job: Job) -> list[str]:
+    return (job.place / "told-0").read_text().splitlines()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_path: Path) -> None:
+    job = Job(prepared, tmp_path, world, str(tmp_path / "home"), stops_after=2)
+    assert not attempt(job).finished
+    assert [line.split()[:2] for line in said(job)] == [["1", "5"], ["2", "10"]]
+    assert not (tmp_path / "told-1").exists() and not job.output.exists()
+    for rank in range(world):
+        last = (tmp_path / f"log-{rank}").read_text().splitlines()[-1]
+        assert last.endswith("Stopped: stopped at step 10")
+
+
+def test_a_training_that_nobody_stops_ends_as_without_anybody(prepared: Path, tmp_path: Path) -> None:
+    """Also if it is killed: each evaluation is told of before a checkpoint holds it, so none is missed."""
+    plain = Job(prepared, tmp_path / "plain", 2, str(tmp_path / "plain/home"))
+    assert attempt(plain).finished
+    job = Job(prepared, tmp_path / "told", 2, str(tmp_path / "told/home"), stops_after=99)
+    killed = attempt(job, Fault("step", at=14))
+    assert killed.fired and not killed.finished and attempt(job).finished
+    assert outcome(job) == outcome(plain)
+    steps = [int(line.split()[1]) for line in said(job)]
+    assert sorted(set(steps)) == [5, 10, 15, 20, 24] and len(set(said(job))) == 5
+
+
+def test_told_to_stop_at_the_end_it_has_ended(prepared: Path, tmp_path: Path) -> None:
+    job = Job(prepared, tmp_path, 1, str(tmp_path / "home"), stops_after=5)
+    assert attempt(job).finished and (job.output / "manifest.json").is_file()
