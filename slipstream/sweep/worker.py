@@ -39,7 +39,7 @@ from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from slipstream.train.checkpoint.lease import Lease
 
 #: What the processes of trials are forked with.
-MODULES = ("torch", "slipstream.train.run", "slipstream.sweep.trial")
+MODULES: tuple[str, ...] = ("torch", "slipstream.train.run", "slipstream.sweep.trial")
 #: Seconds between two looks for a trial that may be taken.
 POLL_S = 1.0
 #: So many processes of a trial that end without a word, and no further than before, fail it.

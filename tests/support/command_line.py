@@ -35,14 +35,17 @@ Ended = subprocess.CompletedProcess[str]
 Run = Callable[..., Ended]
 
 
-def run_in(directory: Path, *arguments: str, workflow: str = "train_and_export", **environment: str) -> Ended:
-    """``pyflyte run`` of the main job, or of another workflow of its file, in ``directory`` and in this process.
+def run_in(
+    directory: Path, *arguments: str, workflow: str = "train_and_export", file: Path = TRAINING, **environment: str
+) -> Ended:
+    """``pyflyte run`` of the main job, or of another workflow of its or another file, in ``directory`` and in this
+    process.
 
     The shape of the process groups is fixed when the workflow is imported: a profile needs :func:`start_in`.
     """
     if profile.CHOICE in environment:
         raise ValueError("a workflow that is imported already keeps its profile; use start_in")
-    return invoke(pyflyte, directory, ["run", str(TRAINING), workflow, *arguments], environment)
+    return invoke(pyflyte, directory, ["run", str(file), workflow, *arguments], environment)
 
 
 def start_in(directory: Path, *arguments: str, workflow: str = "train_and_export", **environment: str) -> Ended:

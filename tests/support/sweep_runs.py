@@ -138,26 +138,26 @@ def trials_of(worker: int) -> list[int]:
     return [trial for server in workers_of(worker, b"forkserver") for trial in workers_of(server, b"forkserver")]
 
 
-def alone(prepared: Path, config: RunConfig, trial: Trial, place: Path) -> str:
+def alone(prepared: Path, config: RunConfig, trial: Trial, place: Path, threads: int = 1) -> str:
     """The SHA-256 of the weights that the training of a trial ends with by itself, without a sweep."""
     run = trial_config(config, trial.values)
     place.mkdir(parents=True, exist_ok=True)
     (place / "run.json").write_text(json.dumps(to_dict(run)))
-    process = FORK.Process(target=train_alone, args=(prepared, place))
+    process = FORK.Process(target=train_alone, args=(prepared, place, threads))
     process.start()
     process.join(120)
     assert process.exitcode == 0
     return Artifact.open(place / "model", KIND).files[WEIGHTS].sha256
 
 
-def train_alone(prepared: Path, place: Path) -> None:
+def train_alone(prepared: Path, place: Path, threads: int) -> None:
     import torch
 
     from slipstream.train.command import main
 
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     os.environ.update({**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     main.main([str(prepared), str(place / "model"), str(place / "run.json")], standalone_mode=False)
 
 

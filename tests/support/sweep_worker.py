@@ -44,7 +44,7 @@ if __name__ == "__main__":
     if fault:
         name, at, moment = fault[0].split()
         kill_at(name, int(at), moment)
-    engine.train_trial = noted  # type: ignore[assignment]
+    engine.train_trial = noted
     engine.MODULES = (*engine.MODULES, "tests.support.noted_trial")
     with tempfile.TemporaryDirectory() as scratch:
         pod = Pod(Path(prepared), Path(scratch), int(slots), Holder(execution), grace_s=20.0)

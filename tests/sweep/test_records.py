@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,17 @@ def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
     assert not believed
 
 
+def proposed(number: int, known: object) -> Proposed:
+    return Proposed({"training.epochs": number})
+
+
 @pytest.mark.parametrize("kept", [0, 1, 40, -2])
 def test_a_record_that_is_cut_is_passed_over(tmp_path: Path, kept: int) -> None:
     """The settings of one trial and the end of another are cut, as a disk may leave them: the one trial is as if it
     had not begun, the other has not ended, and both can go on."""
     store = SweepStore(str(tmp_path))
     for number in range(3):
-        assert store.propose(lambda _, of=number: Proposed({"training.epochs": of})) == number
+        assert store.propose(partial(proposed, number)) == number
         store.append(number, Ended("complete", 1.0 + number))
     for name in ("0001/0001.json", "0002/0002.json"):
         file = tmp_path / "records" / name
@@ -118,7 +123,7 @@ def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dic
     SweepStore(str(tmp_path)).open(IDENTITY)
     SweepStore(str(tmp_path)).open(IDENTITY)
     with pytest.raises(UserError, match=said):
-        SweepStore(str(tmp_path)).open(Identity(**{**vars(IDENTITY), **changed}))  # type: ignore[arg-type]
+        SweepStore(str(tmp_path)).open(Identity(**{**vars(IDENTITY), **changed}))
 
 
 def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:

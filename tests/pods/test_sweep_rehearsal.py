@@ -1,0 +1,102 @@
+"""A sweep of two pods on a rehearsed cluster: the packaged workflow, pods that are lost, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.config import RunConfig
+from slipstream.machine.limits import usable_cores
+from slipstream.profiles.profile import parse
+from slipstream.storage import download_all
+from slipstream.storage.s3 import client_of
+from slipstream.sweep.config import SweepConfig
+from slipstream.sweep.records import Trial
+from slipstream.sweep.store import SweepStore, best_of
+from tests.support.cluster.kills import BY_THE_CLOCK, LOSSES, WRITES, How, Kill, Kills
+from tests.support.cluster.propeller import Execution
+from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
+from tests.support.cluster.rehearse.shrunk import shrunk
+from tests.support.sweep_runs import alone
+
+WORKFLOW = "workflows.sweep.sweep"
+PROFILE = {"default": {"retries": 5, "interruptible": True}}
+SPACE = {
+    "training.learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
+    "model.arguments.hidden": {"choices": [[8], [16, 16]]},
+}
+TRIALS = 6
+
+
+@dataclass
+class OfWorkers(Kills):
+    """Workers of a sweep write to one store, so nobody can tell whose write it is: at these writes one of them that
+    runs is lost."""
+
+    nodes: Sequence[str] = ()
+    store: str = ""
+    losses: Mapping[int, How] = field(default_factory=dict)
+    seen: int = 0
+
+    def asked(self, method: str, path: str) -> None:
+        if method not in WRITES or self.store not in path or any(part in path for part in BY_THE_CLOCK):
+            return
+        with self.lock:
+            self.seen += 1
+            how = self.losses.get(self.seen)
+            running = [(n, a, pods) for n, a, pods in self.running.values() if n in self.nodes and pods[0].running]
+            if how and running:
+                node, attempt, pods = running[self.seen % len(running)]
+                self.strike(Kill(node, attempt, self.seen, how), pods)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    with rehearsal(tmp_path_factory.mktemp("place"), shrunk(parse("sweeping", PROFILE))) as made:
+        yield made
+
+
+@pytest.fixture
+def here(place: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
+    """This process sees the S3 of the pods, too."""
+    client_of.cache_clear()
+    for name, value in place.bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    yield place
+    client_of.cache_clear()
+
+
+def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Execution, RunConfig, list[Trial]]:
+    """An execution with a store of its own: what was tried in it."""
+    store = here.bucket.uri(f"sweeps/{name}")
+    sweep = SweepConfig(space=SPACE, trials=TRIALS, workers=2, store=store)
+    config = replace(CONFIG, sweep=sweep, training=replace(CONFIG.training, epochs=9))
+    execution = here.execution(name, kills=kills)
+    inputs = {"data": literal(table(here.bucket)), "target": literal(TARGET), "config": literal(config)}
+    execution.run(WORKFLOW, inputs)
+    return execution, config, SweepStore(store).trials()
+
+
+@pytest.mark.prove
+def test_pods_of_a_sweep_that_are_lost_lose_no_trial(here: Rehearsal, tmp_path: Path) -> None:
+    first, _, trials = run(here, "undisturbed")
+    assert len(trials) == TRIALS and all(trial.ended for trial in trials)
+    workers = sorted({attempt.node for attempt in first.record.attempts if attempt.task == "search"})
+    assert len(workers) == 2
+    losses = dict(zip((9, 18, 26, 34, 41, 48), (*LOSSES, *LOSSES), strict=True))
+    kills = OfWorkers(nodes=workers, store="/sweeps/disturbed/", losses=losses)
+    execution, config, trials = run(here, "disturbed", kills)
+    assert len(kills.fired) >= 4, kills
+    assert {attempt.number for attempt in execution.record.attempts if attempt.task == "search"} >= {0, 1}
+    assert [trial.number for trial in trials] == list(range(TRIALS)) and all(trial.ended for trial in trials)
+    (node,) = {attempt.node for attempt in execution.record.attempts if attempt.task == "prepare"}
+    prepared = download_all(execution.outputs[node]["artifact"].scalar.blob.uri, tmp_path / "prepared")
+    complete = [trial for trial in trials if trial.ended and trial.ended.state == "complete"]
+    assert complete and best_of(trials) in complete
+    for trial in complete:
+        assert trial.ended
+        weights = alone(prepared, config, trial, tmp_path / str(trial.number), threads=usable_cores())
+        assert trial.ended.weights == weights, f"trial {trial.number}"
