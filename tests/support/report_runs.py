@@ -21,6 +21,7 @@ from slipstream.artifacts.results.export import (
     QualityFigures,
     VariantFigures,
 )
+from slipstream.artifacts.results.sweep import AgainstGiven, Sweep, SweepTrial
 from slipstream.artifacts.results.training import (
     Attempt,
     Goodput,
@@ -297,3 +298,18 @@ def compression() -> Compression:
     speeds = {"50 % fewer units": Estimate(1.93, 1.87, 1.99), "75 % fewer units": Estimate(2.71, 2.6, 2.8)}
     why = "it lost 0.11 points of accuracy on 600 test rows, at most 0.62 (95 % limit), less than the 1 allowed"
     return Compression("prune", "accuracy", whole, 0.8808, tried, speeds, 32, tried[0].name, why, "", 116.2)
+
+
+def swept() -> Sweep:
+    """What is told of a sweep with a trial of each kind, of which the third is the best."""
+    curve = [[1.0, 0.9], [2.0, 0.6], [3.0, 0.5]]
+    trials = [
+        SweepTrial(0, "complete", "as given", 0.5, curve, 9.0),
+        SweepTrial(1, "pruned", "learning_rate 0.2", 0.8, curve[:1], 3.0),
+        SweepTrial(2, "complete", "learning_rate 0.01", 0.4, [*curve[:2], [3.0, 0.4]], 9.5),
+        SweepTrial(3, "failed", "learning_rate 10", None, [], 1.0, "training.learning_rate: the loss is not finite"),
+        SweepTrial(4, "unfinished", "learning_rate 0.3"),
+    ]
+    against = AgainstGiven(1.25, 0.4, 2.1, "points of accuracy", 600)
+    importance = {"learning_rate": 0.75, "hidden": 0.25}
+    return Sweep("/data/swept", trials, 2, [1.0], importance, against, 61.0)
