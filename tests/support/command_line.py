@@ -36,7 +36,7 @@ Run = Callable[..., Ended]
 
 
 def run_in(
-    directory: Path, *arguments: str, workflow: str = "train_and_export", file: Path = TRAINING, **environment: str
+    directory: Path, *arguments: str, workflow: str = "train_and_export", file: str = str(TRAINING), **environment: str
 ) -> Ended:
     """``pyflyte run`` of the main job, or of another workflow of its or another file, in ``directory`` and in this
     process.
@@ -45,7 +45,7 @@ def run_in(
     """
     if profile.CHOICE in environment:
         raise ValueError("a workflow that is imported already keeps its profile; use start_in")
-    return invoke(pyflyte, directory, ["run", str(file), workflow, *arguments], environment)
+    return invoke(pyflyte, directory, ["run", file, workflow, *arguments], environment)
 
 
 def start_in(directory: Path, *arguments: str, workflow: str = "train_and_export", **environment: str) -> Ended:

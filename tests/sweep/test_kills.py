@@ -28,7 +28,7 @@ def test_a_storm(workers: int, tmp_path: Path, prepared: Path) -> None:
     known: dict[str, str] = {}
     kills = 0
     for seed in range(3):
-        sweep = {"seed": seed, "trials": 10, "pruning": "none" if seed == 1 else "asha"}
+        sweep = {"seed": seed, "trials": 6 + 6 * workers, "pruning": "none" if seed == 1 else "asha"}
         config = RunConfig.from_dict({**CONFIG, "sweep": {**CONFIG["sweep"], **sweep}})
         run = SweepRun(tmp_path / str(seed), prepared, config, slots=2 if workers == 1 else 1)
         kinds = random.Random(seed).choices([*KINDS, "slot"], k=9)
