@@ -92,8 +92,8 @@ def test_pods_of_a_sweep_that_are_lost_lose_no_trial(here: Rehearsal, tmp_path: 
     assert len(kills.fired) >= 4, kills
     assert {attempt.number for attempt in execution.record.attempts if attempt.task == "search"} >= {0, 1}
     assert [trial.number for trial in trials] == list(range(TRIALS)) and all(trial.ended for trial in trials)
-    (node,) = {attempt.node for attempt in execution.record.attempts if attempt.task == "prepare"}
-    prepared = download_all(execution.outputs[node]["artifact"].scalar.blob.uri, tmp_path / "prepared")
+    (node,) = {attempt.node for attempt in first.record.attempts if attempt.task == "prepare"}  # cached since
+    prepared = download_all(first.outputs[node]["artifact"].scalar.blob.uri, tmp_path / "prepared")
     complete = [trial for trial in trials if trial.ended and trial.ended.state == "complete"]
     assert complete and best_of(trials) in complete
     for trial in complete:
