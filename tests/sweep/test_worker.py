@@ -1,0 +1,81 @@
+"""What becomes of a trial that cannot go on, and of one whose machine is taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.config import RunConfig
+from tests.support.sweep_runs import CONFIG, SweepRun, check, trials_of
+
+
+def config(**sweep: Any) -> RunConfig:
+    return RunConfig.from_dict({**CONFIG, "sweep": {**CONFIG["sweep"], **sweep}})
+
+
+def wait_for(what: Any, limit_s: float = 60) -> None:
+    limit = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def test_a_trial_that_cannot_be_trained_fails_alone_with_its_reason(tmp_path: Path, prepared: Path) -> None:
+    space = {"training.learning_rate": {"choices": [1e30, 0.01]}}
+    run = SweepRun(tmp_path, prepared, config(space=space, trials=6, sampler="random"), slots=2)
+    run.start("one")
+    trials = run.finish()
+    failed = {t.number: t.ended.reason for t in trials if t.ended and t.ended.state == "failed"}
+    assert set(failed) == {t.number for t in trials if t.values.get("training.learning_rate") == 1e30}
+    assert 0 < len(failed) < 6 and all("non-finite" in reason for reason in failed.values())
+    for number in failed:
+        assert "non-finite" in (tmp_path / f"store/trials/{number:04d}/log.txt").read_text()
+    assert not list((tmp_path / "store/trials").glob("*/checkpoints/step-*"))
+
+
+def test_a_machine_that_is_taken_away_loses_nothing(tmp_path: Path, prepared: Path) -> None:
+    run = SweepRun(tmp_path, prepared, config(trials=2, pruning="none"))
+    run.start("one")
+    wait_for(lambda: list((tmp_path / "store/trials/0000/checkpoints").glob("step-*/manifest.json")))
+    run.workers["one"].terminate()
+    assert run.workers["one"].wait(30) == 1
+    assert "this machine is about to be taken away" in run.said()
+    run.start("one")
+    trials = run.finish()
+    check(run, trials, {})
+    assert not trials[0].deaths and len(list((tmp_path / "store/trials/0000/claims").iterdir())) == 2
+
+
+@pytest.mark.prove
+def test_a_process_that_is_killed_again_and_again_fails_its_trial(tmp_path: Path, prepared: Path) -> None:
+    run = SweepRun(tmp_path, prepared, config(trials=2))
+    run.start("one")
+    worker = run.workers["one"].pid
+    killed: set[int] = set()
+    for _ in range(3):
+        wait_for(lambda: set(trials_of(worker)) - killed)
+        (process,) = set(trials_of(worker)) - killed
+        os.kill(process, signal.SIGKILL)
+        killed.add(process)
+    trials = run.finish()
+    ended = trials[0].ended
+    assert ended and ended.state == "failed" and len(trials[0].deaths) == 3
+    assert ended.reason == "its process ended 3 times after step 0 without a word, last with SIGKILL"
+    assert trials[1].ended and trials[1].ended.state == "complete"
+
+
+def test_when_all_fail_from_the_start_the_sweep_ends(tmp_path: Path, prepared: Path) -> None:
+    """Trial 0 among them: the rate as given is no better than those of the space."""
+    given = {**CONFIG, "training": {**CONFIG["training"], "learning_rate": 1e30}}
+    space = {"training.learning_rate": {"choices": [1e30, 1e31]}}
+    sweep = {**CONFIG["sweep"], "space": space, "trials": 20}
+    run = SweepRun(tmp_path, prepared, RunConfig.from_dict({**given, "sweep": sweep}))
+    run.start("one")
+    assert run.workers["one"].wait(120) == 1
+    assert "sweep: the first 5 trials failed; trial 0: training.learning_rate: " in run.said()
+    assert len(list((tmp_path / "store/trials").iterdir())) == 5
