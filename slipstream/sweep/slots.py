@@ -16,15 +16,19 @@ from slipstream.train.checkpoint.lease import Lease, Watch, process_lock
 
 #: How often a lock is asked for that another process may have for a moment, to see whether anybody has it.
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 0.02
+#: Seconds after which a trial that was at work is looked at again. Several fit into the time after which no sign of
+#: life is to be expected.
+GLANCE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a trial: the last attempt at it, and whether that is going on; None while nobody can say, as a
-    sign of life may or may not follow."""
+    """What was seen of a trial, and when (``time.monotonic``): the last attempt at it, and whether that is going on;
+    None while nobody can say, as a sign of life may or may not follow."""
 
     attempt: int
     held: bool | None
+    at: float
 
 
 @dataclass
@@ -35,16 +39,27 @@ class Occupation:
     holder: Holder
     #: By trial.
     watches: dict[int, Watch] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
 
     def look(self, trial: int) -> Seen:
-        """Whether another worker is at work on a trial."""
+        """Whether another worker is at work on a trial. In a store that is asked again only after some time: there may
+        be hundreds at work."""
+        before, now = self.seen.get(trial), time.monotonic()
+        if before and before.held is not False and now - before.at < GLANCE_S:
+            return before
+        self.seen[trial] = self._look(trial, now)
+        return self.seen[trial]
+
+    def _look(self, trial: int, now: float) -> Seen:
         home = Home(storage_for(self.store.home(trial)))
         attempt = newest(home.storage.list(CLAIMS))
         watch = self.watches.setdefault(trial, Watch(home))
         seen = watch.look()
         if seen is None or self.holder.succeeds(home.holder_of(seen[0])):
-            return Seen(attempt, held=False)
-        return Seen(attempt, held=True if watch.alive or home.is_local else None)
+            return Seen(attempt, held=False, at=now)
+        if home.is_local:  # where it costs nothing to look
+            return Seen(attempt, held=True, at=now - GLANCE_S)
+        return Seen(attempt, held=True if watch.alive else None, at=now)
 
     def take(self, trial: int, after: int, leaving: Callable[[], bool], lost: Callable[[str], None]) -> Lease | None:
         """Begin the attempt at a trial that follows the attempt ``after``; None if another worker was first.
