@@ -8,9 +8,9 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.compress.config import CompressionConfig
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
-from slipstream.prepare.config import DataConfig
 from slipstream.promote.config import PromotionConfig
 from slipstream.settings import Settings, settings
+from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 

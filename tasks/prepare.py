@@ -15,16 +15,16 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.store import STORE, Store
 from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
-from slipstream.prepare.config import DataConfig
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
+from slipstream.source.config import DataConfig
 from slipstream.storage import S3
 from tasks.flyte.artifact_types import MadePrepared, Part
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 
 if TYPE_CHECKING:
-    from slipstream.prepare.resolve import ResolvedSource
+    from slipstream.prepare.resolve import SourceToPrepare
 
 
 class Listed(NamedTuple):
@@ -50,8 +50,8 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     """What :func:`list_data` finds, with files of text cut into shares if several pods parse them."""
     from slipstream.prepare.resolve import resolve
     from slipstream.prepare.sharded import exchange, shares
-    from slipstream.prepare.source.files import list_source, unchanged
-    from slipstream.prepare.source.fingerprint import fingerprint_source
+    from slipstream.source.files import list_source, unchanged
+    from slipstream.source.fingerprint import fingerprint_source
 
     listing = list_source(data)
     fingerprint = fingerprint_source(listing, target)
@@ -65,19 +65,19 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     return Listed(flyte_directory(written), identity, source.division, texts, config)
 
 
-def resolved_source(listing: FlyteDirectory) -> ResolvedSource:
+def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
     """What :func:`list_and_divide` found."""
-    from slipstream.prepare.resolve import ResolvedSource
+    from slipstream.prepare.resolve import SourceToPrepare
     from slipstream.prepare.sharded import exchange
 
-    return exchange.read(local_path(listing), ResolvedSource)
+    return exchange.read(local_path(listing), SourceToPrepare)
 
 
 @task(**on("fingerprint"))
 @map_errors
 def address_of(dataset: StructuredDataset) -> str:
     """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
-    from slipstream.prepare.source.files import parquet_address
+    from slipstream.source.files import parquet_address
 
     written = dataset.literal
     assert written is not None, "flytekit hands a dataset over with its literal"

@@ -28,6 +28,7 @@ FOUNDATIONS = BASE | {
     "models",
     "interconnect",
     "comparison",
+    "source",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
@@ -40,10 +41,11 @@ ALLOWED: dict[str, set[str]] = {
     "stages": set(),
     "settings": ERRORS,
     "storage": ERRORS,
-    "distributed": ERRORS,
     "machine": ERRORS,
+    "distributed": ERRORS | {"machine"},
     "profiles": BASE | {"stages", "text_table", "machine"},
-    "artifacts": BASE | {"logs", "stages", "storage"},
+    "artifacts": BASE | {"logs", "stages", "storage", "distributed"},
+    "source": BASE | {"logs", "artifacts", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
     "telemetry": BASE | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},
@@ -51,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
-    "config": BASE | {"models", "promote", *STAGES},
+    "config": BASE | {"source", "models", "promote", *STAGES},
     "schema": BASE | {"config"},
     "cli": {"subcommands", "export"},
     "subcommands": ERRORS,

@@ -8,8 +8,8 @@ import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.export.package.raw_columns import RawColumns
-from slipstream.prepare.columns.transform import CategoricalColumn, NumericColumn, Transform
 from slipstream.promote.decode import LOST, decode, undecided
+from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, columns_of, encoded, mixed_frame, mixed_table
 
 

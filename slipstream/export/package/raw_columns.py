@@ -1,6 +1,6 @@
 """The raw columns of a table and how they become a model's inputs, as ``statistics.json`` has it.
 
-The file is :class:`slipstream.prepare.columns.transform.Transform` as JSON. Only what an ONNX graph can express is
+The file is :class:`slipstream.source.columns.transform.Transform` as JSON. Only what an ONNX graph can express is
 read.
 """
 

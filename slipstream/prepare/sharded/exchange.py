@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, link_or_copy
+from slipstream.artifacts.resume import ResumableScratch, resumable_scratch
 from slipstream.artifacts.typed_values import decode, encode
-from slipstream.prepare.pool import Workers
-from slipstream.prepare.resume import ResumableScratch, resumable_scratch
+from slipstream.distributed.pool import Workers
 from slipstream.storage.names import fault
 
 KIND = "prepare.part"

@@ -16,13 +16,13 @@ import pyarrow as pa
 import xxhash
 
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.identity import hash_rows
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.resolve import ResolvedSource
-from slipstream.prepare.source.files import SourceFile
-from slipstream.prepare.source.fingerprint import load_digits
+from slipstream.source.columns import value_types
+from slipstream.source.columns.identity import hash_rows
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.fingerprint import load_digits
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import ResolvedSource
 from slipstream.storage import StorageUnavailable
 
 if TYPE_CHECKING:

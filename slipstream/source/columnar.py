@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.identity import hash_values
-from slipstream.prepare.memory import Budget
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.files import SourceFile, cannot_be_read, format_inside
-from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
+from slipstream.source.columns import value_types
+from slipstream.source.columns.identity import hash_values
+from slipstream.source.files import SourceFile, cannot_be_read, format_inside
+from slipstream.source.foreign import MOST_BEGINNING, by_beginning
+from slipstream.source.memory import Budget
+from slipstream.source.quarantine import BadRow
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"

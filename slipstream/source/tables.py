@@ -9,9 +9,11 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.number_formats import (
+from slipstream.source.columnar import TableInput, Unit, head, read, units_of
+from slipstream.source.columns import value_types
+from slipstream.source.columns.number_formats import (
     DECLARED,
     NumberFormat,
     cannot_become,
@@ -19,13 +21,11 @@ from slipstream.prepare.columns.number_formats import (
     taken_as_text,
     tolerance,
 )
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.memory import Budget
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.resolve import ResolvedSource
-from slipstream.prepare.resume import ResumableScratch
-from slipstream.prepare.source.columnar import TableInput, Unit, head, read, units_of
-from slipstream.prepare.source.files import SourceFile
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.memory import Budget
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import ResolvedSource
 
 #: What Hive calls the directory of the rows in which the key is missing.
 MISSING = "__HIVE_DEFAULT_PARTITION__"

@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.hashing import splitmix64
-from slipstream.prepare.columns.number_formats import FALSE, TRUE, NumberFormat
+from slipstream.source.columns import value_types
+from slipstream.source.columns.hashing import splitmix64
+from slipstream.source.columns.number_formats import FALSE, TRUE, NumberFormat
 
 ROW_HASH = 2
 MISSING = np.uint64(0x9E3779B97F4A7C15)

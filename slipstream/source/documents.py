@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.resolve import CLASS, TEXT, ResolvedSource
-from slipstream.prepare.resume import ResumableScratch
-from slipstream.prepare.source.columnar import LINE, TableInput, Unit, write_spool
-from slipstream.prepare.source.files import SourceFile
+from slipstream.source.columnar import LINE, TableInput, Unit, write_spool
+from slipstream.source.columns import value_types
+from slipstream.source.files import SourceFile
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import CLASS, TEXT, ResolvedSource
 
 #: Files that are read at once, by their size and number.
 BLOCK_BYTES = 8 << 20

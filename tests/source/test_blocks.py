@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import UserError
-from slipstream.prepare.columns.value_types import as_far_as_read, number_of
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.source.csv_blocks import Block, read_blocks
-from slipstream.prepare.source.files import SourceFile
+from slipstream.source.columns.value_types import as_far_as_read, number_of
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.text.csv_blocks import Block, read_blocks
 
 ROWS = b"".join(b'%d,"a\nb%d"\n' % (number, number) for number in range(1000))
 

@@ -29,8 +29,8 @@ import xxhash
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.typed_values import decode, encode
+from slipstream.distributed.pool import WorkerLost, Workers
 from slipstream.errors import UserError
-from slipstream.prepare.pool import WorkerLost, Workers
 from slipstream.storage.local import out_of_space, sync
 
 Job = TypeVar("Job")

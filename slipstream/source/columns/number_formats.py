@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.quarantine import BadRow
+from slipstream.source.columns import value_types
+from slipstream.source.config import DataConfig
+from slipstream.source.quarantine import BadRow
 
 #: The types that can be declared in data.types, and what they are read as.
 DECLARED = {

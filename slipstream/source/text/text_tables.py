@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.identity import hash_identities
-from slipstream.prepare.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerance
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.resolve import ResolvedSource
-from slipstream.prepare.resume import ResumableScratch
-from slipstream.prepare.source import csv_blocks, json_lines
-from slipstream.prepare.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
-from slipstream.prepare.source.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
-from slipstream.prepare.source.files import SourceFile
-from slipstream.prepare.source.tables import Partitions, check_columns, check_names, find_partitions
+from slipstream.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
+from slipstream.source.columns import value_types
+from slipstream.source.columns.identity import hash_identities
+from slipstream.source.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerance
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import ResolvedSource
+from slipstream.source.tables import Partitions, check_columns, check_names, find_partitions
+from slipstream.source.text import csv_blocks, json_lines
+from slipstream.source.text.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
 
 #: Of the first file, as much is looked at to guess the types, and of each file to find its delimiter.
 SAMPLE_BYTES = 1 << 20

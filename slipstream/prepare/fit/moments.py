@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.prepare.columns.value_types import codes_of
-from slipstream.prepare.memory import COUNTED
+from slipstream.source.columns.value_types import codes_of
+from slipstream.source.memory import COUNTED
 
 #: Texts longer than this on average are prose, of which no vocabulary is made.
 PROSE_BYTES = 200

@@ -18,9 +18,9 @@ import xxhash
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.hashing import splitmix64
-from slipstream.prepare.columns.number_formats import NumberFormat
+from slipstream.source.columns import value_types
+from slipstream.source.columns.hashing import splitmix64
+from slipstream.source.columns.number_formats import NumberFormat
 
 #: Codes of texts, and of the first in the vocabulary.
 MISSING, UNSEEN, FIRST = 0, 1, 2

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from threadpoolctl import threadpool_info
 
-from slipstream.prepare.pool import Workers, importing_nothing_of
+from slipstream.distributed.pool import Workers, importing_nothing_of
 from tests.support import REPOSITORY
 
 
@@ -62,7 +62,7 @@ def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> 
         "from pathlib import Path\n"
         "with Path('imported').open('a') as file:\n"
         "    file.write('once ')\n"
-        "from slipstream.prepare.pool import Workers\n"
+        "from slipstream.distributed.pool import Workers\n"
         "if __name__ == '__main__':\n"
         "    workers = Workers(2)\n"
         "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 
 #: As much is looked at first, from the end on, and as many times more if that does not tell.
 LOOK_BYTES, TIMES_MORE = 64 << 10, 16

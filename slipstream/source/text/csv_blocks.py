@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.files import SourceFile, cannot_be_read
-from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
-from slipstream.prepare.source.record_ends import (
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile, cannot_be_read
+from slipstream.source.foreign import MOST_BEGINNING, by_beginning
+from slipstream.source.quarantine import BadRow
+from slipstream.source.text.record_ends import (
     breaks_in,
     count_breaks,
     ends_in_quotes,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipstream.errors import UserError
-from slipstream.prepare.config import Format
-from slipstream.prepare.source.foreign import by_name
+from slipstream.source.config import Format
+from slipstream.source.foreign import by_name
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_listed
 
 #: What each extension holds; a compression suffix is looked through.

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.csv_blocks import Block, Parsed, faulty, read_blocks
-from slipstream.prepare.source.files import SourceFile
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.quarantine import BadRow
+from slipstream.source.text.csv_blocks import Block, Parsed, faulty, read_blocks
 
 RAW_CHARACTERS = 200
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from slipstream.prepare.source.files import Listing, SourceFile, unchanged
+from slipstream.source.files import Listing, SourceFile, unchanged
 
 HASH_BYTES = 8 << 20
 
