@@ -48,8 +48,9 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
 
 def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     """What :func:`list_data` finds, with files of text cut into shares if several pods parse them."""
+    from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import resolve
-    from slipstream.prepare.sharded import exchange, shares
+    from slipstream.prepare.sharded import shares
     from slipstream.source.files import list_source, unchanged
     from slipstream.source.fingerprint import fingerprint_source
 
@@ -67,8 +68,8 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
 
 def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
     """What :func:`list_and_divide` found."""
+    from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import SourceToPrepare
-    from slipstream.prepare.sharded import exchange
 
     return exchange.read(local_path(listing), SourceToPrepare)
 
@@ -147,7 +148,8 @@ def parse_share(share: Part) -> Part:
 @map_errors
 def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOutputs:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
-    from slipstream.prepare.sharded import exchange, shares
+    from slipstream.artifacts import exchange
+    from slipstream.prepare.sharded import shares
 
     summaries = [inner(each, exchange.SUMMARY) for each in parsed]
     opened = shares.open_shares(resolved_source(listing), number, summaries, fresh_directory("opened"))
@@ -209,7 +211,8 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
     Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
     through this pod.
     """
-    from slipstream.prepare.sharded import exchange, merge_partitions
+    from slipstream.artifacts import exchange
+    from slipstream.prepare.sharded import merge_partitions
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""

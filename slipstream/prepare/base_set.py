@@ -18,10 +18,11 @@ from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Dama
 from slipstream.artifacts.prepared.card import DataCard, read_card
 from slipstream.artifacts.prepared.data import KIND, PreparedData, segment_number
 from slipstream.artifacts.prepared.streamed import ROWS, make_hole
+from slipstream.comparison.stability import found
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.prepare.card import with_drifts
-from slipstream.prepare.drift import drift_from, found
+from slipstream.prepare.drift import drift_from
 from slipstream.prepare.fit.fit import (
     CATEGORICAL,
     CONSTANT,

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.card import ColumnCard, DataCard
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.drift import Drift, drift_by_split, found
+from slipstream.comparison.stability import Drift, found
+from slipstream.prepare.drift import drift_by_split
 from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN

@@ -15,14 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from slipstream.artifacts import exchange
+from slipstream.artifacts.exchange import SUMMARY, VALUE
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.typed_values import encode
 from slipstream.errors import UserError
 from slipstream.prepare import shuffle
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.resolve import resolve
-from slipstream.prepare.sharded import exchange, merge_partitions, shares
-from slipstream.prepare.sharded.exchange import SUMMARY, VALUE
+from slipstream.prepare.sharded import merge_partitions, shares
 from slipstream.prepare.table import FittedTable, OpenedTable
 from slipstream.source.config import DataConfig, SplitConfig
 from slipstream.source.files import list_source

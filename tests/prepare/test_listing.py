@@ -15,12 +15,13 @@ import pytest
 from PIL import Image
 from pyarrow import feather
 
+from slipstream.artifacts import exchange
 from slipstream.artifacts.format import Artifact
 from slipstream.errors import UserError
 from slipstream.prepare import engine
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.resolve import SourceToPrepare, resolve
-from slipstream.prepare.sharded import exchange, shares
+from slipstream.prepare.sharded import shares
 from slipstream.source.config import DataConfig
 from slipstream.source.files import list_source
 from slipstream.source.fingerprint import fingerprint_source

@@ -128,13 +128,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the units of work that are done from now on in this process."""
     done: Counter[str] = Counter()
     callers = {
-        make_columnar: "source.text_tables",
-        scan_unit: "table",
-        encode_unit: "table",
-        merge_part: "shuffle",
+        make_columnar: "source.text.text_tables",
+        scan_unit: "prepare.table",
+        encode_unit: "prepare.table",
+        merge_part: "prepare.shuffle",
     }
     for work, module in callers.items():
-        monkeypatch.setattr(f"slipstream.prepare.{module}.{work.__name__}", counting(work, done))
+        monkeypatch.setattr(f"slipstream.{module}.{work.__name__}", counting(work, done))
     return done
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from slipstream.artifacts.exchange import SUMMARY
 from slipstream.artifacts.format import Artifact
 from slipstream.prepare.resolve import resolve
 from slipstream.prepare.sharded import merge_partitions, shares
-from slipstream.prepare.sharded.exchange import SUMMARY
 from slipstream.source.config import DataConfig
 from slipstream.source.files import Listing, list_source
 

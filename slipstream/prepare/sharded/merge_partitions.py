@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from slipstream.artifacts import exchange
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
 from slipstream.artifacts.resume import ResumableScratch
 from slipstream.distributed.pool import workers_for
-from slipstream.prepare.sharded import exchange
 from slipstream.prepare.shuffle import PART_BYTES, MergedPart, Part, Run, all_parts, collect, merge_parts
 from slipstream.prepare.table import FittedTable, card_of, write_table
 from slipstream.source.columns.transform import Transform

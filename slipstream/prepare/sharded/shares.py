@@ -2,7 +2,7 @@
 
 parse (each share of text files) → open → scan (each share) → fit → encode (each share) → merge (each partition,
 :mod:`slipstream.prepare.sharded.merge_partitions`) → assemble. The steps exchange the artifacts of
-:mod:`slipstream.prepare.sharded.exchange`. Partial results are passed on per unit, not aggregated, and are merged in
+:mod:`slipstream.artifacts.exchange`. Partial results are passed on per unit, not aggregated, and are merged in
 the order of the units: so the bytes are those of one machine, whatever the number of shares.
 
 Parquet and Arrow are read where they lie, by whoever has the share. Text is first made columnar, and of that each share
@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from slipstream.artifacts import exchange
 from slipstream.distributed.pool import workers_for
 from slipstream.prepare.fit.scan import Scan, ScanResult
 from slipstream.prepare.resolve import SourceToPrepare
-from slipstream.prepare.sharded import exchange
 from slipstream.prepare.sharded.merge_partitions import MergePlan, write_partitions
 from slipstream.prepare.table import OpenedTable, encode_units, fit_table, open_table, scan_units
 from slipstream.source.columnar import LINE, TableInput, Unit, write_spool
