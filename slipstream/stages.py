@@ -80,6 +80,7 @@ STAGES = {
             measured=True,
         ),
         Stage("promote"),
+        Stage("score"),
         Stage(
             "collectives",
             ("slipstream.collectives.engine",),

@@ -11,7 +11,8 @@ from slipstream.artifacts.versions import ROOT, imported_names
 
 FLOORS = ("workflows", "tasks", "slipstream")
 #: What each package of ``slipstream/`` may import besides itself. First the foundations, then the stages, which stand
-#: beside each other: none imports another, but for promotion, which judges the packages that export writes.
+#: beside each other: none imports another, but for promotion, which judges the packages that export writes, and
+#: scoring, which runs what was promoted.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {
@@ -52,8 +53,9 @@ ALLOWED: dict[str, set[str]] = {
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
+    "score": FOUNDATIONS | {"export", "promote"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
-    "config": BASE | {"source", "models", "promote", *STAGES},
+    "config": BASE | {"source", "models", "promote", "score", *STAGES},
     "schema": BASE | {"config"},
     "cli": {"subcommands", "export"},
     "subcommands": ERRORS,

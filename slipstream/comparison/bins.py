@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipstream.artifacts.results.distributions import Bins
 from slipstream.comparison.stability import BINS
@@ -41,3 +44,32 @@ def count_numbers(bins: Bins, numbers: np.ndarray) -> np.ndarray:
     places = 1 + np.searchsorted(bins.edges, numbers, side="left")
     places[np.isnan(numbers)] = 0
     return np.bincount(places, minlength=len(bins.counts))
+
+
+def count_texts(bins: Bins, texts: pa.DictionaryArray) -> np.ndarray:
+    """int64 ``[bins]``: how many of the ``texts``, null for missing, are in each."""
+    known = pc.fill_null(pc.index_in(texts.dictionary, value_set=pa.array(bins.texts, pa.string())), len(bins.texts))
+    places = np.append(1 + known.to_numpy(zero_copy_only=False), 0)
+    codes = pc.fill_null(texts.indices, len(places) - 1).to_numpy(zero_copy_only=False)
+    return np.bincount(places[codes], minlength=len(bins.counts))
+
+
+def fit_predictions(outputs: np.ndarray, classes: Sequence[str]) -> Bins:
+    """Bins of what a model predicts, ``outputs`` as :func:`count_predictions` takes them."""
+    if len(classes) <= 2:
+        return fit_numbers(score_of(outputs, classes))
+    predicted = np.bincount(outputs.argmax(axis=1), minlength=len(classes))
+    return fit_texts(Counter(dict(zip(classes, predicted.tolist(), strict=True))), missing=0)
+
+
+def count_predictions(bins: Bins, outputs: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    """int64 ``[bins]``, of probabilities ``[rows, classes]``, or of values ``[rows, 1]`` where there are no classes."""
+    if len(classes) <= 2:
+        return count_numbers(bins, score_of(outputs, classes))
+    names = pa.array(classes, pa.string())
+    return count_texts(bins, pa.DictionaryArray.from_arrays(pa.array(outputs.argmax(axis=1)), names))
+
+
+def score_of(outputs: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    """The probability of the second class, or the value."""
+    return outputs[:, 1 if classes else 0].astype(np.float64)

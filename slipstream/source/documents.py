@@ -84,21 +84,25 @@ def read_files(job: TextFiles) -> TextUnit:
     rows: list[dict[str, object]] = []
     bad: list[BadRow] = []
     for file, name in zip(job.files, job.classes, strict=True):
-        if file.size > MOST_BYTES:
-            bad.append(BadRow(file.uri, 1, "", f"{file.size:,} bytes, more than {MOST_BYTES:,}", ""))
-            continue
-        with file.open() as stream:
-            raw = stream.read()
-        try:
-            text = raw.decode(job.encoding).removeprefix("\ufeff").strip()
-            text.encode()  # some codecs give halves of pairs, which are no text
-        except UnicodeError as error:
-            bad.append(BadRow(file.uri, 1, TEXT, f"not {job.encoding} (data.encoding)", str(error)))
-            continue
-        if text:
-            rows.append({TEXT: text, CLASS: name, LINE: 1})
+        text = read_text(file, job.encoding)
+        if isinstance(text, BadRow):
+            bad.append(text)
         else:
-            bad.append(BadRow(file.uri, 1, TEXT, "the file is empty", ""))
+            rows.append({TEXT: text, CLASS: name, LINE: 1})
     schema = pa.schema({TEXT: pa.string(), CLASS: pa.string(), LINE: pa.int64()})
     write_spool(job.path, pa.RecordBatch.from_pylist(rows, schema))
     return TextUnit(job.path, len(rows), bad)
+
+
+def read_text(file: SourceFile, encoding: str) -> str | BadRow:
+    """The text of a file, or why it is none."""
+    if file.size > MOST_BYTES:
+        return BadRow(file.uri, 1, "", f"{file.size:,} bytes, more than {MOST_BYTES:,}", "")
+    with file.open() as stream:
+        raw = stream.read()
+    try:
+        text = raw.decode(encoding).removeprefix("\ufeff").strip()
+        text.encode()  # some codecs give halves of pairs, which are no text
+    except UnicodeError as error:
+        return BadRow(file.uri, 1, TEXT, f"not {encoding} (data.encoding)", str(error))
+    return text or BadRow(file.uri, 1, TEXT, "the file is empty", "")

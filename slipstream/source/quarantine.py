@@ -39,10 +39,15 @@ class BadRow:
 
 
 def write(writer: ArtifactWriter, rows: list[BadRow]) -> None:
+    writer.write_bytes(NAME, to_parquet(rows))
+
+
+def to_parquet(rows: list[BadRow]) -> bytes:
+    """The content of a Parquet file of the rows."""
     columns = [asdict(row) | {"raw": row.raw[:RAW_CHARACTERS]} for row in rows]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(columns, SCHEMA), sink)
-    writer.write_bytes(NAME, sink.getvalue())
+    return sink.getvalue().to_pybytes()
 
 
 def read(artifact: Artifact) -> list[BadRow]:

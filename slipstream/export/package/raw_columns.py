@@ -68,6 +68,11 @@ def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
     if statistics["documents"]:
         named = ", ".join(statistics["documents"])
         return f"columns of documents ({named}): ONNX can neither fold Unicode (NFKC) nor compute XXH3"
+    return columns_of(statistics)
+
+
+def columns_of(statistics: Mapping[str, Any]) -> RawColumns:
+    """The columns of a table that become numbers and categories."""
     numbers = tuple(Number(**column) for column in statistics["numeric"])
     categories = tuple(Category(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
     used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.export.package.decode import LOST, decode, undecided
 from slipstream.export.package.raw_columns import RawColumns
-from slipstream.promote.decode import LOST, decode, undecided
 from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, columns_of, encoded, mixed_frame, mixed_table
 
