@@ -47,9 +47,10 @@ def count_numbers(bins: Bins, numbers: np.ndarray) -> np.ndarray:
 
 
 def count_texts(bins: Bins, texts: pa.DictionaryArray) -> np.ndarray:
-    """int64 ``[bins]``: how many of the ``texts``, null for missing, are in each."""
+    """int64 ``[bins]``: how many of the ``texts`` are in each. Missing ones are null, or codes of a null."""
     known = pc.fill_null(pc.index_in(texts.dictionary, value_set=pa.array(bins.texts, pa.string())), len(bins.texts))
-    places = np.append(1 + known.to_numpy(zero_copy_only=False), 0)
+    there = texts.dictionary.is_valid().to_numpy(zero_copy_only=False)
+    places = np.append(np.where(there, 1 + known.to_numpy(zero_copy_only=False), 0), 0)
     codes = pc.fill_null(texts.indices, len(places) - 1).to_numpy(zero_copy_only=False)
     return np.bincount(places[codes], minlength=len(bins.counts))
 

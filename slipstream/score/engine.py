@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.artifacts.results.scoring import Publication
@@ -19,6 +20,13 @@ from slipstream.source.config import DataConfig
 from slipstream.source.files import unchanged
 from slipstream.storage import Storage, storage_for
 from slipstream.storage.local import LocalStorage
+
+
+@dataclass(frozen=True)
+class ScoredShare:
+    """What became of a share of the portions."""
+
+    parts: list[ScoredPart]
 
 
 def score(
@@ -38,20 +46,21 @@ def score(
         return there, False
     parts = score_portions(plan, workers)
     with fetched(plan) as model:
-        publication = publish(plan, parts, model)
-    return publication, True
+        return publish(plan, parts, model)
 
 
 def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[ScoredPart]:
     """Score the portions of a plan, or of a share of one, and store their parts: in as many processes as they are
     worth, each with a session of one thread."""
+    if not plan.portions:
+        return []
     files = [file for portion in plan.portions for file in portion.files]
     count = workers_for(plan.size, plan.source.config.memory) if workers is None else workers
     with (
         unchanged(files),
         fetched(plan) as model,
         scratch_of(storage_for(plan.output)) as scratch,
-        closing(Workers(min(count, max(len(plan.portions), 1)), "slipstream.score.part")) as processes,
+        closing(Workers(min(count, len(plan.portions)), "slipstream.score.part")) as processes,
     ):
         jobs = (PartJob(plan, portion, model.directory, Path(scratch)) for portion in plan.portions)
         return list(processes.map(score_part, jobs))

@@ -45,7 +45,7 @@ def read_images(files: Sequence[SourceFile], source: ResolvedSource, shape: Shap
         step = rows_at_once(shape)
         for start in range(0, len(files), step):
             block = tuple(files[start : start + step])
-            yield from of_folder(FolderPart(block, (0,) * len(block), shape, source.config))
+            yield from of_folder(FolderPart(block, (0,) * len(block), shape, source.config, "the model takes"))
         return
     arrays = [(array_part(file, shape), file.uri) for file in files] if source.format == "arrays" else []
     for part, name in arrays or [(Digits(0), DIGITS)]:

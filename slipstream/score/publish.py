@@ -38,9 +38,9 @@ SET_ASIDE = "set-aside-"
 REASONS = 8
 
 
-def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> Publication:
-    """Publish the table of all ``parts`` of the plan, unless another run has done so. Raises ``UserError`` if too many
-    rows were set aside, or there are none: then nothing is published."""
+def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> tuple[Publication, bool]:
+    """Publish the table of all ``parts`` of the plan; False if another run has done so meanwhile. Raises ``UserError``
+    if too many rows were set aside, or there are none: then nothing is published."""
     parts = sorted(parts, key=lambda part: part.number)
     if [part.number for part in parts] != [portion.number for portion in plan.portions]:
         raise RuntimeError(f"{len(parts)} of {len(plan.portions)} parts were scored")
@@ -62,12 +62,13 @@ def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) 
     number = 1 + max((each.number for each in publications(plan.output)), default=0)
     at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     publication = Publication(number, plan.key, digest, plan.model.version, at, uuid.uuid4().hex)
+    new = True
     try:
         storage.create(pointer_key(plan.key), to_json(publication))
     except AlreadyThere:
-        publication = read_pointer(plan.output, plan.key)
+        publication, new = read_pointer(plan.output, plan.key), False
     tidy(plan.output, publication)
-    return publication
+    return publication, new
 
 
 def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> ScoredTable:

@@ -90,12 +90,13 @@ def open_images(source: ResolvedSource) -> ImageSet:
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Some of the files, with the number of each one's class."""
+    """Some of the files, with the number of each one's class. ``given_by`` is what decides their shape, in words."""
 
     files: tuple[SourceFile, ...]
     labels: tuple[int, ...]
     shape: Shape
     config: DataConfig
+    given_by: str = "the first image"
 
     @property
     def rows(self) -> int:
@@ -114,7 +115,7 @@ class FolderPart:
                 continue
             if picture.shape != self.shape:
                 raise UserError(
-                    f"{file.uri}: is {shape_text(picture.shape)}, the first image {shape_text(self.shape)}; set "
+                    f"{file.uri}: is {shape_text(picture.shape)}, {self.given_by} {shape_text(self.shape)}; set "
                     "data.image_size to [height, width] and data.image_channels to 1 or 3, and all are made alike"
                 )
             pixels[row] = picture

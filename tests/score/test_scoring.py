@@ -14,7 +14,6 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.promote.store import Registry
 from slipstream.score.config import ScoringConfig
@@ -205,9 +204,3 @@ def test_the_quarantine_reads_what_was_set_aside(tmp_path: Path) -> None:
     bad = [quarantine.BadRow("a.csv", 3, "x", "not number", "z" * 1000)]
     (tmp_path / "aside.parquet").write_bytes(quarantine.to_parquet(bad))
     assert pq.read_table(tmp_path / "aside.parquet")["raw"].to_pylist() == ["z" * quarantine.RAW_CHARACTERS]
-
-
-def test_what_was_prepared_is_what_is_scored(served: Registry) -> None:
-    """The test's own rows are such as the model was trained on."""
-    prepared = PreparedData.open(Path(served.uri).parent / "prepared")
-    assert {column["name"] for column in prepared.card["columns"]} >= set(rows(3).columns) - {"id"}

@@ -60,7 +60,7 @@ def in_shares(registry: Registry, data: Path, output: Path, number: int) -> Publ
     plan = plan_scoring(registry.uri, "", str(data), str(output), DataConfig(), KEEP)
     parts = [part for share in reversed(plan.shares(number)) for part in score_portions(share, workers=1)]
     with fetched(plan) as model:
-        return publish(plan, parts, model)
+        return publish(plan, parts, model)[0]
 
 
 def table_of(output: Path, publication: Publication) -> pa.Table:
