@@ -38,8 +38,8 @@ from slipstream.export.session import onnx_predictor
 from slipstream.models.config import ModelConfig
 from slipstream.models.predict import inputs_of, model_function, predict, targets_of
 from slipstream.models.trained import TrainedModel
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 BATCH = 32

@@ -54,8 +54,8 @@ from slipstream.machine.description import VNNI, this_machine
 from slipstream.models.config import ModelConfig
 from slipstream.models.predict import predict, targets_of
 from slipstream.models.trained import TrainedModel
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 MAX_LOSS = 1.0

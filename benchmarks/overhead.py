@@ -27,8 +27,8 @@ from harness.steady import WORKS, WORLD, SteadyTrainer
 from harness.table import Column, Table
 from harness.turns import Figures, interval_of_median, medians
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import STALL, GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard

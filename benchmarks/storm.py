@@ -28,9 +28,9 @@ from harness.table import Column, Table
 from harness.turns import Figures
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.doctor.package import measured_save
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.profiles.storm import HOUR_S, Course, Pace, course
+from slipstream.source.config import DataConfig
 from slipstream.train.fault_tolerance.goodput import STEPS
 
 STEP_S = 0.03

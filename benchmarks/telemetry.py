@@ -45,8 +45,8 @@ from harness.table import Column, Table
 from harness.traceml_runs import Diagnosis, Failed, diagnosed, installed
 from harness.turns import Figures, interval_of_median
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from slipstream.telemetry import ring
 from slipstream.telemetry.metrics import Labels
 from slipstream.telemetry.records import PHASES, STEP_BOUNDS, DeviceReading, HostReading, RankTotals, Sample

@@ -8,9 +8,10 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.compress.config import CompressionConfig
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
-from slipstream.prepare.config import DataConfig
 from slipstream.promote.config import PromotionConfig
+from slipstream.score.config import ScoringConfig
 from slipstream.settings import Settings, settings
+from slipstream.source.config import DataConfig
 from slipstream.sweep.config import SweepConfig
 from slipstream.train.config import TrainingConfig
 
@@ -25,6 +26,7 @@ class RunConfig(Settings):
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 

@@ -83,6 +83,7 @@ STAGES = {
             measured=True,
         ),
         Stage("promote"),
+        Stage("score"),
         Stage(
             "collectives",
             ("slipstream.collectives.engine",),

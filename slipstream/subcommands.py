@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     ),
     "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
     "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
+    "score": Subcommand("slipstream.score.command", "List the scored tables of an output, fetch the newest."),
     "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),
     "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model."),
     "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),

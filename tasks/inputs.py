@@ -21,7 +21,7 @@ from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
 from slipstream.machine.description import measuring_machine
 from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 from slipstream.storage import STORES
 from slipstream.train.config import TrainingConfig
 from tasks.config import sections_of

@@ -15,16 +15,16 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.store import STORE, Store
 from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
-from slipstream.prepare.config import DataConfig
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
+from slipstream.source.config import DataConfig
 from slipstream.storage import S3
 from tasks.flyte.artifact_types import MadePrepared, Part
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 
 if TYPE_CHECKING:
-    from slipstream.prepare.resolve import ResolvedSource
+    from slipstream.prepare.resolve import SourceToPrepare
 
 
 class Listed(NamedTuple):
@@ -48,10 +48,11 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
 
 def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     """What :func:`list_data` finds, with files of text cut into shares if several pods parse them."""
+    from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import resolve
-    from slipstream.prepare.sharded import exchange, shares
-    from slipstream.prepare.source.files import list_source, unchanged
-    from slipstream.prepare.source.fingerprint import fingerprint_source
+    from slipstream.prepare.sharded import shares
+    from slipstream.source.files import list_source, unchanged
+    from slipstream.source.fingerprint import fingerprint_source
 
     listing = list_source(data)
     fingerprint = fingerprint_source(listing, target)
@@ -65,19 +66,19 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     return Listed(flyte_directory(written), identity, source.division, texts, config)
 
 
-def resolved_source(listing: FlyteDirectory) -> ResolvedSource:
+def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
     """What :func:`list_and_divide` found."""
-    from slipstream.prepare.resolve import ResolvedSource
-    from slipstream.prepare.sharded import exchange
+    from slipstream.artifacts import exchange
+    from slipstream.prepare.resolve import SourceToPrepare
 
-    return exchange.read(local_path(listing), ResolvedSource)
+    return exchange.read(local_path(listing), SourceToPrepare)
 
 
 @task(**on("fingerprint"))
 @map_errors
 def address_of(dataset: StructuredDataset) -> str:
     """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
-    from slipstream.prepare.source.files import parquet_address
+    from slipstream.source.files import parquet_address
 
     written = dataset.literal
     assert written is not None, "flytekit hands a dataset over with its literal"
@@ -147,7 +148,8 @@ def parse_share(share: Part) -> Part:
 @map_errors
 def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOutputs:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
-    from slipstream.prepare.sharded import exchange, shares
+    from slipstream.artifacts import exchange
+    from slipstream.prepare.sharded import shares
 
     summaries = [inner(each, exchange.SUMMARY) for each in parsed]
     opened = shares.open_shares(resolved_source(listing), number, summaries, fresh_directory("opened"))
@@ -209,7 +211,8 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
     Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
     through this pod.
     """
-    from slipstream.prepare.sharded import exchange, merge_partitions
+    from slipstream.artifacts import exchange
+    from slipstream.prepare.sharded import merge_partitions
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""

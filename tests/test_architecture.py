@@ -11,8 +11,8 @@ from slipstream.artifacts.versions import ROOT, imported_names
 
 FLOORS = ("workflows", "tasks", "slipstream")
 #: What each package of ``slipstream/`` may import besides itself. First the foundations, then the stages, which stand
-#: beside each other: none imports another, but for promotion, which judges the packages that export writes, and the
-#: sweep, whose trials are trainings.
+#: beside each other: none imports another, but for promotion, which judges the packages that export writes, scoring,
+#: which runs what was promoted, and the sweep, whose trials are trainings.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {
@@ -29,6 +29,7 @@ FOUNDATIONS = BASE | {
     "models",
     "interconnect",
     "comparison",
+    "source",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
@@ -41,19 +42,21 @@ ALLOWED: dict[str, set[str]] = {
     "stages": set(),
     "settings": ERRORS,
     "storage": ERRORS,
-    "distributed": ERRORS,
     "machine": ERRORS,
+    "distributed": ERRORS | {"machine"},
     "profiles": BASE | {"stages", "text_table", "machine"},
-    "artifacts": BASE | {"logs", "stages", "storage"},
+    "artifacts": BASE | {"logs", "stages", "storage", "distributed"},
+    "source": BASE | {"logs", "artifacts", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
     "telemetry": BASE | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
+    "score": FOUNDATIONS | {"export", "promote"},
     "sweep": FOUNDATIONS | {"train", "config"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
-    "config": BASE | {"models", "promote", "sweep", *STAGES},
+    "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
     "cli": {"subcommands", "export"},
     "subcommands": ERRORS,

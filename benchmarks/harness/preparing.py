@@ -14,8 +14,8 @@ from pathlib import Path
 
 def ours(data: Path, out: Path, shuffle: bool = True) -> None:
     from slipstream.machine.limits import usable_cores
-    from slipstream.prepare.config import DataConfig
     from slipstream.prepare.engine import prepare
+    from slipstream.source.config import DataConfig
 
     # In the main job another task has taken the fingerprint.
     made_by = {"source": "benchmarks/prepare.py"}
@@ -27,13 +27,13 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 
 def ours_ingest(data: Path, out: Path) -> None:
+    from slipstream.artifacts.resume import resumable_scratch
+    from slipstream.distributed.pool import Workers
     from slipstream.machine.limits import usable_cores
-    from slipstream.prepare.config import DataConfig
-    from slipstream.prepare.pool import Workers
     from slipstream.prepare.resolve import resolve
-    from slipstream.prepare.resume import resumable_scratch
-    from slipstream.prepare.source.files import list_source
     from slipstream.prepare.table import OPENERS
+    from slipstream.source.config import DataConfig
+    from slipstream.source.files import list_source
 
     # The fingerprint is taken by others.
     source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/prepare.py")

@@ -13,6 +13,7 @@ import numpy as np
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.records import write_record
+from slipstream.artifacts.results.distributions import DISTRIBUTIONS
 from slipstream.artifacts.results.export import (
     MODEL_CARD,
     PREPROCESSING,
@@ -33,6 +34,7 @@ from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
 from slipstream.export.package.assemble import assemble, finish, write_hugging_face
+from slipstream.export.package.distributions import distributions_of
 from slipstream.export.package.metadata import Origin
 from slipstream.export.quantize.search import BATCHES, search
 from slipstream.export.session import check_provider, operator_times
@@ -133,6 +135,8 @@ def export(
     deployed = assemble(writer, file, on_tensors, data, origin, config.sample_rows == "real")
     write_record(writer, REPORT, report)
     write_record(writer, SIGNATURE, deployed)
+    if distributions := distributions_of(chosen.load(), data):
+        write_record(writer, DISTRIBUTIONS, distributions)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))

@@ -18,16 +18,11 @@ from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Dama
 from slipstream.artifacts.prepared.card import DataCard, read_card
 from slipstream.artifacts.prepared.data import KIND, PreparedData, segment_number
 from slipstream.artifacts.prepared.streamed import ROWS, make_hole
+from slipstream.comparison.stability import found
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.prepare import quarantine
 from slipstream.prepare.card import with_drifts
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.identity import ROW_HASH
-from slipstream.prepare.columns.number_formats import CASTS, DECLARED
-from slipstream.prepare.columns.transform import Transform
-from slipstream.prepare.config import ColumnType, DataConfig
-from slipstream.prepare.drift import drift_from, found
+from slipstream.prepare.drift import drift_from
 from slipstream.prepare.fit.fit import (
     CATEGORICAL,
     CONSTANT,
@@ -42,10 +37,16 @@ from slipstream.prepare.fit.fit import (
 )
 from slipstream.prepare.fit.scan import ScanResult
 from slipstream.prepare.fit.splits import Cuts
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.files import SourceFile
-from slipstream.prepare.source.fingerprint import digest_files
 from slipstream.settings import to_dict
+from slipstream.source import quarantine
+from slipstream.source.columns import value_types
+from slipstream.source.columns.identity import ROW_HASH
+from slipstream.source.columns.number_formats import CASTS, DECLARED
+from slipstream.source.columns.transform import Transform
+from slipstream.source.config import ColumnType, DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.fingerprint import digest_files
+from slipstream.source.quarantine import BadRow
 from slipstream.storage import S3, STORES, copy_within_s3, list_names, open_reader, storage_for
 
 #: A JSON object as it was read.

@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.card import ColumnCard, DataCard
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.identity import hash_rows
-from slipstream.prepare.drift import Drift, drift_by_split, found
+from slipstream.comparison.stability import Drift, found
+from slipstream.prepare.drift import drift_by_split
 from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN
-from slipstream.prepare.source.columnar import TableInput
+from slipstream.source.columnar import TableInput
+from slipstream.source.columns import value_types
+from slipstream.source.columns.identity import hash_rows
 
 BINS = 20
 QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}

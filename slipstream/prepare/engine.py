@@ -12,16 +12,16 @@ import pyarrow as pa
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
+from slipstream.artifacts.resume import ResumableScratch, resumable_scratch
+from slipstream.distributed.pool import Workers, workers_for
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.images import prepare_images
-from slipstream.prepare.pool import Workers, workers_for
 from slipstream.prepare.progress import say_resumed, shown
-from slipstream.prepare.resolve import ResolvedSource, frame_file, resolve
-from slipstream.prepare.resume import ResumableScratch, resumable_scratch
+from slipstream.prepare.resolve import SourceToPrepare, frame_file, resolve
 from slipstream.prepare.shuffle import merge_all
-from slipstream.prepare.source.files import Listing, list_source, unchanged
 from slipstream.prepare.table import card_of, encode_units, fit_table, open_table, scan_units, write_table
+from slipstream.source.config import DataConfig
+from slipstream.source.files import Listing, list_source, unchanged
 from slipstream.storage import out_of_space
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def prepare(
 
 def prepare_source(
     directory: Path,
-    source: ResolvedSource,
+    source: SourceToPrepare,
     made_by: Mapping[str, object],
     workers: int | None = None,
     scratch: Path | None = None,
@@ -107,7 +107,7 @@ def workspace(
 
 
 def write(
-    writer: ArtifactWriter, source: ResolvedSource, made_by: Mapping[str, object], scratch: ResumableScratch
+    writer: ArtifactWriter, source: SourceToPrepare, made_by: Mapping[str, object], scratch: ResumableScratch
 ) -> Mapping[str, object]:
     """Write all files but the manifest. Returns what made them, which is not ``made_by`` if a base set has all rows."""
     files = source.listing.files
@@ -130,7 +130,7 @@ def versions_in(listing: Listing, scratch: Path) -> dict[str, object]:
     return {"address": listing.address, "files": files}
 
 
-def prepare_table(writer: ArtifactWriter, scratch: ResumableScratch, source: ResolvedSource) -> None:
+def prepare_table(writer: ArtifactWriter, scratch: ResumableScratch, source: SourceToPrepare) -> None:
     opened = open_table(source, scratch)
     scan, units = opened.scan, opened.input.units
     rows = [unit.rows for unit in units]

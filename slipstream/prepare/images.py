@@ -13,18 +13,18 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.card import CARD, ColumnCard, DataCard
 from slipstream.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
+from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
-from slipstream.prepare import quarantine
 from slipstream.prepare.card import row_counts
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.fit import check_splits
 from slipstream.prepare.fit.splits import TRAIN, assign
 from slipstream.prepare.progress import shown
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.resolve import ResolvedSource
-from slipstream.prepare.resume import ResumableScratch
+from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.shuffle import Run, RunWriter, enter_segments, merge_all, order_keys
-from slipstream.prepare.source.images import Chunk, ImageSet, Part, open_images
+from slipstream.source import quarantine
+from slipstream.source.config import DataConfig
+from slipstream.source.images import Chunk, ImageSet, Part, open_images
+from slipstream.source.quarantine import BadRow
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, encoded
     encoded.labels.append(chunk.labels[chunk.good])
 
 
-def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: ResolvedSource) -> None:
+def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: SourceToPrepare) -> None:
     """Write the prepared data of images. Raises ``UserError`` for images that cannot be learned."""
     images, config = open_images(source), source.config
     signature = Signature(

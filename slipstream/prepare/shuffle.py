@@ -1,6 +1,6 @@
 """Rows to shards: sorted runs while the input is read, merged into the parts of each split.
 
-Every row has a key, a pure function of its number (:func:`slipstream.prepare.columns.hashing.keys`), and a split is
+Every row has a key, a pure function of its number (:func:`slipstream.source.columns.hashing.keys`), and a split is
 stored in the order of the keys: a global shuffle that depends neither on the number of processes nor on the available
 memory. Each unit leaves one run file of rows sorted by key within each batch. A part of a split is an equal range of
 keys, merged by itself, and in it one smaller range after the other.
@@ -22,9 +22,9 @@ import xxhash
 
 from slipstream.artifacts.format import ArtifactWriter, FileRecord
 from slipstream.artifacts.prepared.data import SPLITS, segment_name
-from slipstream.prepare.columns.hashing import keys
+from slipstream.artifacts.resume import ResumableScratch
 from slipstream.prepare.progress import shown
-from slipstream.prepare.resume import ResumableScratch
+from slipstream.source.columns.hashing import keys
 
 #: A block of the manifest, which is verified by itself, has so many rows, fewer if they are wide: the blocks that a
 #: batch mixes have to stay in a processor's cache between their verification and their use.

@@ -14,25 +14,25 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import TARGET, WEIGHT
 from slipstream.artifacts.records import write_record
+from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
-from slipstream.prepare import quarantine
 from slipstream.prepare.base_set import REFERENCE, TableSchema
 from slipstream.prepare.card import make_card
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.number_formats import NumberFormat, retype
-from slipstream.prepare.columns.transform import Transform
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.fit import FittedColumns, check_values, fit
 from slipstream.prepare.fit.scan import Rows, Scan, ScanResult, read_again, scan_unit
 from slipstream.prepare.fit.splits import Cuts, find_cuts
-from slipstream.prepare.memory import Budget
-from slipstream.prepare.resolve import ResolvedSource
-from slipstream.prepare.resume import ResumableScratch
+from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.shuffle import MergedPart, Run, RunWriter, enter_segments, order_keys
-from slipstream.prepare.source.columnar import TableInput, Unit, read
-from slipstream.prepare.source.documents import open_documents
-from slipstream.prepare.source.tables import header_hint, open_columnar
-from slipstream.prepare.source.text_tables import open_text
+from slipstream.source import quarantine
+from slipstream.source.columnar import TableInput, Unit, read
+from slipstream.source.columns import value_types
+from slipstream.source.columns.number_formats import NumberFormat, retype
+from slipstream.source.columns.transform import Transform
+from slipstream.source.config import DataConfig
+from slipstream.source.documents import open_documents
+from slipstream.source.memory import Budget
+from slipstream.source.tables import header_hint, open_columnar
+from slipstream.source.text.text_tables import open_text
 
 OPENERS = {"columnar": open_columnar, "text": open_text, "documents": open_documents}
 
@@ -41,7 +41,7 @@ OPENERS = {"columnar": open_columnar, "text": open_text, "documents": open_docum
 class OpenedTable:
     """A table that can be read, what to scan of it, and the columns that are left out."""
 
-    source: ResolvedSource
+    source: SourceToPrepare
     input: TableInput
     scan: Scan
     dropped: list[str]
@@ -56,7 +56,7 @@ class FittedTable:
     fitted: FittedColumns
 
 
-def open_table(source: ResolvedSource, scratch: ResumableScratch, parsed: TableInput | None = None) -> OpenedTable:
+def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: TableInput | None = None) -> OpenedTable:
     """Open the files, or take their rows as others ``parsed`` them. Raises ``UserError`` for what is wrong."""
     table = parsed or OPENERS[source.kind](source, scratch)
     if table.read == 0:
@@ -197,7 +197,7 @@ def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
 # The columns that the user names
 
 
-def check_columns(table: TableInput, source: ResolvedSource) -> None:
+def check_columns(table: TableInput, source: SourceToPrepare) -> None:
     """Raise ``UserError`` unless the target and the columns in the settings exist and hold what they have to."""
     names, types, target, config = list(table.types), table.types, source.target, source.config
     if not target:

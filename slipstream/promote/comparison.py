@@ -16,10 +16,10 @@ from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.export import SIGNATURE, DeployedSignature, Holdout
 from slipstream.comparison.quality import answers_of
 from slipstream.export.package.assemble import DIRECTORY
+from slipstream.export.package.decode import decode, undecided
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import held_out_rows, predict
-from slipstream.promote.decode import decode, undecided
 
 #: What of ``statistics.json`` decides how raw columns become tensors.
 ENCODING = ("types", "missing", "numeric", "categorical", "documents", "text_length")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prepare.source.files import parquet_address
+from slipstream.source.files import parquet_address
 from tests.support import REPOSITORY
 from tests.support.command_line import Run, one_message, run_process
 

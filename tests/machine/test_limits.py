@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.distributed import pool
 from slipstream.errors import UserError
 from slipstream.machine import limits
 from slipstream.machine.limits import cpu_quota, memory_limit, parse_quantity
-from slipstream.prepare import pool
 from tests.support.control_groups import tree
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ import os, sys
 from pathlib import Path
 from slipstream.doctor.node import read_node
 from slipstream.machine.limits import usable_cores
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 from slipstream.prepare.engine import prepare
 import workflows.training
 

@@ -15,11 +15,11 @@ from flyteidl.core.literals_pb2 import Literal
 
 from slipstream.artifacts.format import Artifact
 from slipstream.config import RunConfig
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
 from slipstream.profiles.profile import parse
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 from slipstream.storage.s3 import client_of
 from tasks.prepare import made_by
 from tests.support.cluster.propeller import Execution

@@ -17,8 +17,8 @@ from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
 from slipstream.doctor.archive import Package
 from slipstream.export.config import ExportConfig
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from slipstream.stages import StageRun
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.pods import Pod

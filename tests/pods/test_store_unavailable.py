@@ -14,7 +14,7 @@ from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 from slipstream.storage import retry
 from slipstream.train.config import TrainingConfig
 from tasks.export import evaluate_and_export, export

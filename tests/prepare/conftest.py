@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from tests.support.tables import Prepare
 
 

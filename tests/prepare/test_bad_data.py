@@ -15,8 +15,8 @@ import pytest
 
 from slipstream.errors import UserError
 from slipstream.prepare.shuffle import RunWriter
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 from tests.support.tables import Prepare, everything, table_text
 
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))

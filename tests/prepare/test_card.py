@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare import memory
+from slipstream.source import memory
 from tests.support.tables import Prepare
 
 

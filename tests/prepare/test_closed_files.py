@@ -17,7 +17,7 @@ from PIL import Image
 from pyarrow import feather
 
 from slipstream.errors import UserError
-from slipstream.prepare.source.files import list_source
+from slipstream.source.files import list_source
 from tests.support.tables import table_text
 
 #: Lists, fingerprints and prepares each address as a person who is not root, and prints what came of it.
@@ -26,11 +26,11 @@ import json, os, sys, tempfile
 from pathlib import Path
 import PIL.Image
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source import images
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.source import images
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 
 with tempfile.TemporaryDirectory() as directory:  # imports all that is needed, from where only root may read
     prepare(Path(directory) / "p", sys.argv[1], "y", DataConfig(), {}, 1)

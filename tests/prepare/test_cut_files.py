@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.fit import scan
-from slipstream.prepare.memory import Budget
-from slipstream.prepare.source.columnar import LINE, read, units_of
-from slipstream.prepare.source.files import SourceFile, local_file
+from slipstream.source.columnar import LINE, read, units_of
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile, local_file
+from slipstream.source.memory import Budget
 
 ROWS, BATCH = 60_000, 20_000
 

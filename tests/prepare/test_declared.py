@@ -15,10 +15,10 @@ import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.columns.transform import Transform
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.source.csv_blocks import parse, read_blocks
-from slipstream.prepare.source.files import list_source
+from slipstream.source.columns.transform import Transform
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
+from slipstream.source.text.csv_blocks import parse, read_blocks
 from tests.support.tables import Prepare, everything
 
 

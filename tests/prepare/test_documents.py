@@ -18,11 +18,11 @@ from slipstream.evaluate.baseline import features_of
 from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.prepare.columns.transform import BUCKETS, Transform, tokenise
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.source.columns.transform import BUCKETS, Transform, tokenise
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 from tests.support.tables import Prepare, everything
 
 WORDS = {"good": ["lovely", "great", "fine", "happy"], "bad": ["awful", "poor", "sad", "broken"]}
@@ -84,7 +84,7 @@ class TestFolders:
     def test_the_same_bytes_on_any_number_of_processes(
         self, prepared: Prepare, folders: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("slipstream.prepare.source.documents.BLOCK_FILES", 90)
+        monkeypatch.setattr("slipstream.source.documents.BLOCK_FILES", 90)
         one, two = prepared(folders, target=""), prepared(folders, target="", workers=2)
         for name in ("train-00000.rows", "test-00000.rows", "card.json"):
             assert one.artifact.files[name].sha256 == two.artifact.files[name].sha256

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS
+from slipstream.comparison.stability import Drift, drift, found
 from slipstream.prepare.card import column_figures, judgements
-from slipstream.prepare.drift import Drift, drift, drift_from, found
+from slipstream.prepare.drift import drift_from
 from slipstream.prepare.fit.scan import SPLIT
 from slipstream.prepare.fit.splits import TRAIN
 from tests.support.tables import Prepare

@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.artifacts.typed_values import decode, encode
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.scan import scan_unit
 from slipstream.prepare.images import encode_part
-from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.sharded import merge_partitions, shares
 from slipstream.prepare.shuffle import merge_part
-from slipstream.prepare.source.documents import read_files
-from slipstream.prepare.source.text_tables import make_columnar
 from slipstream.prepare.table import FittedTable, OpenedTable, encode_unit
+from slipstream.source.config import DataConfig
+from slipstream.source.documents import read_files
+from slipstream.source.text.text_tables import make_columnar
 from tests.support.bits import bits
 
 EXCHANGED = [
-    ResolvedSource,
+    SourceToPrepare,
     shares.TextShare,
     OpenedTable,
     shares.Share,

@@ -12,11 +12,11 @@ import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.resolve import frame_file
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 
 
 def frame(rows: int = 400) -> pd.DataFrame:

@@ -20,10 +20,10 @@ from pyarrow import feather
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.columns.number_formats import DECLARED
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source import images
+from slipstream.source import images
+from slipstream.source.columns.number_formats import DECLARED
+from slipstream.source.config import DataConfig
 
 CELLS = st.one_of(
     st.integers(-(10**20), 10**20).map(str),

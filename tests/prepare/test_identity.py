@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from slipstream.artifacts.format import MANIFEST, hash_file
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.errors import UserError
-from slipstream.prepare.columns.identity import MISSING, hash_rows, hash_values
-from slipstream.prepare.columns.number_formats import NumberFormat
+from slipstream.source.columns.identity import MISSING, hash_rows, hash_values
+from slipstream.source.columns.number_formats import NumberFormat
 from tests.support.formats import FORMATS, Columns, marked, places, prepare_as, rows_of_all_kinds
 from tests.support.tables import Prepare, with_types
 

@@ -17,12 +17,12 @@ from slipstream.artifacts.prepared.data import SPLITS, TARGET, PreparedData
 from slipstream.errors import UserError
 from slipstream.prepare import engine, shuffle
 from slipstream.prepare.base_set import value_of
-from slipstream.prepare.config import DataConfig, SplitConfig
 from slipstream.prepare.fit.scan import scan_unit
 from slipstream.prepare.resolve import resolve
 from slipstream.prepare.sharded import shares
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.source.config import DataConfig, SplitConfig
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 from slipstream.train.data_loader import stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from tests.support.groups import ALONE

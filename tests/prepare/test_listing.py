@@ -15,15 +15,16 @@ import pytest
 from PIL import Image
 from pyarrow import feather
 
+from slipstream.artifacts import exchange
 from slipstream.artifacts.format import Artifact
 from slipstream.errors import UserError
 from slipstream.prepare import engine
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import ResolvedSource, resolve
-from slipstream.prepare.sharded import exchange, shares
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.prepare.resolve import SourceToPrepare, resolve
+from slipstream.prepare.sharded import shares
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.shares import on_several
@@ -221,7 +222,7 @@ def test_a_fingerprint_of_a_file_that_is_being_written_is_refused(
 
 def test_a_listing_survives_being_handed_on(folder: Path, tmp_path: Path) -> None:
     source = resolve(list_source(str(folder)), "y", DataConfig())
-    handed_on = exchange.read(exchange.write(tmp_path / "handed on", source), ResolvedSource)
+    handed_on = exchange.read(exchange.write(tmp_path / "handed on", source), SourceToPrepare)
     assert handed_on.listing == source.listing and handed_on.listing.files[0].version
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from slipstream.artifacts import format
 from slipstream.errors import UserError
 from slipstream.prepare import engine
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 
 data, disk, where, workers = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 owner, name = {

@@ -12,9 +12,9 @@ import pytest
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.one_line import MOST_CHARACTERS
-from slipstream.prepare.config import DataConfig, SplitConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source.files import list_source
+from slipstream.source.config import DataConfig, SplitConfig
+from slipstream.source.files import list_source
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import Prepare, table_text, with_types

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare.memory import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, Budget
+from slipstream.source.memory import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, Budget
 
 #: 16 GB of numbers, in a process that may hold 2 GiB of data.
 ROWS, COLUMNS, GROUP = 10_000_000, 200, 100_000
@@ -26,7 +26,7 @@ ON_DISK = 5 * ROWS * COLUMNS * 4
 PREPARE = """
 import sys
 from pathlib import Path
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 from slipstream.prepare.engine import prepare
 prepare(Path(sys.argv[2]), sys.argv[1], "y", DataConfig(id="id"), {})
 """
@@ -85,7 +85,7 @@ def test_the_budget_bounds_what_is_held_and_changes_nothing_for_ordinary_tables(
 PEAK = """
 import re, sys
 from pathlib import Path
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 from slipstream.prepare.engine import prepare
 
 def peak():  # getrusage would give that of the process which started this one, if it was larger

@@ -14,8 +14,8 @@ import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from tests.support.shares import MADE_BY, on_several
 from tests.support.tables import Prepare, with_types
 

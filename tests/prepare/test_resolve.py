@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from slipstream.prepare.base_set import BaseSet
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.resolve import ResolvedSource, resolve
-from slipstream.prepare.source.files import SourceFile, list_source
+from slipstream.prepare.resolve import SourceToPrepare, resolve
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile, list_source
 from tests.support.shares import on_several
 
 TABLE = DataConfig(id="id")
 
 
-def resolved(data: Path | str, target: str = "", config: DataConfig = DataConfig()) -> ResolvedSource:  # noqa: B008
+def resolved(data: Path | str, target: str = "", config: DataConfig = DataConfig()) -> SourceToPrepare:  # noqa: B008
     return resolve(list_source(str(data)), target, config)
 
 

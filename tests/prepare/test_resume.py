@@ -21,15 +21,15 @@ import pytest
 
 from slipstream.artifacts import typed_values
 from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.artifacts.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
+from slipstream.distributed.pool import Workers
 from slipstream.errors import UserError
 from slipstream.prepare import engine, shuffle
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.scan import scan_unit
-from slipstream.prepare.pool import Workers
-from slipstream.prepare.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
 from slipstream.prepare.shuffle import merge_part
-from slipstream.prepare.source.text_tables import make_columnar
 from slipstream.prepare.table import encode_unit
+from slipstream.source.config import DataConfig
+from slipstream.source.text.text_tables import make_columnar
 
 GROUPS, ROWS = 12, 250
 #: The training rows are merged in three parts, the others in one each.
@@ -39,12 +39,12 @@ PART_BYTES, PARTS = 9000, 5
 KILLED = """
 import functools, os, signal, sys, time
 from pathlib import Path
-from slipstream.prepare.source import text_tables
+from slipstream.source.text import text_tables
 from slipstream.prepare import shuffle, table
 from slipstream.prepare.fit import scan
 from slipstream.prepare import engine
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.pool import Workers
+from slipstream.source.config import DataConfig
+from slipstream.distributed.pool import Workers
 
 data, directory, scratch, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
@@ -128,13 +128,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the units of work that are done from now on in this process."""
     done: Counter[str] = Counter()
     callers = {
-        make_columnar: "source.text_tables",
-        scan_unit: "table",
-        encode_unit: "table",
-        merge_part: "shuffle",
+        make_columnar: "source.text.text_tables",
+        scan_unit: "prepare.table",
+        encode_unit: "prepare.table",
+        merge_part: "prepare.shuffle",
     }
     for work, module in callers.items():
-        monkeypatch.setattr(f"slipstream.prepare.{module}.{work.__name__}", counting(work, done))
+        monkeypatch.setattr(f"slipstream.{module}.{work.__name__}", counting(work, done))
     return done
 
 
@@ -335,8 +335,8 @@ OVERTAKEN = """
 import os, shutil, signal, sys
 from pathlib import Path
 from slipstream.prepare import engine
-from slipstream.prepare.config import DataConfig
-from slipstream.prepare.source.files import list_source
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
 
 data, other, directory, scratch = sys.argv[1:]
 listing, scan_units = list_source(data), engine.scan_units

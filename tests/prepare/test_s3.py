@@ -13,10 +13,10 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
 from slipstream.prepare.base_set import BaseSet
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 from slipstream.storage import StorageUnavailable, retry, s3, storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import table_text

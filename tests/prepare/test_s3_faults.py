@@ -14,8 +14,8 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from slipstream.artifacts.format import MANIFEST
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from slipstream.storage import StorageUnavailable, retry, s3
 from tasks.prepare import list_data
 from tests.support.faulty_s3 import FaultyS3
@@ -107,7 +107,7 @@ def test_what_is_gone_after_it_was_listed_is_named(
     monkeypatch: pytest.MonkeyPatch,
     format: str,
 ) -> None:
-    from slipstream.prepare.source import files
+    from slipstream.source import files
 
     address = put(tmp_path / f"t.{format}")
     listed = files.stored_files(address)

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.columns import value_types
+from slipstream.source.config import DataConfig
 from tests.support.tables import Prepare, with_types
 
 ROWS = 80

@@ -9,8 +9,8 @@ import pytest
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import segment_name
-from slipstream.prepare.pool import Workers
-from slipstream.prepare.resume import ResumableScratch
+from slipstream.artifacts.resume import ResumableScratch
+from slipstream.distributed.pool import Workers
 from slipstream.prepare.shuffle import (
     MOST_PARTS,
     Part,

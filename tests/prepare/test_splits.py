@@ -8,10 +8,10 @@ import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.columns.hashing import keys, splitmix64
-from slipstream.prepare.columns.identity import hash_rows, hash_values
-from slipstream.prepare.config import SplitConfig
 from slipstream.prepare.fit.splits import assign
+from slipstream.source.columns.hashing import keys, splitmix64
+from slipstream.source.columns.identity import hash_rows, hash_values
+from slipstream.source.config import SplitConfig
 from tests.support.tables import Prepare, table_text
 
 

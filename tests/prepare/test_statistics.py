@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.moments import CodeCounts, Figures, figures_of
-from slipstream.prepare.memory import Budget
+from slipstream.prepare.fit.moments import CodeCounts, Figures, figures_of
+from slipstream.source.columns import value_types
+from slipstream.source.memory import Budget
 from tests.support.tables import Prepare
 
 

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source.files import list_source
-from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.source.config import DataConfig
+from slipstream.source.files import list_source
+from slipstream.source.fingerprint import fingerprint_source
 from tests.support.faulty_stores import Remote
 from tests.support.tables import table_text
 

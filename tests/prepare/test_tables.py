@@ -12,8 +12,8 @@ import pytest
 
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 from tests.support.tables import Prepare, everything, table_text
 
 ADULT = Path(__file__).parents[3] / "shared" / "data"

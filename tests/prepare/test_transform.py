@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.columns.transform import Transform
+from slipstream.source.columns.transform import Transform
 from tests.support.tables import Prepare
 
 

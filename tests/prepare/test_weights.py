@@ -14,7 +14,7 @@ from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.prepare.config import DataConfig
+from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder

@@ -14,10 +14,10 @@ import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.export import Holdout
-from slipstream.prepare.config import SplitConfig
 from slipstream.promote.comparison import Incomparable, check_unseen
 from slipstream.promote.engine import judge
 from slipstream.promote.store import Registry
+from slipstream.source.config import SplitConfig
 from tests.support.packages import package
 from tests.support.promotions import LENIENT, Models
 from tests.support.raw_tables import mixed_table

@@ -47,6 +47,23 @@ registry = "s3://bucket/models"
 [into_service_by_hand]
 kind = "training"
 registry = "s3://bucket/models"
+
+[every_morning]
+kind = "scoring"
+cron = "0 6 * * *"
+registry = "s3://bucket/models"
+data = "s3://bucket/today/"
+output = "s3://bucket/scores"
+config = {scoring = {keep = ["id"]}}
+
+[with_retraining]
+kind = "scoring"
+cron = "0 7 * * *"
+registry = "s3://bucket/models"
+data = "s3://bucket/today/"
+output = "s3://bucket/scores"
+training_data = "s3://bucket/churn/"
+target = "churned"
 """
 
 
@@ -66,6 +83,8 @@ def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
         "by_hand",
         "into_service",
         "into_service_by_hand",
+        "every_morning",
+        "with_retraining",
     }
 
     nightly = made["nightly_training"]
@@ -90,6 +109,14 @@ def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
     assert set(promoting.default_inputs.parameters) == {"kickoff"} and promoting.concurrency_policy.max == 1
     assert made["into_service_by_hand"].workflow_id.name == "workflows.training.train_and_promote"
 
+    morning = made["every_morning"]
+    assert morning.workflow_id.name == "workflows.scoring.score" and morning.concurrency_policy.max == 1
+    assert set(morning.fixed_inputs.literals) == {"registry", "data", "output", "config"}
+    retraining = made["with_retraining"]
+    assert retraining.workflow_id.name == "workflows.scoring.retrain_if_drifted"
+    assert retraining.fixed_inputs.literals["training_data"].scalar.primitive.string_value == "s3://bucket/churn/"
+    assert not retraining.default_inputs.parameters
+
     by_hand = made["by_hand"]
     assert by_hand.workflow_id.name == "workflows.training.train_and_export"
     assert not by_hand.entity_metadata.schedule.WhichOneof("ScheduleExpression")
@@ -104,8 +131,18 @@ def test_every_environment_has_the_three_schedules(environment: str) -> None:
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("[nightly]\ncron = '@daily'\n", "[nightly]: expected a table with a `kind`: training or collectives"),
-        ("[nightly]\nkind = 'scoring'\n", "[nightly]: expected a table with a `kind`: training or collectives"),
+        (
+            "[nightly]\ncron = '@daily'\n",
+            "[nightly]: expected a table with a `kind`: training or collectives or scoring",
+        ),
+        (
+            "[nightly]\nkind = 'serving'\n",
+            "[nightly]: expected a table with a `kind`: training or collectives or scoring",
+        ),
+        (
+            "[nightly]\nkind = 'scoring'\ncron = '@daily'\ndata = 'd'\noutput = 'o'\n",
+            'registry: "" is not allowed; expected an address',
+        ),
         ("nightly = 1\n", "[nightly]: expected a table with a `kind`"),
         ("['Mine!']\nkind = 'training'\n", "[Mine!]: expected a name of small letters, digits and underscores"),
         ("[nightly]\nkind = 'training'\ncorn = '1'\n", "[nightly]: corn: unknown setting; did you mean 'cron'?"),
@@ -179,10 +216,12 @@ def test_the_list_says_when_and_what(mine: Path) -> None:
     ended = CliRunner().invoke(main, [str(mine)])
     assert ended.exit_code == 0
     for line in (
-        f"{mine}: 6 schedules, times in UTC",
+        f"{mine}: 8 schedules, times in UTC",
         "    promotes the model in s3://bucket/models if it is shown not to be worse",
         "    trains on s3://bucket/churn/, target churned, exports and reports",
         '    with {"training": {"epochs": 3}}',
+        "    scores s3://bucket/today/ with the model in service in s3://bucket/models, into s3://bucket/scores",
+        "    trains on s3://bucket/churn/ and promotes there if the rows drift",
         "    tells ml@example.com if it failed",
         "    measures 11 collectives from 1,024 to 4,096 bytes",
         "    when it is started: pyflyte run remote-launchplan by_hand",

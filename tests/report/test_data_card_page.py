@@ -12,9 +12,9 @@ import pytest
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.card import read_card
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.prepare.quarantine import BadRow
 from slipstream.report.data_engine import build_data, data_card_page
 from slipstream.report.pages.report_page import contents
+from slipstream.source.quarantine import BadRow
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, prepared, signature_of
 

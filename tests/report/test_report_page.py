@@ -13,10 +13,10 @@ from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.evaluation import Gain
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.config import RunConfig
-from slipstream.prepare.quarantine import BadRow
 from slipstream.report.engine import build, run_summary
 from slipstream.report.pages.report_page import report_page
 from slipstream.settings import to_dict
+from slipstream.source.quarantine import BadRow
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, compression, results
 

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from slipstream.settings import Settings, settings, to_dict
+from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 

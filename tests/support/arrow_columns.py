@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare.config import ColumnType, DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import ColumnType, DataConfig
 
 ROWS = 60
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]

@@ -14,8 +14,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
 
 #: The same table as the columns of Arrow that hold it.
 Columns = dict[str, pa.Array]

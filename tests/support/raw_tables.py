@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 
 from slipstream.export.package.raw_columns import TEXT, RawColumns, read_columns
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.transform import Transform
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.source.columns import value_types
+from slipstream.source.columns.transform import Transform
+from slipstream.source.config import DataConfig
 
 ARROW = {
     "number": pa.float64(),

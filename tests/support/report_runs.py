@@ -35,9 +35,9 @@ from slipstream.collectives.model.predictions import model_curve
 from slipstream.evaluate.engine import plot_data
 from slipstream.interconnect.profile import COURSE, MODEL, ModelPoint, TrendPoint, write_profile
 from slipstream.models import metrics
-from slipstream.prepare import quarantine
-from slipstream.prepare.quarantine import BadRow
 from slipstream.report.stage_results import Results
+from slipstream.source import quarantine
+from slipstream.source.quarantine import BadRow
 from slipstream.stages import StageRun
 from tests.support.network_profiles import network_profile
 

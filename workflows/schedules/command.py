@@ -15,7 +15,9 @@ from slipstream.settings import Settings, to_dict
 from workflows.schedules.settings import (
     CHOICE,
     DEFAULT,
+    AnySchedule,
     CollectivesSchedule,
+    ScoringSchedule,
     TrainingSchedule,
     path_of,
     read_schedules,
@@ -39,26 +41,34 @@ def main(environment: str) -> None:
             click.echo(textwrap.indent(line, INDENT))
 
 
-def described(name: str, schedule: TrainingSchedule | CollectivesSchedule, now: datetime) -> Iterator[str]:
+def described(name: str, schedule: AnySchedule, now: datetime) -> Iterator[str]:
     if schedule.cron:
         times = ", ".join(f"{time:%a %Y-%m-%d %H:%M}" for time in next_times(schedule.cron, now, 3))
         yield f"{schedule.cron}: {times}"
         yield "skipped while the run before is still going"
     else:
         yield f"when it is started: pyflyte run remote-launchplan {name}"
-    if isinstance(schedule, TrainingSchedule):
-        target = f", target {schedule.target}" if schedule.target else ""
-        yield f"trains on {schedule.data or 'the handwritten digits of scikit-learn'}{target}, exports and reports"
-        if schedule.registry:
-            yield f"promotes the model in {schedule.registry} if it is shown not to be worse"
-    else:
-        sizes = schedule.config.sizes
-        count = len(schedule.config.operations)
-        yield f"measures {count} collective{'s' if count > 1 else ''} from {sizes[0]:,} to {sizes[-1]:,} bytes"
+    yield from work_of(schedule)
     if changed := changes(schedule.config):
         yield f"with {json.dumps(changed)}"
     if addresses := [*schedule.notify.email, *schedule.notify.slack]:
         yield f"tells {', '.join(addresses)} if it {', '.join(schedule.notify.on)}"
+
+
+def work_of(schedule: AnySchedule) -> Iterator[str]:
+    match schedule:
+        case TrainingSchedule():
+            target = f", target {schedule.target}" if schedule.target else ""
+            yield f"trains on {schedule.data or 'the handwritten digits of scikit-learn'}{target}, exports and reports"
+            if schedule.registry:
+                yield f"promotes the model in {schedule.registry} if it is shown not to be worse"
+        case ScoringSchedule():
+            yield f"scores {schedule.data} with the model in service in {schedule.registry}, into {schedule.output}"
+            if schedule.training_data:
+                yield f"trains on {schedule.training_data} and promotes there if the rows drift"
+        case CollectivesSchedule():
+            sizes, count = schedule.config.sizes, len(schedule.config.operations)
+            yield f"measures {count} collective{'s' if count > 1 else ''} from {sizes[0]:,} to {sizes[-1]:,} bytes"
 
 
 def changes(config: Settings) -> dict[str, object]:

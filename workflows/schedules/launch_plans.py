@@ -9,9 +9,12 @@ data is not.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from flytekit import CronSchedule, Email, LaunchPlan, Slack, workflow
+from flytekit.core.workflow import WorkflowBase
 from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPolicy
 from flytekit.models.core.execution import WorkflowExecutionPhase
 
@@ -19,7 +22,17 @@ from slipstream.config import RunConfig
 from slipstream.report.summary import RunSummary
 from tasks.report import report
 from workflows.collectives import benchmark
-from workflows.schedules.settings import CHOICE, DEFAULT, CollectivesSchedule, Notify, TrainingSchedule, read_schedules
+from workflows.schedules.settings import (
+    CHOICE,
+    DEFAULT,
+    AnySchedule,
+    CollectivesSchedule,
+    Notify,
+    ScoringSchedule,
+    TrainingSchedule,
+    read_schedules,
+)
+from workflows.scoring import retrain_if_drifted, score
 from workflows.training import promotion_stages, run_stages, train_and_export, train_and_promote
 
 KICKOFF = "kickoff"
@@ -45,30 +58,52 @@ def notifications(notify: Notify) -> list[Email | Slack]:
     return [kind(phases=phases, recipients_email=addresses) for kind, addresses in kinds if addresses]
 
 
-def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> LaunchPlan:
+class Started(NamedTuple):
+    """What a schedule starts: a workflow with inputs, if somebody starts it and by the clock; and whether the latter
+    also takes the cron expression and the time that it was due."""
+
+    by_hand: WorkflowBase
+    by_schedule: WorkflowBase
+    inputs: Mapping[str, object]
+    told_when: bool
+
+
+def started(schedule: AnySchedule) -> Started:
+    """Each kind of schedule has its case here, its settings in :mod:`.settings` and its words in :mod:`.command`."""
+    match schedule:
+        case TrainingSchedule(registry=""):
+            inputs = {"data": schedule.data, "target": schedule.target}
+            return Started(train_and_export, train_on_schedule, inputs, told_when=True)
+        case TrainingSchedule():
+            inputs = {"data": schedule.data, "target": schedule.target, "registry": schedule.registry}
+            return Started(train_and_promote, promote_on_schedule, inputs, told_when=True)
+        case ScoringSchedule():
+            inputs = {"registry": schedule.registry, "data": schedule.data, "output": schedule.output}
+            if not schedule.training_data:
+                return Started(score, score, inputs, told_when=False)
+            inputs |= {"training_data": schedule.training_data, "target": schedule.target}
+            return Started(retrain_if_drifted, retrain_if_drifted, inputs, told_when=False)
+        case CollectivesSchedule():
+            return Started(benchmark, benchmark, {}, told_when=False)
+
+
+def launch_plan(name: str, schedule: AnySchedule) -> LaunchPlan:
     """A scheduled run that is still going is not overtaken by the next. Without a cron expression a run starts when
     somebody starts it, who may give other inputs."""
-    of_training = isinstance(schedule, TrainingSchedule)
-    inputs: dict[str, object] = {"config": schedule.config}
-    by_hand, by_schedule = benchmark, benchmark
-    if isinstance(schedule, TrainingSchedule):
-        inputs |= {"data": schedule.data, "target": schedule.target}
-        by_hand, by_schedule = train_and_export, train_on_schedule
-        if schedule.registry:
-            inputs["registry"] = schedule.registry
-            by_hand, by_schedule = train_and_promote, promote_on_schedule
+    starts = started(schedule)
+    inputs = {**starts.inputs, "config": schedule.config}
     if not schedule.cron:
         return LaunchPlan.get_or_create(
-            by_hand,
+            starts.by_hand,
             name=name,
             default_inputs=inputs,
             notifications=notifications(schedule.notify),
         )
     return LaunchPlan.get_or_create(
-        by_schedule,
+        starts.by_schedule,
         name=name,
-        fixed_inputs={**inputs, "cron": schedule.cron} if of_training else inputs,
-        schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if of_training else None),
+        fixed_inputs={**inputs, "cron": schedule.cron} if starts.told_when else inputs,
+        schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if starts.told_when else None),
         notifications=notifications(schedule.notify),
         concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
         auto_activate=False,

@@ -6,7 +6,7 @@ import re
 import tomllib
 from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
@@ -63,9 +63,31 @@ class CollectivesSchedule(Schedule):
     config: CollectivesConfig = field(default_factory=CollectivesConfig)
 
 
-KINDS: dict[str, type[TrainingSchedule] | type[CollectivesSchedule]] = {
+@settings
+class ScoringSchedule(Schedule):
+    """The model in service in a registry on new rows, and where the tables are published. With ``training_data`` a
+    model is trained anew, and promoted in the registry, if the rows drift."""
+
+    kind: Literal["scoring"] = "scoring"
+    registry: str = ""
+    data: str = ""
+    output: str = ""
+    training_data: str = ""
+    target: str = ""
+    config: RunConfig = field(default_factory=RunConfig)
+
+    def check(self) -> None:
+        super().check()
+        for name in ("registry", "data", "output"):
+            if self.cron and not getattr(self, name):
+                raise self.reject(name, "an address, as a schedule scores by itself")
+
+
+AnySchedule: TypeAlias = TrainingSchedule | CollectivesSchedule | ScoringSchedule
+KINDS: dict[str, type[AnySchedule]] = {
     "training": TrainingSchedule,
     "collectives": CollectivesSchedule,
+    "scoring": ScoringSchedule,
 }
 
 
@@ -74,7 +96,7 @@ def path_of(choice: str) -> Path:
     return Path(choice) if choice.endswith(".toml") else SHIPPED / f"{choice}.toml"
 
 
-def read_schedules(choice: str) -> dict[str, TrainingSchedule | CollectivesSchedule]:
+def read_schedules(choice: str) -> dict[str, AnySchedule]:
     """The schedules by name, in the order of the file. Raises ``UserError`` naming the file and the setting."""
     path = path_of(choice)
     try:
@@ -87,7 +109,7 @@ def read_schedules(choice: str) -> dict[str, TrainingSchedule | CollectivesSched
     return {name: schedule(f"{path}, [{name}]", name, table) for name, table in data.items()}
 
 
-def schedule(where: str, name: str, table: object) -> TrainingSchedule | CollectivesSchedule:
+def schedule(where: str, name: str, table: object) -> AnySchedule:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"{where}: expected a name of small letters, digits and underscores")
     kind = table.get("kind") if isinstance(table, dict) else None

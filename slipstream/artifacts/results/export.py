@@ -3,8 +3,9 @@
 The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen one) and, for a table, ``model.raw.onnx``
 (the same from raw columns), ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
 :class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (how raw columns become the model's inputs, copied
-from the prepared data), ``samples.npz`` and ``samples.json`` (rows to check it with) and ``MODEL_CARD.md``. Beside the
-manifest lies its digest, ``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
+from the prepared data), ``distributions.json`` (how the training rows are distributed), ``samples.npz`` and
+``samples.json`` (rows to check it with) and ``MODEL_CARD.md``. Beside the manifest lies its digest,
+``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
 """
 
 from __future__ import annotations

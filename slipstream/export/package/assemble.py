@@ -131,7 +131,7 @@ def holdout_of(data: PreparedData) -> Holdout | None:
 
 def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) -> dict[str, object]:
     """What the hashes of a table's ``columns`` depend on, besides the values: see
-    :mod:`slipstream.prepare.columns.identity`."""
+    :mod:`slipstream.source.columns.identity`."""
     settings = schema["settings"]
     return {
         "row_hash": schema.get("row_hash", 1),

@@ -1,6 +1,6 @@
 """The raw columns of a table and how they become a model's inputs, as ``statistics.json`` has it.
 
-The file is :class:`slipstream.prepare.columns.transform.Transform` as JSON. Only what an ONNX graph can express is
+The file is :class:`slipstream.source.columns.transform.Transform` as JSON. Only what an ONNX graph can express is
 read.
 """
 
@@ -68,6 +68,11 @@ def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
     if statistics["documents"]:
         named = ", ".join(statistics["documents"])
         return f"columns of documents ({named}): ONNX can neither fold Unicode (NFKC) nor compute XXH3"
+    return columns_of(statistics)
+
+
+def columns_of(statistics: Mapping[str, Any]) -> RawColumns:
+    """The columns of a table that become numbers and categories."""
     numbers = tuple(Number(**column) for column in statistics["numeric"])
     categories = tuple(Category(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
     used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])

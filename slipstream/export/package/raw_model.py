@@ -1,6 +1,6 @@
 """``model.raw.onnx``: from typed raw columns to label and probabilities, in operators of plain ONNX and ai.onnx.ml.
 
-It does what :class:`slipstream.prepare.columns.transform.Transform` does, in float64 and in the same order of
+It does what :class:`slipstream.source.columns.transform.Transform` does, in float64 and in the same order of
 operations, and then what the model does. Each raw column is an input ``[batch, 1]``: numbers and booleans as float64,
 times as float64 seconds since 1970 (UTC), NaN for missing; texts without spaces around them, as Transform trims them
 itself.

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.errors import UserError
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.transform import CategoricalColumn, NumericColumn, Transform, bend, take_part
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.scan import NO_TARGET, SPLIT, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN
+from slipstream.source.columns import value_types
+from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform, bend, take_part
+from slipstream.source.config import DataConfig
 
 #: Roles of a column.
 NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"

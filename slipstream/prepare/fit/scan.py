@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.hashing import keys
-from slipstream.prepare.columns.identity import combined, hash_identities, hash_rows, hash_values
-from slipstream.prepare.columns.moments import CodeCounts, Counts, Figures, Moments, figures_of
-from slipstream.prepare.columns.number_formats import NumberFormat, marks_of, retype
-from slipstream.prepare.config import DataConfig
+from slipstream.prepare.fit.moments import CodeCounts, Counts, Figures, Moments, figures_of
 from slipstream.prepare.fit.splits import TRAIN, Cuts, assign, assign_by_time
-from slipstream.prepare.memory import Budget
-from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.columnar import IDENTITY, Unit, read
+from slipstream.source.columnar import IDENTITY, Unit, read
+from slipstream.source.columns import value_types
+from slipstream.source.columns.hashing import keys
+from slipstream.source.columns.identity import combined, hash_identities, hash_rows, hash_values
+from slipstream.source.columns.number_formats import NumberFormat, marks_of, retype
+from slipstream.source.config import DataConfig
+from slipstream.source.memory import Budget
+from slipstream.source.quarantine import BadRow
 
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256

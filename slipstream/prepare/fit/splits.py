@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.prepare.columns.hashing import splitmix64
-from slipstream.prepare.config import SplitConfig
+from slipstream.source.columns.hashing import splitmix64
+from slipstream.source.config import SplitConfig
 
 #: Seconds since 1970 from which rows validate, and from which they test.
 Cuts = tuple[float, float]

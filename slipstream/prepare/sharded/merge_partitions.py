@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from slipstream.artifacts import exchange
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
-from slipstream.prepare.columns.transform import Transform
-from slipstream.prepare.pool import workers_for
-from slipstream.prepare.resume import ResumableScratch
-from slipstream.prepare.sharded import exchange
+from slipstream.artifacts.resume import ResumableScratch
+from slipstream.distributed.pool import workers_for
 from slipstream.prepare.shuffle import PART_BYTES, MergedPart, Part, Run, all_parts, collect, merge_parts
-from slipstream.prepare.source.files import check_unchanged
 from slipstream.prepare.table import FittedTable, card_of, write_table
+from slipstream.source.columns.transform import Transform
+from slipstream.source.files import check_unchanged
 from slipstream.storage import copy_within_s3
 
 

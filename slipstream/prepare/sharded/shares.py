@@ -2,7 +2,7 @@
 
 parse (each share of text files) → open → scan (each share) → fit → encode (each share) → merge (each partition,
 :mod:`slipstream.prepare.sharded.merge_partitions`) → assemble. The steps exchange the artifacts of
-:mod:`slipstream.prepare.sharded.exchange`. Partial results are passed on per unit, not aggregated, and are merged in
+:mod:`slipstream.artifacts.exchange`. Partial results are passed on per unit, not aggregated, and are merged in
 the order of the units: so the bytes are those of one machine, whatever the number of shares.
 
 Parquet and Arrow are read where they lie, by whoever has the share. Text is first made columnar, and of that each share
@@ -20,14 +20,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from slipstream.artifacts import exchange
+from slipstream.distributed.pool import workers_for
 from slipstream.prepare.fit.scan import Scan, ScanResult
-from slipstream.prepare.pool import workers_for
-from slipstream.prepare.resolve import ResolvedSource
-from slipstream.prepare.sharded import exchange
+from slipstream.prepare.resolve import SourceToPrepare
 from slipstream.prepare.sharded.merge_partitions import MergePlan, write_partitions
-from slipstream.prepare.source.columnar import LINE, TableInput, Unit, write_spool
-from slipstream.prepare.source.files import SourceFile, unchanged
-from slipstream.prepare.source.text_tables import (
+from slipstream.prepare.table import OpenedTable, encode_units, fit_table, open_table, scan_units
+from slipstream.source.columnar import LINE, TableInput, Unit, write_spool
+from slipstream.source.files import SourceFile, unchanged
+from slipstream.source.text.text_tables import (
     TextPiece,
     TextPlan,
     input_of,
@@ -36,7 +37,6 @@ from slipstream.prepare.source.text_tables import (
     replan,
     text_jobs,
 )
-from slipstream.prepare.table import OpenedTable, encode_units, fit_table, open_table, scan_units
 
 #: What a value takes in memory, about.
 CELL_BYTES = 8
@@ -58,7 +58,7 @@ class TextShare:
         return workers_for(sum(file.size for file in self.plan.files), self.plan.config.memory)
 
 
-def open_texts(source: ResolvedSource, number: int, directory: Path) -> list[Path]:
+def open_texts(source: SourceToPrepare, number: int, directory: Path) -> list[Path]:
     """Cut files of text into at most ``number`` shares, each in a directory in ``directory``."""
     with unchanged(source.files):
         plans = cut_plan(plan_text(source), number)
@@ -153,7 +153,7 @@ class OpenedShares(NamedTuple):
     spools: list[Path]
 
 
-def open_shares(source: ResolvedSource, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
+def open_shares(source: SourceToPrepare, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
     """Open the table and cut it into at most ``number`` shares, all in ``directory``. Text that was parsed, of which
     these are the ``summaries``, stays in the shares in which it was.
     """

@@ -17,8 +17,8 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.export.convert import to_onnx
 from slipstream.export.package.raw_columns import TEXT, RawColumns, read_columns
 from slipstream.export.package.raw_model import encoder, raw_model
-from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.transform import CategoricalColumn, NumericColumn, Transform
+from slipstream.source.columns import value_types
+from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, as_raw, columns_of, encoded, mixed_table
 from tests.support.toys import trained_on
 

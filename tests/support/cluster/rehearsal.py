@@ -19,8 +19,8 @@ from slipstream.config import RunConfig
 from slipstream.doctor.archive import Package
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
-from slipstream.prepare.config import DataConfig
 from slipstream.profiles.profile import RESOLVED, Profile
+from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.kills import Kills

@@ -1,0 +1,173 @@
+"""Finished units of work, kept on disk: an interrupted prepare resumes where it stopped.
+
+A unit of work is a function and its job. Its result is kept in a record, which is believed only if it is whole: it
+begins with its own SHA-256, it is written beside its place and renamed, and it holds a digest of every file that the
+unit left. So nothing has to reach the disk in any order, and what a crash of the machine tore is done again. A record
+holds a value of the type that the function is annotated to return, and no pickle: who can write to the directory cannot
+run code here.
+
+The directory belongs to one input, one configuration and one version of the code, because a unit is identified by its
+number in the work alone. Of the input it says so itself (:meth:`ResumableScratch.bind`): a file may have held other
+bytes while a run that was killed read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import types
+import typing
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import xxhash
+
+from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.typed_values import decode, encode
+from slipstream.distributed.pool import WorkerLost, Workers
+from slipstream.errors import UserError
+from slipstream.storage.local import out_of_space, sync
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+RECORD = ".done"
+#: What the records were made from.
+BINDING = "made-from.json"
+PARTIAL = ".partial"
+#: Of a SHA-256, in bytes and as hexadecimal digits.
+SHA256_BYTES, SHA256_DIGITS = 32, 64
+
+
+@dataclass(frozen=True)
+class UnitOfWork(Generic[Job, Result]):
+    """``work(job)``, whose record is called ``name``. The result is of the type that ``work`` is annotated to return.
+
+    A result with files lists their paths as ``files``, or, if it took their ``digests`` on the way, has these by path:
+    XXH3-128 or SHA-256.
+    """
+
+    root: Path
+    name: str
+    work: Callable[[Job], Result]
+    job: Job
+
+    @property
+    def record(self) -> Path:
+        return self.root / f"{self.name}{RECORD}"
+
+    @property
+    def recorded(self) -> types.GenericAlias:
+        """The type of what the record holds: the result, and the digests of its files by their paths in ``root``."""
+        return types.GenericAlias(tuple, (typing.get_type_hints(self.work)["return"], dict[str, str]))
+
+
+class ResumableScratch:
+    """A directory in which units of work are done by ``workers``, each of them once."""
+
+    def __init__(self, root: Path, workers: Workers) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        #: How many units were done before.
+        self.done_before = len(list(root.glob(f"*{RECORD}")))
+        self._workers = workers
+        self._calls: Counter[str] = Counter()
+
+    def bind(self, made_from: dict[str, object], keep: Collection[Path] = ()) -> None:
+        """Begin anew, without all but the files ``keep``, unless what is here was made from the same."""
+        binding, content = self.root / BINDING, canonical_json(made_from)
+        if binding.is_file() and binding.read_bytes() == content:
+            return
+        for path in [path for path in self.root.iterdir() if path not in keep]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        sync(self.root)  # a crash must not bring records back below the new binding
+        partial = binding.with_suffix(PARTIAL)
+        partial.write_bytes(content)
+        partial.replace(binding)
+        self.done_before = 0
+
+    def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        """:meth:`Workers.map`, except that a unit whose record is whole is not done again."""
+        return self._workers.map(run_or_restore, self._units(work, jobs))
+
+    def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork[Job, Result]]:
+        step = f"{work.__name__}-{self._calls[work.__name__]}"
+        self._calls[work.__name__] += 1
+        for number, job in enumerate(jobs):
+            yield UnitOfWork(self.root, f"{step}-{number:06d}", work, job)
+
+
+@contextmanager
+def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[ResumableScratch]:
+    """A scratch directory that is removed at the end, when the ``workers`` end too; but a ``lasting`` one of an
+    interrupted run stays."""
+    try:
+        yield ResumableScratch(root, workers)
+    except BaseException as error:
+        if not lasting or not worth_resuming(error):
+            workers.close()  # one that is at work still would leave its files in what is being removed
+            shutil.rmtree(root, ignore_errors=True)
+        raise
+    with ThreadPoolExecutor(1) as beside:
+        # Processes take a while to give back their memory, and files theirs.
+        removed = beside.submit(shutil.rmtree, root)
+        workers.close()
+        removed.result()
+
+
+def worth_resuming(error: BaseException) -> bool:
+    """Not if the user has to mend something, because that will be other work, nor if the disk is full."""
+    full = isinstance(error, Exception) and out_of_space(error)
+    return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
+
+
+def run_or_restore(unit: UnitOfWork[Job, Result]) -> Result:
+    """The result of a unit: from its record, or else made now and recorded. Runs in a worker process.
+
+    Raises ``DamagedArtifact`` for a whole record of something else: no crash leaves one.
+    """
+    restored = restore(unit)
+    if restored is not None:
+        return restored[0]
+    result = unit.work(unit.job)
+    write_record(unit, result)
+    return result
+
+
+def write_record(unit: UnitOfWork[Job, Result], result: Result) -> None:
+    digests = getattr(result, "digests", {}) or {file: digest(Path(file)) for file in getattr(result, "files", ())}
+    files = {str(Path(file).relative_to(unit.root)): recorded for file, recorded in digests.items()}
+    content = encode((result, files), unit.recorded)
+    partial = unit.record.with_suffix(PARTIAL)
+    partial.write_bytes(hashlib.sha256(content).digest() + content)
+    partial.replace(unit.record)
+
+
+def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
+    """The result of a unit that was done before and is still whole."""
+    try:
+        raw = unit.record.read_bytes()
+        sha256, content = raw[:SHA256_BYTES], raw[SHA256_BYTES:]
+        if hashlib.sha256(content).digest() != sha256:
+            return None
+        result, files = decode(content, unit.recorded, unit.record)
+        whole = all(digest(unit.root / name, recorded) == recorded for name, recorded in files.items())
+    except FileNotFoundError:
+        return None
+    return (result,) if whole else None
+
+
+def digest(file: Path, like: str = "") -> str:
+    """The XXH3-128 of a file (hex), or its SHA-256 if ``like`` is as long as one."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(
+            stream, hashlib.sha256 if len(like) == SHA256_DIGITS else xxhash.xxh3_128
+        ).hexdigest()

@@ -1,0 +1,55 @@
+"""How the training rows are distributed, for whoever scores rows later: their raw columns and what the model predicts.
+
+Of a sample of them, spread evenly over the training split. Numbers are those that the prepared rows give back, to
+single precision: an edge of a bin lies between two of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.distributions import Bins, Distributions
+from slipstream.comparison.bins import fit_numbers, fit_predictions, fit_texts
+from slipstream.export.package.decode import decode
+from slipstream.export.package.raw_columns import FIRST, MISSING, UNSEEN, Category, columns_of
+from slipstream.models.predict import ModelFunction, predict
+
+#: The sample: so many rows, or fewer of such as are large.
+ROWS, BYTES = 1 << 16, 64 << 20
+
+
+def distributions_of(model: ModelFunction, data: PreparedData) -> Distributions | None:
+    """Of the model that is exported with ``data``; None of tokens, which nobody scores."""
+    signature = data.signature
+    if signature.task == "next token":
+        return None
+    records = data.sample("train", max(1, min(ROWS, BYTES // signature.record.itemsize)))
+    outputs = predict(model, signature, records)
+    if signature.classes:
+        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        outputs = powers / powers.sum(axis=1, keepdims=True)
+    predictions = fit_predictions(outputs.reshape(len(records), -1), signature.classes)
+    return Distributions(len(records), of_columns(data.artifact.read_json("statistics.json"), records), predictions)
+
+
+def of_columns(statistics: Mapping[str, Any], records: np.ndarray) -> dict[str, Bins]:
+    """Of each column of a table that is a number or a category."""
+    if "types" not in statistics:
+        return {}
+    columns = columns_of(statistics)
+    decoded = decode(columns, records)
+    found = {name: fit_numbers(decoded[name]) for name in columns.numeric}
+    for index, category in enumerate(columns.categories):
+        found[category.name] = of_codes(category, records["categorical"][:, index])
+    return {name: found[name] for name in columns.types}
+
+
+def of_codes(category: Category, codes: np.ndarray) -> Bins:
+    counts = np.bincount(codes, minlength=FIRST + len(category.vocabulary)).tolist()
+    known = Counter(dict(zip(category.vocabulary, counts[FIRST:], strict=True)))
+    return fit_texts(known, counts[MISSING], counts[UNSEEN])

@@ -1,0 +1,184 @@
+"""What is counted while the rows go by: moments per split, value counts of the training rows, and a fair sample.
+
+Every partial result belongs to one unit and is merged in the order of the units, so that no figure depends on how
+many processes did the work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.source.columns.value_types import codes_of
+from slipstream.source.memory import COUNTED
+
+#: Texts longer than this on average are prose, of which no vocabulary is made.
+PROSE_BYTES = 200
+#: As so many bytes a longer text counts: one of megabytes among categories makes no prose of them.
+COUNTED_BYTES = 10 * PROSE_BYTES
+#: Numeric columns that are measured at once, so that they stay in the processor's cache.
+COLUMNS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean, sum of squared deviations, extremes of one column in one group."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+class Figures(NamedTuple):
+    """Count, mean, sum of squared deviations, least and greatest: each float64 ``[columns, groups]``; mergeable (Chan,
+    Golub, LeVeque, 1979).
+
+    A group without values has a count of 0, and extremes that lie beyond all values.
+    """
+
+    counts: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def nothing(cls, columns: int, groups: int) -> Figures:
+        zeros, beyond = np.zeros((columns, groups)), np.full((columns, groups), math.inf)
+        return cls(zeros, zeros, zeros, beyond, -beyond)
+
+    @property
+    def largest(self) -> float:
+        """The largest size of a value; at least 0."""
+        return float(max(self.high.max(initial=0), -self.low.min(initial=0)))
+
+    def merge(self, other: Figures) -> Figures:
+        total = self.counts + other.counts
+        share = other.counts / np.maximum(total, 1)
+        delta = other.mean - self.mean
+        return Figures(
+            total,
+            self.mean + delta * share,
+            self.squares + other.squares + delta * delta * (self.counts * share),
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+        )
+
+    def of(self, column: int) -> list[Moments]:
+        """The moments of one column by group."""
+        return [Moments(int(count), *rest) for count, *rest in zip(*(f[column].tolist() for f in self), strict=True)]
+
+
+def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
+    """Of columns of float64 values, of which NaN is passed over; ``groups`` are the rows of each group."""
+    figures = Figures(*(figure.copy() for figure in Figures.nothing(len(numbers), len(groups))))
+    filled = [group for group, rows in enumerate(groups) if len(rows)]
+    if not filled:
+        return figures
+    chosen = np.concatenate(groups)
+    lengths = np.array([len(groups[group]) for group in filled])
+    matrix = np.empty((COLUMNS_AT_ONCE, len(chosen)))
+    for start in range(0, len(numbers), COLUMNS_AT_ONCE):
+        part = numbers[start : start + COLUMNS_AT_ONCE]
+        for column, row in zip(part, matrix, strict=False):
+            column.take(chosen, out=row, mode="clip")
+        for figure, here in zip(figures, measure(matrix[: len(part)], lengths), strict=True):
+            figure[start : start + len(part), filled] = here
+    return figures
+
+
+def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
+    """Of values (float64 ``[columns, rows]``), which are used up. Groups of these ``lengths``, none of them 0, follow
+    each other. With infinite values only the extremes are right."""
+    starts = np.cumsum(lengths) - lengths
+    totals = np.add.reduceat(matrix, starts, axis=1)
+    count = np.broadcast_to(lengths, totals.shape).astype(np.float64)
+    low, high = (reduce.reduceat(matrix, starts, axis=1) for reduce in (np.minimum, np.maximum))
+    gaps = np.flatnonzero(np.isnan(totals).any(axis=1))
+    if len(gaps):
+        absent = np.isnan(matrix[gaps])
+        count[gaps] -= np.add.reduceat(absent, starts, axis=1, dtype=np.float64)
+        totals[gaps] = np.add.reduceat(np.where(absent, 0.0, matrix[gaps]), starts, axis=1)
+        low[gaps] = np.minimum.reduceat(np.where(absent, math.inf, matrix[gaps]), starts, axis=1)
+        high[gaps] = np.maximum.reduceat(np.where(absent, -math.inf, matrix[gaps]), starts, axis=1)
+    mean = totals / np.maximum(count, 1)
+    for group, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        matrix[:, start : start + length] -= mean[:, group, None]
+    matrix *= matrix
+    if len(gaps):
+        matrix[gaps] = np.where(absent, 0.0, matrix[gaps])
+    return Figures(count, mean, np.add.reduceat(matrix, starts, axis=1), low, high)
+
+
+@dataclass
+class Counts:
+    """How often each text occurs.
+
+    Beyond ``limit`` distinct texts the rarest are dropped whenever twice as many are held: lossy counting
+    (Manku and Motwani, 2002), which keeps every text that is frequent enough for a vocabulary.
+    """
+
+    limit: int = COUNTED
+    of: dict[str, int] = field(default_factory=dict)
+    pruned: bool = False
+
+    def add(self, texts: dict[str, int]) -> None:
+        for text, count in texts.items():
+            self.of[text] = self.of.get(text, 0) + count
+        while len(self.of) > 2 * self.limit:
+            floor = min(self.of.values())
+            self.of = {text: count for text, count in self.of.items() if count > floor}
+            self.pruned = True
+
+    def ranked(self) -> list[tuple[str, int]]:
+        """Most frequent first, equals by name."""
+        return sorted(self.of.items(), key=lambda item: (-item[1], item[0]))
+
+
+@dataclass
+class CodeCounts:
+    """How often each text of a ``dictionary`` occurs, ``by_code``: int64 ``[groups, texts + 1]``, the last missing."""
+
+    dictionary: pa.Array
+    by_code: np.ndarray
+
+    @classmethod
+    def nothing(cls, dictionary: pa.Array, groups: int) -> CodeCounts:
+        return cls(dictionary, np.zeros((groups, len(dictionary) + 1), np.int64))
+
+    def add(self, texts: pa.DictionaryArray, groups: list[np.ndarray]) -> None:
+        """Count texts of this dictionary; ``groups`` are the rows of each group."""
+        codes = codes_of(texts)
+        for counted, rows in zip(self.by_code, groups, strict=True):
+            counted += np.bincount(codes.take(rows), minlength=len(counted))
+
+    @property
+    def prose(self) -> bool:
+        """Whether the texts are too long for categories."""
+        sizes = pc.fill_null(pc.binary_length(self.dictionary), 0).to_numpy(zero_copy_only=False)
+        sizes = np.minimum(sizes, COUNTED_BYTES)
+        return bool(sizes @ self.by_code[:, :-1].sum(axis=0) > PROSE_BYTES * max(1, self.by_code.sum()))
+
+    def present(self, names: pa.Array) -> list[int]:
+        """For each group, how many values are there, if the texts of the dictionary are to be read as ``names``."""
+        return (self.by_code[:, :-1] @ names.is_valid().to_numpy(zero_copy_only=False)).tolist()
+
+    def named(self, names: pa.Array, group: int) -> dict[str, int]:
+        """How often each of ``names`` occurs in a group."""
+        counted = self.by_code[group, :-1]
+        seen = np.flatnonzero((counted > 0) & names.is_valid().to_numpy(zero_copy_only=False))
+        counts: dict[str, int] = {}
+        for name, count in zip(names.take(pa.array(seen)).to_pylist(), counted[seen].tolist(), strict=True):
+            counts[name] = counts.get(name, 0) + count
+        return counts

@@ -1,0 +1,83 @@
+"""What scoring returns, and its text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slipstream.artifacts.results.scoring import DriftFigures, Publication, ScoredTable, Stability
+from slipstream.report import formatting as fmt
+from slipstream.report.summary import framed, labelled
+
+#: Columns and reasons; the manifest of the table has them all.
+LISTED = 5
+
+
+@dataclass(frozen=True)
+class ScoringSummary:
+    """A scored table that is published."""
+
+    #: Where tables are published, and where this one lies in it.
+    output: str
+    table: str
+    publication: Publication
+    #: False if it was there already.
+    new: bool
+    scored: ScoredTable
+    #: What became of the model if it was to be trained again on drift; "" if it was not.
+    retrained: str = ""
+
+    def __str__(self) -> str:
+        it = self.scored
+        sections = (
+            rows(it),
+            model(it),
+            drift(it.drift),
+            labelled("Retrained", self.retrained) if self.retrained else (),
+            published(self),
+        )
+        return framed(f"scored → {it.target}", sections)
+
+
+def rows(it: ScoredTable) -> Iterator[str]:
+    aside = f"{fmt.count(it.set_aside)} set aside" if it.set_aside else "none set aside"
+    yield from labelled("Data", f"{fmt.rows(it.rows)} read, {fmt.count(it.scored)} scored, {aside}")
+    for reason in it.reasons[:LISTED]:
+        where = f" in column {reason.column!r}" if reason.column else ""
+        words = (
+            f"{fmt.rows(reason.rows)}: {reason.reason}{where} (first in {reason.file}, line {fmt.count(reason.line)})"
+        )
+        yield from labelled("", words)
+
+
+def model(it: ScoredTable) -> Iterator[str]:
+    answers = f"probabilities of {len(it.classes)} classes" if it.classes else "values"
+    yield from labelled("Model", f"version {it.model}, by its {it.by}; {answers}")
+
+
+def drift(figures: DriftFigures) -> Iterator[str]:
+    if figures.unknown:
+        yield from labelled("Drift", f"not known: {figures.unknown}")
+        return
+    known = [each for each in figures.measured if each.index is not None]
+    if not known:
+        yield from labelled("Drift", "not known: too few rows")
+        return
+    if figures.alarms:
+        named = ", ".join(map(in_words, figures.alarms[:LISTED]))
+        more = f" and {len(figures.alarms) - LISTED} more" if len(figures.alarms) > LISTED else ""
+        yield from labelled("Drift", f"found in {named}{more}; the threshold is {figures.threshold:g}")
+        return
+    largest = max(known, key=lambda each: each.index or 0.0)
+    yield from labelled("Drift", f"none found; the largest index is {in_words(largest)} of {figures.threshold:g}")
+
+
+def in_words(each: Stability) -> str:
+    return f"{each.name} {each.index:.3f}"
+
+
+def published(it: ScoringSummary) -> Iterator[str]:
+    """Addresses are never wrapped."""
+    state = "now" if it.new else "before: the same data, model and settings were scored already"
+    yield from labelled("Published", state)
+    yield f"{'Table':<12}{it.table}"

@@ -1,0 +1,52 @@
+"""``slipstream score``: the tables that scoring has published, and a copy of the newest."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from slipstream.artifacts.results.scoring import DriftFigures, ScoredTable
+from slipstream.artifacts.workspaces import put_in_place
+from slipstream.errors import UserError
+from slipstream.score.publish import check_there, fetch, publications, read_scored
+from slipstream.storage import cannot_write
+
+
+@click.command()
+@click.argument("output")
+@click.option("--fetch", "fetched", type=click.Path(path_type=Path), help="A fresh directory for the newest table.")
+def main(output: str, fetched: Path | None) -> None:
+    """List the scored tables in OUTPUT (a directory, or a store's address), the newest last, and check that all its
+    files are there.
+
+    Example: slipstream score s3://scores/churn --fetch scored/
+    """
+    tables = publications(output)
+    if not tables:
+        raise UserError(f"{output}: no scored table was published yet; expected an output that scoring has filled")
+    for number, publication in enumerate(tables, start=1):
+        click.echo(f"{number:>4}  {publication.at}  {described(read_scored(output, publication))}")
+    check_there(output, tables[-1])
+    if fetched:
+        if fetched.exists():
+            raise UserError(f"--fetch: {fetched} is there already; expected a directory that is not")
+        try:
+            fetched.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=fetched.parent, prefix=".fetch-") as scratch:
+                put_in_place(fetch(output, tables[-1], Path(scratch, "table")).directory, fetched)
+        except OSError as error:
+            raise cannot_write(fetched.parent, error) from None
+        click.echo(f"newest: {fetched}")
+
+
+def described(table: ScoredTable) -> str:
+    aside = f", {table.set_aside:,} set aside" if table.set_aside else ""
+    return f"{table.key}  model {table.model}  {table.scored:,} rows{aside}; {in_words(table.drift)}"
+
+
+def in_words(drift: DriftFigures) -> str:
+    if drift.unknown:
+        return "drift not known"
+    return f"drift in {', '.join(each.name for each in drift.alarms)}" if drift.alarms else "no drift"

@@ -1,0 +1,82 @@
+"""Scored rows beside the training rows: counted in the bins of the model's package, and judged.
+
+An alarm needs an index above the threshold, and one that at most 1 % of runs without any drift would show in any of
+their columns: see :mod:`slipstream.comparison.stability`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.artifacts.results.distributions import Bins, Distributions
+from slipstream.artifacts.results.scoring import DriftFigures, Stability
+from slipstream.comparison.bins import count_numbers, count_predictions, count_texts
+from slipstream.comparison.stability import ENOUGH, Drift, drift, found
+from slipstream.score.predict import Predictions
+from slipstream.source.columns import value_types
+
+PREDICTIONS = "predictions"
+#: In counts, the key of a raw column is its name behind this, so that none is taken for the predictions.
+COLUMN = "column "
+NOT_SAID = "the model was exported by a version that did not say how its training rows are distributed"
+
+
+@dataclass
+class Counting:
+    """Counts rows while they are scored: int64 ``[bins]`` by what is counted."""
+
+    distributions: Distributions
+    classes: Sequence[str]
+    missing: Sequence[str]
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def add(self, rows: pa.RecordBatch | None, predicted: Predictions) -> None:
+        for name, bins in self.distributions.columns.items():
+            if rows is not None:
+                self._add(COLUMN + name, self._of_column(bins, rows.column(name)))
+        self._add(PREDICTIONS, count_predictions(self.distributions.predictions, predicted.outputs, self.classes))
+
+    def _add(self, key: str, counts: np.ndarray) -> None:
+        self.counts[key] = counts + self.counts[key] if key in self.counts else counts
+
+    def _of_column(self, bins: Bins, column: pa.Array) -> np.ndarray:
+        if value_types.type_of(column.type) != value_types.TEXT:
+            return count_numbers(bins, value_types.as_numbers(column))
+        coded = value_types.with_dictionary(column)
+        clean = value_types.clean(coded.dictionary.cast(pa.string()), list(self.missing))
+        return count_texts(bins, pa.DictionaryArray.from_arrays(coded.indices, clean))
+
+
+def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], threshold: float) -> DriftFigures:
+    """Whether the rows that were counted are distributed as the training rows."""
+    if distributions is None:
+        return DriftFigures(NOT_SAID, threshold, [])
+    before = {COLUMN + name: bins for name, bins in distributions.columns.items()}
+    before[PREDICTIONS] = distributions.predictions
+    measured = {name: of_counts(bins, counts[name]) for name, bins in before.items() if name in counts}
+    known = {name: each for name, each in measured.items() if each is not None}
+    alarms = found(known, threshold)
+    listed = [
+        Stability(
+            name.removeprefix(COLUMN) if name != PREDICTIONS else PREDICTIONS,
+            each.index if each else None,
+            each.chance if each else None,
+            name in alarms,
+        )
+        for name, each in sorted(
+            measured.items(), key=lambda pair: (pair[0] != PREDICTIONS, -(pair[1].index if pair[1] else 0), pair[0])
+        )
+    ]
+    return DriftFigures("", threshold, listed)
+
+
+def of_counts(bins: Bins, counts: np.ndarray) -> Drift | None:
+    """None with too few rows in either."""
+    before = np.array(bins.counts, float)
+    if min(before.sum(), counts.sum()) < ENOUGH:
+        return None
+    return drift(before, counts.astype(float), bins.ordered)

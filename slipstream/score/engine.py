@@ -1,0 +1,81 @@
+"""Scoring: plan it, score every part in some processes, publish the table once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.artifacts.results.scoring import Publication
+from slipstream.artifacts.workspaces import workspace
+from slipstream.distributed.pool import Workers, workers_for
+from slipstream.score.config import ScoringConfig
+from slipstream.score.model import ServedModel
+from slipstream.score.part import PartJob, ScoredPart, score_part
+from slipstream.score.plan import ScoringPlan, plan_scoring, public_key
+from slipstream.score.publish import publish, published
+from slipstream.source.config import DataConfig
+from slipstream.source.files import unchanged
+from slipstream.storage import Storage, storage_for
+from slipstream.storage.local import LocalStorage
+
+
+@dataclass(frozen=True)
+class ScoredShare:
+    """What became of a share of the portions."""
+
+    parts: list[ScoredPart]
+
+
+def score(
+    registry: str,
+    data: str,
+    output: str,
+    reading: DataConfig,
+    config: ScoringConfig,
+    package: str = "",
+    workers: int | None = None,
+) -> tuple[Publication, bool]:
+    """Score ``data`` with the model in service in ``registry``, or the exported ``package``, and publish the table in
+    ``output``; whether it was not there already. Raises ``UserError``."""
+    plan = plan_scoring(registry, package, data, output, reading, config)
+    there = published(output, plan.key)
+    if there:
+        return there, False
+    parts = score_portions(plan, workers)
+    with fetched(plan) as model:
+        return publish(plan, parts, model)
+
+
+def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[ScoredPart]:
+    """Score the portions of a plan, or of a share of one, and store their parts: in as many processes as they are
+    worth, each with a session of one thread."""
+    if not plan.portions:
+        return []
+    files = [file for portion in plan.portions for file in portion.files]
+    count = workers_for(plan.size, plan.source.config.memory) if workers is None else workers
+    with (
+        unchanged(files),
+        fetched(plan) as model,
+        scratch_of(storage_for(plan.output)) as scratch,
+        closing(Workers(min(count, len(plan.portions)), "slipstream.score.part")) as processes,
+    ):
+        jobs = (PartJob(plan, portion, model.directory, Path(scratch)) for portion in plan.portions)
+        return list(processes.map(score_part, jobs))
+
+
+@contextmanager
+def fetched(plan: ScoringPlan) -> Iterator[ServedModel]:
+    """The model of a plan, verified, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as scratch:
+        yield plan.model.fetch(Path(scratch, "model"), public_key(plan.config))
+
+
+def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
+    """A directory for parts. Beside an output on a disk a later run removes it if this process is killed; for a store
+    it is the system's temporary one."""
+    if isinstance(storage, LocalStorage):
+        return workspace(storage.scratch())
+    return tempfile.TemporaryDirectory(dir=storage.scratch())

@@ -1,0 +1,145 @@
+"""The model that scores: the one in service in a registry, or an exported package; fetched, verified, understood."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slipstream.artifacts.records import from_json
+from slipstream.artifacts.results.distributions import DISTRIBUTIONS, Distributions
+from slipstream.artifacts.results.export import SIGNATURE, DeployedSignature
+from slipstream.errors import UserError
+from slipstream.export.check import BadPackage, check_files, check_signature
+from slipstream.export.package.raw_columns import RawColumns, read_columns
+from slipstream.promote.store import Pointer, Registry, manifest_digest, version_of
+from slipstream.source.columns.transform import Transform
+from slipstream.storage import STORES, download_all
+from slipstream.storage.local import local_path
+
+#: How rows become the model's inputs: the raw model takes them as they are; the package's preparation stands in for
+#: it; or they are images.
+RAW, PREPARED, IMAGES = "raw columns", "prepared columns", "images"
+
+
+@dataclass(frozen=True)
+class ModelAddress:
+    """A certain model: promoted in the ``registry``, or the package at an address, whose manifest has this SHA-256."""
+
+    registry: str
+    package: str
+    promoted: Pointer | None
+    manifest: str
+
+    @property
+    def version(self) -> str:
+        return self.manifest[:16]
+
+    def fetch(self, directory: Path, key: Path | None) -> ServedModel:
+        """A verified copy in the fresh ``directory``, signed by ``key`` if that is given. Raises ``UserError``."""
+        if self.promoted:
+            Registry(self.registry).fetch(self.promoted, directory)
+            where = f"{self.registry}: the promoted model {self.version}"
+        else:
+            copy_package(self.package, directory)
+            where = self.package
+        try:
+            check_files(directory)
+            if key:
+                check_signature(directory, key)
+        except BadPackage as error:
+            raise UserError(f"{where}: {str(error).replace(f'{directory}/', '')}") from None
+        if manifest_digest(directory) != self.manifest:
+            raise UserError(f"{where}: was replaced while rows were scored; start again")
+        return ServedModel(directory)
+
+
+def find_model(registry: str, package: str) -> ModelAddress:
+    """The model in service now. Raises ``UserError`` if there is none, or not one of both is named."""
+    if bool(registry) == bool(package):
+        raise UserError("registry: name a registry, or with --model an exported package; expected one of both")
+    if not registry:
+        with tempfile.TemporaryDirectory() as scratch:
+            copy_package(package, Path(scratch, "model"))
+            version_of(Path(scratch, "model"))
+            return ModelAddress("", package, None, manifest_digest(Path(scratch, "model")))
+    promoted = Registry(registry).promoted()
+    if promoted is None:
+        raise UserError(f"{registry}: no model was promoted yet; expected a registry that train_and_promote has filled")
+    return ModelAddress(registry, "", promoted, promoted.manifest)
+
+
+def copy_package(address: str, directory: Path) -> None:
+    if address.startswith(STORES):
+        download_all(address, directory)
+        return
+    try:
+        shutil.copytree(local_path(address), directory)
+    except OSError as error:
+        raise UserError(f"{address}: no exported model can be read there ({error.strerror or error})") from None
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A verified package in a directory."""
+
+    directory: Path
+
+    @cached_property
+    def signature(self) -> DeployedSignature:
+        path = self.directory / SIGNATURE
+        return from_json(path.read_bytes(), DeployedSignature, path)
+
+    @cached_property
+    def statistics(self) -> dict[str, Any]:
+        path = self.directory / "statistics.json"
+        return json.loads(path.read_bytes()) if path.is_file() else {}
+
+    @cached_property
+    def by(self) -> str:
+        """How rows become its inputs. Raises ``UserError`` if they cannot."""
+        if self.signature.task == "next token":
+            raise UserError("registry: the model predicts tokens; expected one of classes or values, which rows have")
+        if [each.name for each in self.signature.inputs] == ["image"]:
+            return IMAGES
+        columns = read_columns(self.statistics)
+        # The raw model knows a missing text by a mark only.
+        if self.signature.raw and isinstance(columns, RawColumns) and (columns.missing or not columns.categories):
+            return RAW
+        self.transform  # noqa: B018
+        return PREPARED
+
+    @cached_property
+    def transform(self) -> Transform:
+        """The preparation that came with the model. Raises ``UserError`` if it cannot stand in."""
+        try:
+            transform = Transform.from_json(self.statistics)
+        except (KeyError, TypeError):
+            raise self.no_way("its statistics.json describes no table") from None
+        inputs = [(each.name, each.dtype, tuple(each.shape[1:])) for each in self.signature.inputs]
+        made = [(each.name, each.dtype, each.shape) for each in transform.signature.inputs]
+        if inputs != made:
+            raise self.no_way(f"its preparation makes {made}, and it takes {inputs}")
+        return transform
+
+    def no_way(self, why: str) -> UserError:
+        raw = self.signature.no_raw or "an earlier version exported it"
+        return UserError(
+            f"registry: the model {manifest_digest(self.directory)[:16]} has no raw columns ({raw}), and {why}; export "
+            "it again from prepared data of a table"
+        )
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The types of the raw columns that it takes."""
+        return {name: self.transform.types[name] for name in self.transform.columns}
+
+    @cached_property
+    def distributions(self) -> Distributions | None:
+        """How its training rows are distributed; None if the package is from before that was said."""
+        path = self.directory / DISTRIBUTIONS
+        return from_json(path.read_bytes(), Distributions, path) if path.is_file() else None

@@ -1,0 +1,263 @@
+"""One part of a scored table: rows in, a Parquet file out, and every row accounted for.
+
+The bytes depend on the files, the model and the settings only, and on the type of the processor, as networks do: not on
+who writes the part, nor on when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipstream.artifacts.format import FileRecord, hash_file
+from slipstream.score.drift import Counting
+from slipstream.score.file_rows import FileBatch, read_images, read_texts
+from slipstream.score.model import IMAGES, ServedModel
+from slipstream.score.plan import FILE, LABEL, PROBABILITY, ROW, VALUE, VERSION, Portion, ScoringPlan
+from slipstream.score.predict import Predictions, TablePredictor, TensorPredictor, table_predictor
+from slipstream.score.table_rows import KEPT, Batch, Wanted, kept_types, read_table
+from slipstream.source.columns.number_formats import NumberFormat
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import TEXT
+from slipstream.storage import storage_for
+
+#: Rows of a row group, at least, but for the last one of a file.
+GROUP_ROWS = 1 << 16
+COMPRESSION = "zstd"
+NOT_FINITE = "what the model says is not finite"
+NO_ROWS = pa.table({})
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """A portion to be scored by the model in a directory, in ``scratch`` and then to the store."""
+
+    plan: ScoringPlan
+    portion: Portion
+    model: Path
+    scratch: Path
+
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """What became of a portion: its rows, those set aside (their files as they are called in the data), and the file of
+    the others, which is None if there are none. ``counts`` are in the bins of the model's package; ``absent`` are
+    columns of which no row holds anything."""
+
+    number: int
+    rows: int
+    scored: int
+    bad: list[BadRow]
+    name: str = ""
+    file: FileRecord | None = None
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+
+
+@cache
+def opened(directory: Path) -> ServedModel:
+    """For all parts of a process: its sessions stay, too."""
+    return ServedModel(directory)
+
+
+@cache
+def predictor_of(directory: Path) -> TablePredictor:
+    return table_predictor(opened(directory))
+
+
+@cache
+def image_predictor_of(directory: Path) -> TensorPredictor:
+    return TensorPredictor.of(opened(directory))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The rows of a batch that were scored, as they are written, and all of which it is about."""
+
+    table: pa.Table
+    read: int
+    bad: list[BadRow]
+    absent: frozenset[str] | None = None
+
+
+def score_part(job: PartJob) -> ScoredPart:
+    """Score a portion and store its part. Runs in a worker process."""
+    plan, model = job.plan, opened(job.model)
+    counting = counting_of(model)
+    path = job.scratch / f"part-{job.portion.number:06d}.parquet"
+    rows = 0
+    bad: list[BadRow] = []
+    absent: frozenset[str] | None = None
+    with PartFile(path) as part:
+        for batch in scored_batches(job, model, counting):
+            part.add(batch.table)
+            rows += batch.read
+            bad += batch.bad
+            if batch.absent is not None and batch.read:
+                absent = batch.absent if absent is None else absent & batch.absent
+    if rows != part.rows + len(bad):
+        raise RuntimeError(f"part {job.portion.number}: of {rows} rows {part.rows} were scored, {len(bad)} set aside")
+    names = {file.uri: plan.source.listing.relative(file) for file in job.portion.files}
+    result = ScoredPart(
+        job.portion.number,
+        rows,
+        part.rows,
+        [BadRow(names.get(row.file, row.file), row.line, row.column, row.reason, row.raw) for row in bad],
+        counts=counting.counts if counting else {},
+        absent=sorted(absent or ()),
+    )
+    return stored(result, path, plan) if part.rows else result
+
+
+def stored(result: ScoredPart, path: Path, plan: ScoringPlan) -> ScoredPart:
+    """Put the part into the store, under a name that its content gives: whoever else writes it elsewhere, from other
+    processors, writes another file."""
+    record = hash_file(path)
+    name = f"part-{result.number:06d}-{record.sha256[:16]}.parquet"
+    storage_for(plan.output).put(f"{table_prefix(plan.key)}{name}", path)
+    path.unlink(missing_ok=True)
+    return ScoredPart(**{**vars(result), "name": name, "file": record})
+
+
+def table_prefix(key: str) -> str:
+    """Where a table lies in the output."""
+    return f"tables/{key}/"
+
+
+def counting_of(model: ServedModel) -> Counting | None:
+    distributions = model.distributions
+    missing = () if model.by == IMAGES else model.transform.missing
+    return Counting(distributions, model.signature.classes, missing) if distributions else None
+
+
+def scored_batches(job: PartJob, model: ServedModel, counting: Counting | None) -> Iterator[Scored]:
+    source, files = job.plan.source, job.portion.files
+    if model.by == IMAGES:
+        _, *shape = model.signature.inputs[0].shape
+        (name,) = [given.name for given in model.signature.inputs]
+        for pictures in read_images(files, source, (int(shape[0]), int(shape[1]), int(shape[2]))):
+            pixels = pictures.content
+            predicted = image_predictor_of(job.model)({name: np.asarray(pixels)}) if len(pixels) else None
+            yield of_files(pictures, None, predicted, job, counting)
+        return
+    predictor = predictor_of(job.model)
+    if source.kind == "documents":
+        for texts in read_texts(files, source):
+            rows = pa.RecordBatch.from_pydict({TEXT: pa.array(list(texts.content), pa.string())})
+            yield of_files(texts, rows, predictor(rows) if len(rows) else None, job, counting)
+        return
+    wanted = wanted_of(job.plan, model)
+    for file in files:
+        for batch in read_table(file, source, wanted):
+            yield of_table(batch, predictor, wanted, job, counting)
+
+
+def wanted_of(plan: ScoringPlan, model: ServedModel) -> Wanted:
+    transform = model.transform
+    marks = NumberFormat(transform.decimal, transform.thousands, tuple(transform.missing))
+    return Wanted(model.types, kept_types(plan.source, plan.config.keep), marks)
+
+
+def of_table(
+    batch: Batch, predictor: TablePredictor, wanted: Wanted, job: PartJob, counting: Counting | None
+) -> Scored:
+    rows = batch.columns
+    if not rows.num_rows:
+        return Scored(NO_ROWS, batch.read, batch.bad, batch.absent)
+    predicted = predictor(rows)
+    if counting:
+        counting.add(rows, predicted)
+    kept = {name: rows.column(KEPT + name) for name in wanted.keep}
+    table, bad = finite(written(kept, predicted, job), predicted, [batch.file] * rows.num_rows, batch.lines)
+    return Scored(table, batch.read, batch.bad + bad, batch.absent)
+
+
+def of_files(
+    batch: FileBatch,
+    rows: pa.RecordBatch | None,
+    predicted: Predictions | None,
+    job: PartJob,
+    counting: Counting | None,
+) -> Scored:
+    if predicted is None:
+        return Scored(NO_ROWS, batch.read, batch.bad)
+    if counting:
+        counting.add(rows, predicted)
+    names = {file.uri: job.plan.source.listing.relative(file) for file in job.portion.files}
+    own = {
+        FILE: pa.array([names.get(name, name) for name in batch.files], pa.string()),
+        ROW: pa.array(batch.numbers, pa.int64()),
+    }
+    table, bad = finite(written(own, predicted, job), predicted, batch.files, np.array(batch.numbers))
+    return Scored(table, batch.read, batch.bad + bad)
+
+
+def written(kept: dict[str, pa.Array], predicted: Predictions, job: PartJob) -> pa.Table:
+    """The columns of the table."""
+    columns = dict(kept)
+    outputs = predicted.outputs.astype(np.float32, copy=False)
+    if predicted.labels is not None:
+        columns[LABEL] = predicted.labels
+    names = [PROBABILITY + name for name in opened(job.model).signature.classes] or [VALUE]
+    columns |= {name: pa.array(np.ascontiguousarray(outputs[:, index])) for index, name in enumerate(names)}
+    columns[VERSION] = pa.repeat(pa.scalar(job.plan.model.version, pa.string()), len(outputs))
+    return pa.table(columns)
+
+
+def finite(
+    table: pa.Table, predicted: Predictions, files: Sequence[str], lines: np.ndarray
+) -> tuple[pa.Table, list[BadRow]]:
+    """The rows of which the model says something, and the others, to be set aside."""
+    good = np.isfinite(predicted.outputs).all(axis=1)
+    if good.all():
+        return table, []
+    bad = [BadRow(files[row], int(lines[row]), "", NOT_FINITE, "") for row in np.flatnonzero(~good).tolist()]
+    return table.filter(pa.array(good)), bad
+
+
+class PartFile:
+    """A Parquet file that is begun by its first rows, in row groups of :data:`GROUP_ROWS` or some more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        #: Rows that were added.
+        self.rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        if not table.num_rows:
+            return
+        self.rows += table.num_rows
+        self._waiting.append(table)
+        if sum(each.num_rows for each in self._waiting) >= GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        whole = pa.concat_tables(self._waiting)
+        if self._writer is None:
+            texts = [field.name for field in whole.schema if pa.types.is_string(field.type)]
+            self._writer = pq.ParquetWriter(
+                self._path,
+                whole.schema,
+                compression=COMPRESSION,
+                use_dictionary=texts,
+                write_page_checksum=True,
+            )
+        self._writer.write_table(whole, row_group_size=max(whole.num_rows, 1))
+        self._waiting = []
+
+    def __enter__(self) -> PartFile:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._waiting:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()

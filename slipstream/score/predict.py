@@ -1,0 +1,137 @@
+"""Batches of rows through a session of ONNX Runtime with one thread: what the model says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.artifacts.results.export import RawSignature
+from slipstream.export.package.raw_columns import RawColumns, read_columns
+from slipstream.export.session import session_on, session_options
+from slipstream.models.predict import inputs_of
+from slipstream.score.model import RAW, ServedModel
+from slipstream.source.columns import value_types
+from slipstream.source.columns.transform import Transform
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+#: Rows of a call: what they become on the way through the network stays in the processor's cache.
+BATCH_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of some rows: ``labels`` (texts) and ``outputs`` (float32 ``[rows, classes]``, probabilities); of a regression no
+    labels, and the values ``[rows, 1]``."""
+
+    labels: pa.Array | None
+    outputs: np.ndarray
+
+
+#: From the columns of some rows, or their pixels, to predictions.
+TablePredictor = Callable[[pa.RecordBatch], Predictions]
+ImagePredictor = Callable[[np.ndarray], Predictions]
+
+
+def table_predictor(model: ServedModel) -> TablePredictor:
+    if model.by == RAW:
+        columns, raw = read_columns(model.statistics), model.signature.raw
+        assert isinstance(columns, RawColumns) and raw, "a model that takes raw columns says which"
+        return RawPredictor(open_session(model.directory / raw.model), columns, raw)
+    return PreparedPredictor(TensorPredictor.of(model), model.transform)
+
+
+def open_session(path: Path) -> onnxruntime.InferenceSession:
+    return session_on(path, session_options(1), "cpu")
+
+
+@dataclass(frozen=True)
+class RawPredictor:
+    """The model from raw columns."""
+
+    session: onnxruntime.InferenceSession
+    columns: RawColumns
+    signature: RawSignature
+    _texts: dict[str, tuple[pa.Array, np.ndarray]] = field(default_factory=dict)
+
+    def __call__(self, rows: pa.RecordBatch) -> Predictions:
+        feed = {
+            given.name: self.column(rows.column(name), name, kind)[:, None]
+            for given, (name, kind) in zip(self.signature.inputs, self.columns.types.items(), strict=True)
+        }
+        names = [output.name for output in self.signature.outputs]
+        *labels, outputs = in_calls(lambda part: self.session.run(names, part), feed, rows.num_rows)
+        return Predictions(pa.array(labels[0][:, 0], pa.string()) if labels else None, outputs)
+
+    def column(self, values: pa.Array, name: str, kind: str) -> np.ndarray:
+        """float64 ``[rows]``, NaN for missing, or texts."""
+        if kind != value_types.TEXT:
+            return value_types.as_numbers(values)
+        coded = value_types.with_dictionary(values)
+        known, table = self._texts.get(name, (None, None))
+        if table is None or not coded.dictionary.equals(known):
+            table = self.spelled(coded.dictionary)
+            self._texts[name] = (coded.dictionary, table)
+        return table.take(value_types.codes_of(coded))
+
+    def spelled(self, texts: pa.Array) -> np.ndarray:
+        """Each text as the model takes it, and at the end a missing one."""
+        clean = value_types.clean(texts.cast(pa.string()), list(self.columns.missing))
+        return np.array(
+            [*(self.columns.mark if text is None else text for text in clean.to_pylist()), self.columns.mark], object
+        )
+
+
+@dataclass(frozen=True)
+class TensorPredictor:
+    """The model on tensors, whose outputs are logits or values."""
+
+    session: onnxruntime.InferenceSession
+    inputs: list[str]
+    classes: list[str]
+
+    @classmethod
+    def of(cls, model: ServedModel) -> TensorPredictor:
+        signature = model.signature
+        names = [given.name for given in signature.inputs]
+        return cls(open_session(model.directory / signature.model), names, signature.classes)
+
+    def __call__(self, tensors: dict[str, np.ndarray]) -> Predictions:
+        rows = len(next(iter(tensors.values())))
+        (outputs,) = in_calls(lambda part: self.session.run(None, part), tensors, rows)
+        if not self.classes:
+            return Predictions(None, outputs.reshape(rows, 1))
+        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        best = pa.DictionaryArray.from_arrays(outputs.argmax(axis=1), pa.array(self.classes, pa.string()))
+        return Predictions(best.cast(pa.string()), powers / powers.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class PreparedPredictor:
+    """The model on tensors behind the preparation of its package."""
+
+    tensors: TensorPredictor
+    transform: Transform
+
+    def __call__(self, rows: pa.RecordBatch) -> Predictions:
+        signature = self.transform.signature
+        records = np.zeros(rows.num_rows, signature.record)
+        self.transform.encode(rows, records)
+        return self.tensors(dict(zip(self.tensors.inputs, inputs_of(signature, records), strict=True)))
+
+
+def in_calls(
+    run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], feed: dict[str, np.ndarray], rows: int
+) -> list[np.ndarray]:
+    """What ``run`` makes of all rows, a batch at a time."""
+    parts = [
+        run({name: values[start : start + BATCH_ROWS] for name, values in feed.items()})
+        for start in range(0, max(rows, 1), BATCH_ROWS)
+    ]
+    return [np.concatenate(each) for each in zip(*parts, strict=True)]

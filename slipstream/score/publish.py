@@ -1,0 +1,197 @@
+"""Scored tables in a store: parts first, then the manifest, then a pointer that is put if it is absent.
+
+``tables/<key>/`` holds the parts and the manifest, each named by its content; ``published/<key>.json`` is the pointer
+to the manifest, and what makes the table be there: before, nothing is, and afterwards nothing of it is written again. A
+run that is killed leaves files to which no pointer leads; the next of the same key removes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, Manifest
+from slipstream.artifacts.records import from_json, from_tree, to_json, to_tree
+from slipstream.artifacts.results.scoring import KIND, AsideReason, Publication, ScoredTable
+from slipstream.errors import UserError
+from slipstream.score.drift import judge
+from slipstream.score.model import ServedModel
+from slipstream.score.part import ScoredPart, table_prefix
+from slipstream.score.plan import ScoringPlan, settings_of
+from slipstream.source import quarantine
+from slipstream.source.quarantine import BadRow
+from slipstream.storage import AlreadyThere, MissingObject, list_names, storage_for
+
+PUBLISHED = "published/"
+POINTER = re.compile(rf"{PUBLISHED}([0-9a-f]{{16}})\.json")
+SET_ASIDE = "set-aside-"
+#: Reasons that the manifest tells; the rows that were set aside have them all.
+REASONS = 8
+
+
+def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> tuple[Publication, bool]:
+    """Publish the table of all ``parts`` of the plan; False if another run has done so meanwhile. Raises ``UserError``
+    if too many rows were set aside, or there are none: then nothing is published."""
+    parts = sorted(parts, key=lambda part: part.number)
+    if [part.number for part in parts] != [portion.number for portion in plan.portions]:
+        raise RuntimeError(f"{len(parts)} of {len(plan.portions)} parts were scored")
+    table, bad = table_of(plan, parts, model), [row for part in parts for row in part.bad]
+    storage = storage_for(plan.output)
+    with tempfile.TemporaryDirectory() as scratch:
+        writer = ArtifactWriter(Path(scratch, "table"))
+        for part in parts:
+            if part.file:
+                writer.note(part.name, part.file)
+        content = quarantine.to_parquet(bad)
+        aside = f"{SET_ASIDE}{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+        writer.write_bytes(aside, content)
+        writer.write_manifest(KIND, to_tree(table))
+        manifest = (writer.directory / MANIFEST).read_bytes()
+    digest = hashlib.sha256(manifest).hexdigest()
+    storage.put(f"{table_prefix(plan.key)}{aside}", content)
+    storage.put(f"{table_prefix(plan.key)}{manifest_name(digest)}", manifest)
+    number = 1 + max((each.number for each in publications(plan.output)), default=0)
+    at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    publication = Publication(number, plan.key, digest, plan.model.version, at, uuid.uuid4().hex)
+    new = True
+    try:
+        storage.create(pointer_key(plan.key), to_json(publication))
+    except AlreadyThere:
+        publication, new = read_pointer(plan.output, plan.key), False
+    tidy(plan.output, publication)
+    return publication, new
+
+
+def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> ScoredTable:
+    """What the manifest says. Raises ``UserError``."""
+    rows, bad = sum(part.rows for part in parts), [row for part in parts for row in part.bad]
+    address = plan.source.address
+    if not rows:
+        raise UserError(f"data: {address!r} has no rows; expected at least one row to score")
+    if absent := set.intersection(*(set(part.absent) for part in parts if part.rows)):
+        raise UserError(f"data: no row of {address!r} has a value of {min(absent)!r}, which is asked for")
+    quarantine.check_limit(bad, rows, plan.source.config.quarantine_limit)
+    counts: dict[str, np.ndarray] = {}
+    for part in parts:
+        for name, counted in part.counts.items():
+            counts[name] = counts[name] + counted if name in counts else counted
+    return ScoredTable(
+        key=plan.key,
+        data=plan.fingerprint,
+        model=plan.model.version,
+        model_manifest=plan.model.manifest,
+        by=plan.by,
+        target=model.signature.target,
+        classes=list(model.signature.classes),
+        settings=settings_of(plan.source.config, plan.config),
+        rows=rows,
+        scored=sum(part.scored for part in parts),
+        set_aside=len(bad),
+        reasons=reasons_of(bad),
+        drift=judge(model.distributions, counts, plan.config.drift),
+    )
+
+
+def reasons_of(bad: Sequence[BadRow]) -> list[AsideReason]:
+    first: dict[tuple[str, str], BadRow] = {}
+    for row in bad:
+        first.setdefault((row.reason, row.column), row)
+    frequent = Counter((row.reason, row.column) for row in bad).most_common(REASONS)
+    return [
+        AsideReason(n, reason, column, first[reason, column].file, first[reason, column].line)
+        for (reason, column), n in frequent
+    ]
+
+
+def tidy(output: str, publication: Publication) -> None:
+    """Remove what runs that were killed, or came second, left of a table that is published."""
+    storage, prefix = storage_for(output), table_prefix(publication.key)
+    manifest = read_manifest(output, publication)
+    known = {*manifest.files, manifest_name(publication.manifest)}
+    storage.delete(key for key in storage.list(prefix) if key.removeprefix(prefix) not in known)
+
+
+# What is published
+
+
+def pointer_key(key: str) -> str:
+    return f"{PUBLISHED}{key}.json"
+
+
+def manifest_name(digest: str) -> str:
+    return f"manifest-{digest[:16]}.json"
+
+
+def publications(output: str) -> list[Publication]:
+    """All tables, the newest last. Whatever else lies there is not ours."""
+    matches = [match[1] for match in map(POINTER.fullmatch, storage_for(output).list(PUBLISHED)) if match]
+    return sorted((read_pointer(output, key) for key in matches), key=lambda each: (each.number, each.at, each.key))
+
+
+def published(output: str, key: str) -> Publication | None:
+    """The table of this key, if it is there."""
+    try:
+        return read_pointer(output, key)
+    except MissingObject:
+        return None
+
+
+def read_pointer(output: str, key: str) -> Publication:
+    where = pointer_key(key)
+    with tempfile.TemporaryDirectory() as scratch:
+        text = storage_for(output).get(where, Path(scratch)).read_bytes()
+    with suppress(DamagedArtifact):
+        publication = from_json(text, Publication, where)
+        if publication.key == key:
+            return publication
+    raise UserError(f"{output}/{where}: no publication; expected what scoring writes, so delete it")
+
+
+def read_manifest(output: str, publication: Publication) -> Manifest:
+    """Raises ``UserError`` if it is not the one that was published."""
+    name = f"{table_prefix(publication.key)}{manifest_name(publication.manifest)}"
+    with tempfile.TemporaryDirectory() as scratch:
+        raw = storage_for(output).get(name, Path(scratch)).read_bytes()
+    if hashlib.sha256(raw).hexdigest() != publication.manifest:
+        raise UserError(f"{output}/{name}: its SHA-256 is not the published one: it was changed; restore it")
+    return Manifest.parse(raw, f"{output}/{name}")
+
+
+def read_scored(output: str, publication: Publication) -> ScoredTable:
+    """What the manifest of a table says. Raises ``UserError``."""
+    return from_tree(
+        read_manifest(output, publication).made_by, ScoredTable, f"{output}: the manifest of {publication.key}"
+    )
+
+
+def check_there(output: str, publication: Publication) -> None:
+    """Raise ``UserError`` unless all files of a table are there, with their sizes."""
+    where = f"{output.rstrip('/')}/{table_prefix(publication.key)}".rstrip("/")
+    there = list_names(where)
+    for name, record in read_manifest(output, publication).files.items():
+        if name not in there:
+            raise UserError(f"{where}/{name}: missing, though the manifest lists it; restore it")
+        if there[name].size != record.size:
+            raise UserError(f"{where}/{name}: {there[name].size} bytes, the manifest says {record.size}; restore it")
+
+
+def fetch(output: str, publication: Publication, directory: Path) -> Artifact:
+    """A copy of a table in the fresh ``directory``, every byte verified. Raises ``UserError``."""
+    storage, prefix = storage_for(output), table_prefix(publication.key)
+    manifest = read_manifest(output, publication)
+    directory.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".fetch-") as scratch:
+        for name in [*manifest.files, manifest_name(publication.manifest)]:
+            stored = storage.get(f"{prefix}{name}", Path(scratch))
+            target = directory / (name if name in manifest.files else MANIFEST)
+            target.write_bytes(stored.read_bytes())
+    return Artifact.open(directory, KIND).check_sha256()

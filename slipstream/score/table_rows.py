@@ -1,0 +1,234 @@
+"""Rows of tables, as the model takes them: typed columns in batches, file by file, and what has to be set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.errors import UserError
+from slipstream.source.columnar import Unit, read, units_of
+from slipstream.source.columns import value_types
+from slipstream.source.columns.number_formats import NumberFormat, cannot_become, marks_of, retype
+from slipstream.source.files import SourceFile
+from slipstream.source.memory import Budget
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import ResolvedSource
+from slipstream.source.tables import check_names, keys_in
+from slipstream.source.text import csv_blocks, json_lines
+from slipstream.source.text.csv_blocks import Parsed, read_blocks
+from slipstream.source.text.text_tables import detect_delimiter, in_one, text_names
+
+#: GiB from which follows how many rows are read at once: fewer than when data is prepared, as more gain nothing.
+READ_GIB = 0.25
+#: As when data is prepared: larger numbers, infinity among them, are no float32.
+LARGEST = 1e38
+#: In a batch, the columns that are kept as they are stored.
+KEPT = "\0kept "
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is read of a table: ``types`` by the names of the columns that the model takes, the columns to ``keep`` with
+    the types in which they are written, and how values are written."""
+
+    types: dict[str, str]
+    keep: dict[str, pa.DataType]
+    number_format: NumberFormat
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self.types, *self.keep]))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some ``read`` rows of a ``file``: ``columns`` of those that can be scored (the model's by name, those to keep
+    behind ``KEPT``) with their ``lines`` (int64 ``[rows]``), the others as ``bad``. ``absent`` are columns of which
+    these rows hold nothing at all."""
+
+    file: str
+    read: int
+    columns: pa.RecordBatch
+    lines: np.ndarray
+    bad: list[BadRow]
+    absent: frozenset[str] = frozenset()
+
+
+def read_table(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
+    """All rows of one file. Raises ``UserError`` for a column that is missing or of another type."""
+    if source.kind == "columnar":
+        return columnar_rows(file, source, wanted)
+    return text_rows(file, source, wanted)
+
+
+def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType]:
+    """The types in which columns to keep are written: those of the first file, or text where they are written as text.
+    Raises ``UserError`` for nested values."""
+    if source.kind != "columnar":
+        return dict.fromkeys(keep, pa.string())
+    schema, _ = units_of(source.files[0], source.format)
+    kinds = {}
+    for name in keep:
+        kind = schema.field(name).type if name in schema.names else pa.string()
+        if not value_types.has_values(kind):
+            raise UserError(f"scoring.keep: {source.files[0].uri} holds nested values in {name!r}; leave it out")
+        kinds[name] = value_types.simplified(pa.array([], kind)).type
+        if value_types.type_of(kind) == value_types.TEXT:
+            kinds[name] = pa.string()
+    return kinds
+
+
+def missing_column(file: SourceFile, name: str, names: list[str], wanted: Wanted) -> UserError:
+    asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
+    listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
+    return UserError(f"{file.uri}: has no column {name!r}, and {asked}; the columns are {listed}")
+
+
+# Columnar files
+
+
+def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
+    schema, units = units_of(file, source.format)
+    check_names(schema.names, file)
+    partition = keys_in(source.listing.relative(file))
+    there = {**dict.fromkeys(partition, value_types.TEXT), **stored_types(schema)}
+    for name in wanted.names:
+        if name not in there:
+            raise missing_column(file, name, list(there), wanted)
+    for name, kind in wanted.types.items():
+        if cannot_become(there[name], kind):
+            raise UserError(
+                f"{file.uri}: column {name!r} holds {there[name]} values, and the model takes it as {kind}; expected "
+                "the type that it was trained with"
+            )
+    for unit in units:
+        if unit.rows:
+            yield from unit_rows(replace(unit, partition=partition), wanted)
+
+
+def stored_types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: value_types.type_of(field.type) for field in schema}
+
+
+def unit_rows(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
+    for stored, lines in read(unit, wanted.names, Budget(READ_GIB)):
+        columns, unreadable = {}, dict[str, np.ndarray]()
+        for name, kind in wanted.types.items():
+            column = stored.column(name)
+            if value_types.type_of(column.type) != kind or marks_of(wanted.number_format, kind):
+                column, failed = retype(column, kind, wanted.number_format)
+                unreadable[name] = failed
+            columns[name] = column
+        kept = {name: as_kept(stored.column(name), name, kind, unit.file) for name, kind in wanted.keep.items()}
+        yield judged(columns, kept, unreadable, Origin(unit.file, lines, stored), wanted)
+
+
+def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Array:
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except pa.ArrowException:
+        raise UserError(
+            f"{file}: column {name!r} is {column.type}, and {kind} in the first file; expected one type, or "
+            "scoring.keep without it"
+        ) from None
+
+
+# Text
+
+
+def text_rows(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
+    partition = {name: text for name, text in keys_in(source.listing.relative(file)).items() if name in wanted.names}
+    if source.format == "json":
+        # Quotes span no lines; what is declared is read whatever it holds.
+        config = replace(source.config, quote="", escape="")
+        names = [name for name in wanted.names if name not in partition]
+    else:
+        delimiter, _ = detect_delimiter([file], source.config)
+        config = replace(source.config, delimiter=delimiter)
+        names = text_names(file, config)
+        check_names(names, file)
+        for name in wanted.names:
+            if name not in names and name not in partition:
+                raise missing_column(file, name, names, wanted)
+    for index, block in enumerate(read_blocks(file, config)):
+        if source.format == "json":
+            parsed = json_lines.parse(block, names, config)
+        else:
+            parsed = csv_blocks.parse(block, names, config, config.header and index == 0)
+        yield parsed_rows(parsed, partition, wanted)
+
+
+def parsed_rows(parsed: Parsed, partition: Mapping[str, str | None], wanted: Wanted) -> Batch:
+    for name in wanted.names:
+        if name in parsed.nested:
+            raise UserError(
+                f"{parsed.file}: column {name!r} holds lists or objects, and the model takes it as "
+                f"{wanted.types.get(name, 'text')}; expected values"
+            )
+    rows = parsed.table.num_rows
+    texts = {
+        name: pa.repeat(pa.scalar(partition[name], pa.string()), rows)
+        if name in partition
+        else in_one(parsed.table[name])
+        for name in wanted.names
+    }
+    columns, unreadable = {}, dict[str, np.ndarray]()
+    for name, kind in wanted.types.items():
+        columns[name], unreadable[name] = wanted.number_format.convert(texts[name], kind)
+    kept = {name: texts[name] for name in wanted.keep}
+    origin = Origin(parsed.file, parsed.lines, pa.RecordBatch.from_pydict(texts))
+    batch = judged(columns, kept, unreadable, origin, wanted)
+    absent = frozenset(name for name in wanted.names if rows and texts[name].null_count == rows)
+    return replace(batch, read=parsed.read, bad=sorted(parsed.bad + batch.bad, key=line_of), absent=absent)
+
+
+def line_of(row: BadRow) -> int:
+    return row.line
+
+
+# Which rows can be scored
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where rows come from: their file, the line of each (int64 ``[rows]``), and what is stored."""
+
+    file: str
+    lines: np.ndarray
+    stored: pa.RecordBatch
+
+
+def judged(
+    columns: dict[str, pa.Array],
+    kept: dict[str, pa.Array],
+    unreadable: Mapping[str, np.ndarray],
+    origin: Origin,
+    wanted: Wanted,
+) -> Batch:
+    """The rows of typed ``columns`` but those with a value that is ``unreadable`` (bool ``[rows]``), infinite or too
+    large."""
+    rows = len(origin.lines)
+    reasons: dict[int, tuple[str, str]] = {}
+    for name in sorted(unreadable):
+        for row in np.flatnonzero(unreadable[name]).tolist():
+            reasons.setdefault(row, (name, f"not {wanted.types[name]}"))
+    for name, kind in wanted.types.items():
+        if kind in value_types.NUMBERS:
+            numbers = value_types.as_numbers(columns[name])
+            for row in np.flatnonzero(np.abs(numbers) > LARGEST).tolist():
+                reasons.setdefault(row, (name, "infinite" if np.isinf(numbers[row]) else "too large for float32"))
+    batch = pa.RecordBatch.from_pydict({**columns, **{KEPT + name: column for name, column in kept.items()}})
+    if not reasons:
+        return Batch(origin.file, rows, batch, origin.lines, [])
+    good = np.ones(rows, bool)
+    good[list(reasons)] = False
+    bad = [bad_row(origin, row, *reasons[row]) for row in sorted(reasons)]
+    return Batch(origin.file, rows, batch.filter(pa.array(good)), origin.lines[good], bad)
+
+
+def bad_row(origin: Origin, row: int, column: str, reason: str) -> BadRow:
+    raw = value_types.as_python(origin.stored.column(column).slice(row, 1))[0]
+    return BadRow(origin.file, int(origin.lines[row]), column, reason, "" if raw is None else str(raw))

@@ -1,0 +1,271 @@
+"""What rows are told apart by: a 64-bit hash of each value, the same however the value is stored or spelled.
+
+Rows that hash alike share a split, so two forms of one value must never differ, while two values may well coincide:
+
+* A number goes by its value, be it an integer, a float, a decimal, a boolean or text that spells one. In ids and groups
+  whole numbers of any size are exact; all other numbers, and all in a row's content, go by single precision, which is
+  what a model gets to see.
+* A date or time goes by its microsecond (UTC), in whatever unit and zone, or as ISO 8601 text.
+* Any other text goes by its UTF-8 bytes (XXH3-64) in the normal form NFKC without surrounding spaces.
+* What is missing, NaN and the marks of ``data.missing`` among it, is all the same.
+
+``ROW_HASH`` is the version of these rules. Prepared data and exported models name it: hashes of another are not
+comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from slipstream.errors import UserError
+from slipstream.source.columns import value_types
+from slipstream.source.columns.hashing import splitmix64
+from slipstream.source.columns.number_formats import FALSE, TRUE, NumberFormat
+
+ROW_HASH = 2
+MISSING = np.uint64(0x9E3779B97F4A7C15)
+#: From here on floats share their nearest whole number.
+INEXACT = {pa.float32().id: 2.0**24, pa.float64().id: 2.0**53}
+NOT_A_NUMBER = r"(?i)^[+-]?nan$"
+#: As :data:`.value_types.TIMELIKE`, without words such as now, which are another time in each run.
+TIME = r"^(\+?\d{4}|-\d)"
+PLAIN = NumberFormat()
+
+
+def hash_rows(columns: Iterable[tuple[str, pa.Array]], rows: int, number_format: NumberFormat = PLAIN) -> np.ndarray:
+    """uint64 ``[rows]`` of the content of named columns, in whatever order."""
+    return combined(((name, hash_values(column, number_format)) for name, column in columns), rows)
+
+
+def combined(hashes: Iterable[tuple[str, np.ndarray]], rows: int) -> np.ndarray:
+    """uint64 ``[rows]`` from the hashes of named columns: the sum of each mixed with its name."""
+    total = np.zeros(rows, np.uint64)
+    for name, column in hashes:
+        salt = np.uint64(xxhash.xxh3_64_intdigest(name.encode()))
+        total += splitmix64(np.bitwise_xor(column, salt))
+    return splitmix64(total)
+
+
+def hash_values(column: pa.Array, number_format: NumberFormat = PLAIN, exact: bool = False) -> np.ndarray:
+    """uint64 of each value of a column; ``exact`` tells all whole numbers apart, as ids and groups need it."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if len(column.dictionary) > len(column):
+            return hash_values(column.cast(kind.value_type), number_format, exact)
+        distinct = hash_values(column.dictionary, number_format, exact)
+        return np.append(distinct, MISSING)[value_types.codes_of(column)]
+    if value_types.type_of(kind) == value_types.TEXT or is_binary(kind):
+        return hash_distinct(column, number_format, exact)
+    hashes = hash_typed(column, exact)
+    marks = readable_marks(number_format, exact)
+    if len(marks):
+        hashes = np.where(np.isin(hashes, marks), MISSING, hashes)
+    if column.null_count:
+        hashes = np.where(column.is_valid().to_numpy(zero_copy_only=False), hashes, MISSING)
+    return hashes
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+
+
+@cache
+def readable_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
+    """The hashes of those marks for "missing" that may stand in a column of numbers, booleans or times."""
+    marks = pa.array(number_format.missing, pa.string())
+    hashes = hash_texts(marks.filter(pa.array(value_types.may_be_read(marks))), number_format, exact)
+    return hashes[hashes != MISSING]
+
+
+@cache
+def all_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
+    return hash_texts(pa.array(number_format.missing, pa.string()), number_format, exact)
+
+
+# Columns with a type
+
+
+def hash_typed(column: pa.Array, exact: bool) -> np.ndarray:
+    """Of numbers, booleans and times; what is null has some hash."""
+    kind = column.type
+    if pa.types.is_decimal(kind) and exact:
+        coded = column.dictionary_encode()
+        distinct = coded.dictionary.to_pylist()
+        return np.append(np.array(list(map(hash_decimal, distinct)), np.uint64), MISSING)[value_types.codes_of(coded)]
+    if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        column = column.cast(pa.float64(), safe=False)
+    elif pa.types.is_temporal(kind):
+        column, exact = in_microseconds(column), True
+    values = (column if column.null_count == 0 else pc.fill_null(column, 0)).to_numpy(zero_copy_only=False)
+    return hash_integers(values) if exact and values.dtype.kind in "iu" else hash_floats(values, exact)
+
+
+def in_microseconds(column: pa.Array) -> pa.Array:
+    """Dates, times and durations as whole numbers (int64)."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        unit = pa.timestamp("us", tz=getattr(kind, "tz", None))
+    else:
+        unit = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+    return column.cast(unit, safe=False).view(pa.int64())
+
+
+def hash_integers(values: np.ndarray) -> np.ndarray:
+    """Of whole numbers, exactly; those that a float holds hash as the float does."""
+    numbers = values.astype(np.float64)
+    held = np.abs(numbers) < INEXACT[pa.float64().id]
+    bits = numbers.view(np.uint64)
+    return bits if held.all() else np.where(held, bits, splitmix64(values.astype(np.uint64)))
+
+
+def hash_floats(values: np.ndarray, exact: bool) -> np.ndarray:
+    """Of numbers in single precision; whole ones as they are, if ``exact``."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        double = values.astype(np.float64, copy=False)
+        single = double.astype(np.float32).astype(np.float64)
+        numbers = np.where(double == np.floor(double), double, single) if exact else single
+    bits = (numbers + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+    gaps = np.isnan(numbers)
+    return np.where(gaps, MISSING, bits) if gaps.any() else bits
+
+
+def hash_decimal(value: Decimal) -> int:
+    if value != value.to_integral_value():
+        return int(hash_floats(np.array([float(value)]), exact=False)[0])
+    return hash_whole(int(value))
+
+
+def hash_whole(value: int) -> int:
+    if abs(value) < INEXACT[pa.float64().id]:
+        return int(hash_integers(np.array([value]))[0])
+    return int(splitmix64(np.array([value % 2**64], np.uint64))[0])
+
+
+# Texts
+
+
+def hash_distinct(column: pa.Array, number_format: NumberFormat, exact: bool) -> np.ndarray:
+    """Of texts and bytes, each read once; bytes hash as the text that they are, if they are one."""
+    coded = column.dictionary_encode()
+    distinct, bits = coded.dictionary, None
+    if is_binary(column.type):
+        bits = np.array([xxhash.xxh3_64_intdigest(value) for value in distinct.to_pylist()], np.uint64)
+        distinct = pa.array(map(decoded, distinct.to_pylist()), pa.string(), size=len(distinct))
+    hashes = hash_texts(distinct.cast(pa.string()), number_format, exact)
+    hashes[np.isin(hashes, all_marks(number_format, exact))] = MISSING
+    if bits is not None:
+        hashes = np.where(distinct.is_valid(), hashes, bits)
+    return np.append(hashes, MISSING)[value_types.codes_of(coded)]
+
+
+def decoded(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def hash_texts(texts: pa.Array, number_format: NumberFormat, exact: bool) -> np.ndarray:
+    """Of each text what it spells: a number, yes or no, a time, or itself."""
+    texts = normal_form(texts)
+    hashes = np.full(len(texts), MISSING, np.uint64)
+    left = np.ones(len(texts), bool)
+
+    def take(chosen: pa.Array) -> np.ndarray:
+        """The places of those texts, of the ones that are left, which are no longer left."""
+        places = np.flatnonzero(left & pc.fill_null(chosen, False).to_numpy(zero_copy_only=False))
+        left[places] = False
+        return places
+
+    take(pc.match_substring_regex(texts, NOT_A_NUMBER))
+    places = take(pc.match_substring_regex(texts, number_format.pattern))
+    if len(places):
+        numbers = number_format.normalise(texts.take(pa.array(places)), value_types.NUMBER)
+        hashes[places] = hash_spelled(numbers, exact)
+    lower = pc.utf8_lower(texts)
+    for word, number in (((*TRUE, "true"), 1.0), ((*FALSE, "false"), 0.0)):
+        hashes[take(pc.is_in(lower, pa.array(word)))] = hash_floats(np.array([number]), exact=True)[0]
+    places = take(pc.match_substring_regex(texts, TIME))
+    if len(places):
+        times, _ = value_types.convert(texts.take(pa.array(places)), value_types.TIME, [])
+        read = times.is_valid().to_numpy(zero_copy_only=False)
+        hashes[places[read]] = hash_integers(in_microseconds(times.drop_null()).to_numpy())
+        left[places[~read]] = True
+    places = np.flatnonzero(left)
+    others = texts.take(pa.array(places)).to_pylist()
+    hashes[places] = [MISSING if text is None else xxhash.xxh3_64_intdigest(text.encode()) for text in others]
+    return hashes
+
+
+def normal_form(texts: pa.Array) -> pa.Array:
+    plain = pc.string_is_ascii(texts)
+    if pc.all(plain).as_py() is False:
+        texts = pc.if_else(plain, texts, pc.utf8_normalize(texts, form="NFKC"))
+    return pc.utf8_trim_whitespace(texts)
+
+
+def hash_spelled(texts: pa.Array, exact: bool) -> np.ndarray:
+    """Of texts that are numbers."""
+    whole = value_types.cast(texts, value_types.INTEGER)
+    if whole is not None and pa.types.is_integer(whole.type):
+        return hash_values(whole, PLAIN, exact)
+    numbers = value_types.as_far_as_read(texts).to_numpy(zero_copy_only=False)
+    hashes = hash_floats(numbers, exact)
+    if exact:
+        # Beyond what a float holds the digits decide; infinite is what nobody has as an id.
+        for place in np.flatnonzero((np.abs(numbers) >= INEXACT[pa.float64().id]) & np.isfinite(numbers)).tolist():
+            hashes[place] = hash_decimal(Decimal(texts[place].as_py()))
+    return hashes
+
+
+# Ids and groups
+
+
+def hash_identities(
+    column: pa.Array, number_format: NumberFormat, name: str, file: str, lines: np.ndarray
+) -> np.ndarray:
+    """uint64 of each value of a column that alone decides the split of a row.
+
+    ``lines`` are where in ``file`` the rows lie. Raises ``UserError`` for a number that was rounded on its way.
+    """
+    if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
+        column = column.cast(column.type.value_type)
+    inexact = np.flatnonzero(inexact_values(column, number_format))
+    if len(inexact):
+        row = int(inexact[0])
+        raise UserError(
+            f"{file}, line {int(lines[row])}: the column {name!r} decides splits, but holds "
+            f"{value_types.as_python(column.slice(row, 1))[0]!r} as a float, which cannot be told from other ids of "
+            "that size; expected whole numbers, or texts of all their digits"
+        )
+    return hash_values(column, number_format, exact=True)
+
+
+def inexact_values(column: pa.Array, number_format: NumberFormat) -> np.ndarray:
+    """Which values (bool ``[rows]``) are numbers so large that, as floats, they may be those of their neighbours; in
+    text these are the ones with an exponent or a fraction."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        flawed = np.append(inexact_values(column.dictionary, number_format), False)
+        return flawed[value_types.codes_of(column)]
+    if kind.id in INEXACT:
+        return np.abs(value_types.as_numbers(column)) >= INEXACT[kind.id]
+    if value_types.type_of(kind) != value_types.TEXT:
+        return np.zeros(len(column), bool)
+    texts = normal_form(column.cast(pa.string()))
+    as_float = pc.match_substring_regex(texts, f"[{number_format.decimal}eE]")
+    chosen = pc.and_(pc.match_substring_regex(texts, number_format.pattern), as_float)
+    places = np.flatnonzero(pc.fill_null(chosen, False).to_numpy(zero_copy_only=False))
+    flawed = np.zeros(len(column), bool)
+    if len(places):
+        numbers = number_format.normalise(texts.take(pa.array(places)), value_types.NUMBER)
+        large = np.abs(value_types.as_far_as_read(numbers).to_numpy(zero_copy_only=False)) >= INEXACT[pa.float64().id]
+        flawed[places] = large
+    return flawed

@@ -1,0 +1,84 @@
+"""What raw data is: decided once, before it is read, and handed down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from slipstream.errors import UserError
+from slipstream.source.config import DataConfig, Format
+from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of
+
+#: How data is read: images in one pass; tables of columnar files, which are read where they lie, of text, which is
+#: first made columnar, or of documents; or not at all, if a base set has seen all files.
+Kind = Literal["images", "columnar", "text", "documents", "nothing new"]
+KINDS: dict[str, Kind] = {
+    "digits": "images",
+    "images": "images",
+    "arrays": "images",
+    "parquet": "columnar",
+    "arrow": "columnar",
+    "csv": "text",
+    "json": "text",
+    "text": "documents",
+}
+#: The columns of texts in class folders.
+TEXT, CLASS = "text", "class"
+
+
+@dataclass(frozen=True)
+class ResolvedSource:
+    """Raw data, of which all is known but what is in the files.
+
+    ``format`` is a value of data.format, or "digits". ``files`` are those to read. ``target`` and ``config`` are those
+    that count: the target of texts in class folders is their class.
+    """
+
+    listing: Listing
+    format: str
+    files: tuple[SourceFile, ...]
+    target: str
+    config: DataConfig
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.format]
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def address(self) -> str:
+        return self.listing.address
+
+    @property
+    def name(self) -> str:
+        """What the data card calls it."""
+        return Path(self.address).name
+
+
+def format_of_all(listing: Listing, target: str) -> Format:
+    """What extensions say of data as a whole: "images" if there are any, "text" if no target is named and every file is
+    a ``.txt`` in a folder; else "auto"."""
+    if any(file.known_format in IMAGE_FORMATS for file in listing.files):
+        return "images"
+    in_folders = all("/" in listing.relative(file) and file.name.lower().endswith(".txt") for file in listing.files)
+    return "text" if in_folders and not target else "auto"
+
+
+def texts_by_class(target: str, config: DataConfig) -> tuple[str, DataConfig]:
+    """The target and the settings with which texts in class folders are a table. Raises ``UserError`` for a target."""
+    if target:
+        raise UserError(f"target: {target!r} is not needed, as texts are labelled by their folders; leave it out")
+    return CLASS, replace(config, format="text", types={**config.types, TEXT: "document"})
+
+
+def one_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig) -> Format:
+    formats = {format_of(file, config.format) for file in files}
+    if len(formats) > 1:
+        raise UserError(f"data: {listing.address!r} mixes {' and '.join(sorted(formats))} files; expected one format")
+    return formats.pop()

@@ -1,0 +1,239 @@
+"""Tables of columnar files: one schema of all files and their directories, and columns of text typed as in CSV."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.artifacts.resume import ResumableScratch
+from slipstream.errors import UserError
+from slipstream.source.columnar import TableInput, Unit, head, read, units_of
+from slipstream.source.columns import value_types
+from slipstream.source.columns.number_formats import (
+    DECLARED,
+    NumberFormat,
+    cannot_become,
+    guess_types,
+    taken_as_text,
+    tolerance,
+)
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.memory import Budget
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import ResolvedSource
+
+#: What Hive calls the directory of the rows in which the key is missing.
+MISSING = "__HIVE_DEFAULT_PARTITION__"
+#: The types of columns of text are guessed from at most as many rows and bytes.
+SAMPLE_ROWS = 1 << 11
+SAMPLE_BYTES = 1 << 20
+
+
+def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
+    """Check and open Parquet and Arrow files. Raises ``UserError`` for what is wrong."""
+    config, first = source.config, source.files[0]
+    partitions = find_partitions(source)
+    units: list[Unit] = []
+    types: dict[str, str] = {}
+    # A dictionary says that its texts are categories; what is declared or dropped is not guessed.
+    settled = {*config.types, *config.drop}
+    first_row = 0
+    for file in source.files:
+        schema, pieces = units_of(file, source.format, first_row)
+        check_names(schema.names, file)
+        of_file = {field.name: declared_type(field, file, config) for field in schema}
+        types = of_file if not types else merge_types(types, of_file, file, first)
+        settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
+        units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
+        first_row += sum(piece.rows for piece in pieces)
+    # As for a column of a CSV in which there is nothing.
+    types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
+    texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
+    inferred, warnings = infer_types(units, texts, config, scratch)
+    return TableInput(units, partitions.beside(types | inferred), first_row, [], warnings)
+
+
+def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
+    """What a column is read as: what data.types says, else what the file does."""
+    stored = value_types.type_of(field.type)
+    if field.name not in config.types:
+        return stored
+    kind = DECLARED[config.types[field.name]]
+    if cannot_become(stored, kind):
+        raise UserError(
+            f"data.types.{field.name}: {file.uri} holds {stored} values there ({field.type}), which cannot be read as "
+            f"{config.types[field.name]}; leave the column as it is or drop it"
+        )
+    return kind
+
+
+def merge_types(types: dict[str, str], of_file: dict[str, str], file: SourceFile, first: SourceFile) -> dict[str, str]:
+    check_columns(list(types), list(of_file), file, first)
+    merged = {}
+    for name, kind in types.items():
+        both = value_types.wider(kind, of_file[name])
+        if both is None:
+            raise UserError(
+                f"{file.uri}: column {name!r} holds {of_file[name]} values, but {kind} in {first.uri}; "
+                "expected one schema in all files"
+            )
+        merged[name] = both
+    return merged
+
+
+def check_columns(expected: list[str], names: list[str], file: SourceFile, first: SourceFile) -> None:
+    if set(expected) == set(names):
+        return
+    lacks, adds = sorted(set(expected) - set(names)), sorted(set(names) - set(expected))
+    differences = [f"lacks {lacks[0]!r}"] if lacks else []
+    differences += [f"also has {adds[0]!r}"] if adds else []
+    raise UserError(
+        f"{file.uri}: {' and '.join(differences)}, unlike {first.uri}; expected the same columns in all files"
+    )
+
+
+def check_names(names: list[str], file: SourceFile) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{file.uri}: the column name {twice[0]!r} appears more than once; expected different names"
+            + header_hint(names)
+        )
+    reserved = [name for name in names if name.startswith("\0")]
+    if reserved:
+        raise UserError(f"{file.uri}: the column name {reserved[0]!r} begins with NUL; expected another name")
+
+
+def header_hint(names: list[str]) -> str:
+    """What to do if the names are values: the first line is data then."""
+    if not any(looks_like_value(name) for name in names):
+        return ""
+    return "; if the first line is data, set data.header to false and name the columns in data.columns"
+
+
+def looks_like_value(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
+# Columns that directories give
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """Columns that directories give, as Hive, Spark and others lay out a table: ``year=2020/month=1/part.parquet``.
+
+    Their types, and their values (texts, ``None`` for missing) by the URI of the file."""
+
+    types: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[str, str | None]] = field(default_factory=dict)
+
+    def of(self, uri: str) -> dict[str, str | None]:
+        return self.values.get(uri, {})
+
+    def beside(self, types: dict[str, str]) -> dict[str, str]:
+        """These columns after those of the files, whose types count where both have one."""
+        return {**types, **self.types, **types}
+
+
+def find_partitions(source: ResolvedSource) -> Partitions:
+    """What the directories of all files say. The types are worked out over all of them, as for text in a file; a file
+    outside them has no value."""
+    keys_of = {file.uri: keys_in(source.listing.relative(file)) for file in source.files}
+    names = list(dict.fromkeys(name for keys in keys_of.values() for name in keys))
+    values = {uri: {name: keys.get(name) for name in names} for uri, keys in keys_of.items()} if names else {}
+    config, types = source.config, {}
+    for name in names:
+        texts = pa.array([keys[name] for keys in values.values()], pa.string())
+        declared = config.types.get(name)
+        types[name] = DECLARED[declared] if declared else NumberFormat.of(config).guess(texts, 0.0)
+    return Partitions(types, values)
+
+
+def keys_in(path: str) -> dict[str, str | None]:
+    """The keys in the directories of a path."""
+    pairs = [part.partition("=") for part in path.split("/")[:-1]]
+    decoded = {unquote(name): unquote(value) for name, mark, value in pairs if name and mark}
+    return {name: None if value == MISSING else value for name, value in decoded.items()}
+
+
+# Columns of text
+
+
+@dataclass(frozen=True)
+class TypeTrial:
+    """The result of reading the texts of one unit as other types: the types, and which values cannot be read so."""
+
+    types: dict[str, str]
+    failures: dict[str, int]
+    examples: dict[str, BadRow]
+
+
+def infer_types(
+    units: list[Unit], names: list[str], config: DataConfig, scratch: ResumableScratch
+) -> tuple[dict[str, str], list[str]]:
+    """What columns of text in columnar files hold, worked out as for CSV, and warnings.
+
+    The first rows tell what a column may be, and then all its values are tried.
+    """
+    if not units or not names:
+        return {}, []
+    first = [unit for unit in units if unit.file == units[0].file]
+    types, warnings = guess_types(*sample_texts(first, names, config), config)
+    guessed = {name: kind for name, kind in types.items() if kind != value_types.TEXT}
+    if not guessed:
+        return {}, warnings
+    tried = list(scratch.map(try_types, ((unit, guessed, config) for unit in units)))
+    rows = sum(unit.rows for unit in units)
+    for name, kind in guessed.items():
+        failures = sum(one.failures.get(name, 0) for one in tried)
+        for one in tried:
+            types[name] = value_types.wider(types[name], one.types[name]) or kind
+        if failures > tolerance(config) * rows:
+            example = next(one.examples[name] for one in tried if name in one.examples)
+            warnings.append(taken_as_text(example, f"{failures:,} of {rows:,} values", kind))
+            types[name] = value_types.TEXT
+    return types, warnings
+
+
+def sample_texts(
+    units: list[Unit], names: list[str], config: DataConfig
+) -> tuple[dict[str, pa.Array], str, np.ndarray]:
+    """About as much as is looked at of a CSV, of the ``units`` of one file: columns, the file, and the lines."""
+    most = min(SAMPLE_ROWS, Budget(config.memory).batch_rows(len(names)))
+    parts, rows = [], 0
+    for unit in units:
+        if rows < most:
+            batch = head(unit, names, most - rows)
+            parts.append(pa.table({name: batch.column(name).cast(pa.string()) for name in names}))
+            rows += batch.num_rows
+    table = pa.concat_tables(parts)
+    table = table.slice(0, max(1, table.num_rows * SAMPLE_BYTES // max(table.nbytes, SAMPLE_BYTES)))
+    lines = np.concatenate([np.arange(unit.first_line, unit.first_line + unit.rows) for unit in units[: len(parts)]])
+    return {name: table[name].combine_chunks() for name in names}, units[0].file, lines
+
+
+def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
+    """Read the texts of one unit as other types. Runs in a worker process."""
+    unit, types, config = job
+    number_format = NumberFormat.of(config)
+    read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
+    for batch, lines in read(unit, list(types), Budget(config.memory)):
+        for name, kind in types.items():
+            texts = batch.column(name).cast(pa.string())
+            values, failed = number_format.convert(texts, kind)
+            read_as[name] = value_types.wider(read_as[name], value_types.type_of(values.type)) or kind
+            rows = np.flatnonzero(failed)
+            if len(rows):
+                failures[name] += len(rows)
+                example = BadRow(unit.file, int(lines[rows[0]]), name, f"not {kind}", texts[rows[0]].as_py())
+                examples.setdefault(name, example)
+    return TypeTrial(read_as, dict(failures), examples)

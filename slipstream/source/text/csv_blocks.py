@@ -1,0 +1,358 @@
+"""Delimited text (CSV): cut into blocks of whole records, and each block parsed with every bad record accounted for."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from slipstream.errors import UserError
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile, cannot_be_read
+from slipstream.source.foreign import MOST_BEGINNING, by_beginning
+from slipstream.source.quarantine import BadRow
+from slipstream.source.text.record_ends import (
+    breaks_in,
+    count_breaks,
+    ends_in_quotes,
+    first_line_end,
+    last_record_end,
+)
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+BLOCK_BYTES = 12 << 20
+#: A record may have at least this many bytes; one that is longer than these and a block is no record.
+RECORD_BYTES = 4 << 20
+#: As much is kept of a line that is no record.
+FAULTY_BYTES = 2 << 10
+NEVER_CLOSES = "a quote opens here and never closes"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole records of one file, as UTF-8. ``first_line`` counts from 1.
+
+    ``content`` is not held for what lies in a local file just so, from byte ``offset`` on: to read it again, in the
+    process that parses it, takes a fraction of the time of sending it there.
+
+    A block with a ``fault`` is the beginning of one line, which is no record: the text says why.
+    """
+
+    file: str
+    first_line: int
+    offset: int
+    size: int
+    content: bytes | None = None
+    fault: str = ""
+
+    @cached_property
+    def data(self) -> bytes:
+        """Raises ``UserError`` if it has to be read again and is not there any more."""
+        if self.content is not None:
+            return self.content
+        with SourceFile(self.file, self.offset + self.size).open() as source:
+            source.seek(self.offset)
+            data = source.read(self.size)
+        if len(data) != self.size:
+            raise UserError(f"{self.file}: was cut while it was read; expected a file that nobody writes to")
+        return data
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """``table``: one text column per name, as it is. ``lines``: int64 ``[rows]``, where each record begins in ``file``.
+
+    ``nested`` are columns in which there are lists or objects, of which nothing is made.
+    """
+
+    file: str
+    table: pa.Table
+    lines: np.ndarray
+    bad: list[BadRow] = field(default_factory=list)
+    nested: list[str] = field(default_factory=list)
+
+    @property
+    def read(self) -> int:
+        return len(self.lines) + len(self.bad)
+
+
+class Utf8Stream:
+    """Reads a file decompressed and as UTF-8, without its byte-order mark."""
+
+    def __init__(self, file: SourceFile, config: DataConfig) -> None:
+        self._file = file
+        self._encoding = config.encoding
+        codec = codecs.lookup(config.encoding)
+        self._decoder = None if codec.name == "utf-8" else codec.incrementaldecoder()
+        raw = file.open()
+        self._raw = raw if file.compression is None else pa.CompressedInputStream(raw, file.compression)
+        #: Whether what is read is what lies in a local file.
+        self.plain = file.local and file.compression is None and self._decoder is None
+        #: How many bytes of the decompressed file were read.
+        self.offset = 0
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes of the file, as UTF-8; empty at its end. Raises ``UserError`` if it is damaged."""
+        try:
+            data = self._raw.read(size)
+        except (OSError, EOFError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise cannot_be_read(self._file.uri, error) from None
+            raise UserError(f"{self._file.uri}: cannot be decompressed after byte {self.offset:,}: {error}") from None
+        first, self.offset = self.offset == 0, self.offset + len(data)
+        if first and self._decoder is None and (foreign := by_beginning(data[:MOST_BEGINNING])):
+            raise UserError(f"{self._file.uri}: {foreign}")
+        if self._decoder is not None:
+            try:
+                data = self._decoder.decode(data, final=not data).encode()
+            except UnicodeError as error:
+                at = self.offset - len(data) + 1 + (error.start if isinstance(error, UnicodeDecodeError) else 0)
+                raise UserError(
+                    f"{self._file.uri}: byte {at:,} is not {self._encoding}; set data.encoding to the encoding of the "
+                    "file"
+                ) from None
+        return data.removeprefix(codecs.BOM_UTF8) if first else data
+
+    def back(self, size: int) -> None:
+        """Read the last ``size`` bytes of a plain file again."""
+        self.offset -= size
+        self._raw.seek(self.offset)
+
+    def close(self) -> None:
+        self._raw.close()
+
+    def __enter__(self) -> Utf8Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+    """The file in blocks that end where a record ends. Raises ``UserError`` at the first byte that is not UTF-8.
+
+    Of a record that does not end the first line is a block by itself, with its ``fault``, and what follows is taken for
+    records again: so no block begins or ends within a value.
+    """
+    line, rest, more = 1, b"", True
+    with Utf8Stream(file, config) as stream:
+        while True:
+            data = stream.read(block_bytes) if more else b""
+            last, more = more and not data, True
+            whole, fault = rest + data if rest else data, ""
+            end = len(whole) if last else last_record_end(whole, config)
+            if not last and not end:
+                if len(whole) <= block_bytes + RECORD_BYTES:
+                    rest = whole
+                    continue
+                end = first_line_end(whole)
+                fault = NEVER_CLOSES if end else f"more than {RECORD_BYTES:,} bytes without a line break"
+            check_utf8(whole, end, file.uri, line)
+            size = min(end or len(whole), FAULTY_BYTES) if fault else end
+            if size:
+                content = None if stream.plain else whole[:size]
+                yield Block(file.uri, line, stream.offset - len(whole), size, content, fault)
+            line += count_breaks(whole, end)
+            if fault and not end:
+                whole, line = beyond_line(stream, whole, block_bytes), line + 1
+            if last:
+                return
+            if stream.plain:
+                stream.back(len(whole) - end)
+            rest = b"" if stream.plain else whole[end:]
+            # What follows one line with a fault may be a block already, and more.
+            more = len(rest) < block_bytes
+
+
+def beyond_line(stream: Utf8Stream, data: bytes, block_bytes: int) -> bytes:
+    """What was read beyond the line that does not end in ``data``, by reading on until it does."""
+    while not (end := first_line_end(data)):
+        more = stream.read(block_bytes)
+        if not more:
+            return b""
+        data = data[-1:] + more
+    return data[end:]
+
+
+def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
+    """Raise ``UserError`` unless ``data`` up to ``end`` is UTF-8."""
+    if data.isascii():
+        return
+    try:
+        codecs.utf_8_decode(memoryview(data)[:end], "strict", True)
+    except UnicodeDecodeError as error:
+        line_start = 1 + max(data.rfind(b"\n", 0, error.start), data.rfind(b"\r", 0, error.start))
+        line = first_line + count_breaks(data, error.start)
+        raise UserError(
+            f"{file}, line {line:,}, byte {error.start - line_start + 1}: 0x{data[error.start]:02x} is not "
+            'UTF-8; set data.encoding to the encoding of the file, for example "latin-1" or "cp1252"'
+        ) from None
+
+
+def read_header(file: SourceFile, config: DataConfig) -> list[str]:
+    """The names in the first line, stripped. Raises ``UserError`` if there is none."""
+    for block in read_blocks(file, config, RECORD_BYTES):
+        if block.fault:
+            raise UserError(f"{file.uri}, line {block.first_line}: {block.fault}; expected a header line and rows")
+        for record in csv_reader(block.data.decode(), config):
+            if any("\0" in name for name in record):
+                raise UserError(
+                    f"{file.uri}: the header has bytes that are 0, as no text has; if it is UTF-16, set data.encoding "
+                    'to "utf-16-le" or "utf-16-be", otherwise expected a CSV'
+                )
+            if record:
+                return [name.strip() for name in record]
+    raise UserError(f"{file.uri}: is empty; expected a header line and rows")
+
+
+def csv_reader(text: str, config: DataConfig) -> Reader:
+    return csv_records(io.StringIO(text, newline=""), config)
+
+
+def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
+    """The csv module's reader of the records in ``lines``."""
+    csv.field_size_limit(1 << 30)
+    return csv.reader(
+        lines,
+        delimiter=config.delimiter or ",",
+        quotechar=config.quote or None,
+        escapechar=config.escape or None,
+        quoting=csv.QUOTE_MINIMAL if config.quote else csv.QUOTE_NONE,
+    )
+
+
+def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
+    """Parse one block. Rows of another width are returned as bad, and so is a record whose quote never closes."""
+    if block.fault:
+        return faulty(block, names)
+    if ends_in_quotes(block.data, config):
+        return parse_carefully(block, names, config, skip_header)
+    ragged: list[pacsv.InvalidRow] = []
+
+    def set_aside(row: pacsv.InvalidRow) -> str:
+        ragged.append(row)
+        return "skip"
+
+    try:
+        table = pacsv.read_csv(
+            pa.BufferReader(block.data),
+            pacsv.ReadOptions(
+                column_names=names, use_threads=False, block_size=len(block.data) + 1, skip_rows_after_names=0
+            ),
+            pacsv.ParseOptions(
+                delimiter=config.delimiter or ",",
+                quote_char=config.quote or False,
+                escape_char=config.escape or False,
+                newlines_in_values=True,
+                invalid_row_handler=set_aside,
+            ),
+            pacsv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False, check_utf8=False
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        if "Empty CSV file" in str(error):
+            return Parsed(block.file, empty_table(names), np.empty(0, np.int64))
+        return parse_carefully(block, names, config, skip_header)
+    records = table.num_rows + len(ragged)
+    starts = record_lines(block, records, config)
+    if starts is None:
+        return parse_carefully(block, names, config, skip_header)
+    good = np.ones(records, bool)
+    # Arrow numbers the records of the block from 1 and passes over empty lines.
+    good[[row.number - 1 for row in ragged]] = False
+    bad = [
+        BadRow(block.file, int(starts[row.number - 1]), "", width(row.actual_columns, len(names)), row.text)
+        for row in ragged
+    ]
+    lines = starts[good]
+    if skip_header and records:
+        table, lines, bad = (table.slice(1), lines[1:], bad) if good[0] else (table, lines, bad[1:])
+    return Parsed(block.file, table, lines, bad)
+
+
+def faulty(block: Block, names: list[str]) -> Parsed:
+    """The one line of a block with a fault, set aside."""
+    bad = BadRow(block.file, block.first_line, "", block.fault, block.data.decode(errors="replace").rstrip("\r\n"))
+    return Parsed(block.file, empty_table(names), np.empty(0, np.int64), [bad])
+
+
+def width(fields: int, expected: int) -> str:
+    return f"{fields} fields, expected {expected}"
+
+
+def empty_table(names: list[str]) -> pa.Table:
+    return pa.table({name: pa.array([], pa.string()) for name in names})
+
+
+def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray | None:
+    """The line on which each record begins: int64 ``[records]``; ``None`` if lines and records do not match."""
+    data = np.frombuffer(block.data, np.uint8)
+    starts = np.concatenate([[0], breaks_in(data) + 1])
+    first = data[starts[starts < len(data)]]
+    empty = (first == ord("\n")) | (first == ord("\r"))
+    lines = np.flatnonzero(~empty)
+    if len(lines) != records:
+        # Values with line breaks: the csv module knows the line on which each record ends.
+        text = block.data.decode()
+        reader, ends, previous = csv_reader(text, config), [], 0
+        for record in reader:
+            if record:
+                ends.append(previous)
+            previous = reader.line_num
+        lines = np.array(ends, np.int64)
+        if len(lines) != records:
+            return None
+    return lines.astype(np.int64) + block.first_line
+
+
+def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
+    """Record by record, for blocks in which a quote never closes: slower, and sure to find the next good record."""
+    lines = list(io.StringIO(block.data.decode(), newline=""))
+    rows: list[list[str]] = []
+    starts: list[int] = []
+    bad: list[BadRow] = []
+    at, header = 0, skip_header
+    while at < len(lines):
+        used, record = next_record(lines, at, config)
+        line, raw = block.first_line + at, lines[at].rstrip("\r\n")
+        at += used
+        if record == []:
+            continue
+        if header:
+            header = False
+        elif record is None:
+            bad.append(BadRow(block.file, line, "", NEVER_CLOSES, raw))
+        elif len(record) != len(names):
+            bad.append(BadRow(block.file, line, "", width(len(record), len(names)), raw))
+        else:
+            rows.append(record)
+            starts.append(line)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+    table = pa.table({name: pa.array(list(column), pa.string()) for name, column in zip(names, columns, strict=True)})
+    return Parsed(block.file, table, np.array(starts, np.int64), bad)
+
+
+def next_record(lines: list[str], at: int, config: DataConfig) -> tuple[int, list[str] | None]:
+    """How many lines the record that begins on line ``at`` takes, and its fields: [] if the line is empty, ``None``
+    if its quote does not close, in which case only its first line is used up."""
+    closed = True
+
+    def following() -> Iterator[str]:
+        nonlocal closed
+        yield from map(lines.__getitem__, range(at, len(lines)))
+        closed = False  # the reader asked for a line after the last one: it is inside quotes
+
+    reader = csv_records(following(), config)
+    record = next(reader, None)
+    return (reader.line_num, record) if closed else (1, None)

@@ -1,0 +1,82 @@
+"""JSON Lines: an object on each line, read as text cell by cell, so that types are worked out as they are for CSV."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.errors import UserError
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.quarantine import BadRow
+from slipstream.source.text.csv_blocks import Block, Parsed, faulty, read_blocks
+
+RAW_CHARACTERS = 200
+
+
+def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> Parsed:
+    """The rows at the beginning of a file. Raises ``UserError`` if there is no object with a value."""
+    block = next(read_blocks(file, config, sample_bytes), Block(file.uri, 1, 0, 0, b""))
+    parsed = parse(block, [], config)
+    if not parsed.table.num_columns:
+        why = f" (line {parsed.bad[0].line:,}: {parsed.bad[0].reason})" if parsed.bad else ""
+        raise UserError(f"{file.uri}: holds no JSON object with a value{why}; expected one object on each line")
+    return parsed
+
+
+def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
+    """One text column for each of ``names``, and then for each other key that occurs.
+
+    Numbers keep their digits. Lists and objects as values come as JSON.
+    """
+    if block.fault:
+        return faulty(block, names)
+    rows: list[dict[str, object]] = []
+    lines: list[int] = []
+    bad: list[BadRow] = []
+    for number, line in enumerate(block.data.splitlines(), start=block.first_line):
+        if not line.strip():
+            continue
+        try:
+            rows.append(object_on(line))
+            lines.append(number)
+        except Unreadable as error:
+            raw = line[: 4 * RAW_CHARACTERS].decode("utf-8", "replace")[:RAW_CHARACTERS]
+            bad.append(BadRow(block.file, number, "", str(error), raw))
+    names = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
+    undeclared = [name for name in names if name not in config.types]
+    nested = [name for name in undeclared if any(isinstance(row.get(name), dict | list) for row in rows)]
+    columns = {name: pa.array([text_of(row.get(name)) for row in rows], pa.string()) for name in names}
+    return Parsed(block.file, pa.table(columns), np.array(lines, np.int64), bad, nested)
+
+
+class Unreadable(Exception):
+    """A line that is no row, and why."""
+
+
+def object_on(line: bytes) -> dict[str, object]:
+    """The object, with numbers as they are written. Raises ``Unreadable``."""
+    try:
+        value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError):
+        raise Unreadable("not JSON") from None
+    if not isinstance(value, dict):
+        raise Unreadable("not a JSON object")
+    if b"\\u" in line:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Unreadable("half a surrogate pair, which is no text") from None
+        if any(name.startswith("\0") for name in value):
+            raise Unreadable("a key that begins with NUL")
+    return value
+
+
+def text_of(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,306 @@
+"""Tables of text (CSV, JSON Lines), block by block made columnar with the types that the first rows suggest."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.artifacts.resume import ResumableScratch
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
+from slipstream.source.columns import value_types
+from slipstream.source.columns.identity import hash_identities
+from slipstream.source.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerance
+from slipstream.source.config import DataConfig
+from slipstream.source.files import SourceFile
+from slipstream.source.quarantine import BadRow
+from slipstream.source.resolved import ResolvedSource
+from slipstream.source.tables import Partitions, check_columns, check_names, find_partitions
+from slipstream.source.text import csv_blocks, json_lines
+from slipstream.source.text.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
+
+#: Of the first file, as much is looked at to guess the types, and of each file to find its delimiter.
+SAMPLE_BYTES = 1 << 20
+DELIMITER_BYTES = 64 << 10
+USUAL_DELIMITER = ","
+OTHER_DELIMITERS = (";", "\t", "|")
+#: As many records have to agree on a delimiter, or all if there are fewer.
+AGREEING = 20
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """One block to be made columnar with the given types, into ``path``."""
+
+    block: Block
+    names: list[str]
+    types: dict[str, str]
+    config: DataConfig
+    has_header: bool
+    path: Path
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """What became of a block: its rows in ``path``, how many records it had, its types and what was set aside.
+
+    ``others`` are columns that nobody expected, and what they seem to hold.
+    """
+
+    file: str
+    path: Path
+    rows: int
+    read: int
+    types: dict[str, str]
+    bad: list[BadRow]
+    others: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.path]
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """How text files are read: the columns of each of them and, for all, the types, with warnings of some, the
+    settings, with the delimiter, and what their directories say."""
+
+    files: list[SourceFile]
+    names: list[list[str]]
+    types: dict[str, str]
+    warnings: list[str]
+    config: DataConfig
+    partitions: Partitions = Partitions()
+
+
+def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
+    """Spool text files into ``scratch``. Raises ``UserError`` for what is wrong."""
+    plan = plan_text(source)
+    while True:
+        pieces = list(scratch.map(make_columnar, text_jobs(plan, scratch.root)))
+        other = replan(pieces, plan)
+        if other is None:
+            return input_of(pieces, plan)
+        plan = other
+
+
+def plan_text(source: ResolvedSource) -> TextPlan:
+    """Read what is in the headers and guess from the first rows. Raises ``UserError`` if the files do not agree."""
+    plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
+    return replace(plan, partitions=find_partitions(source))
+
+
+def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
+    delimiter, detected = detect_delimiter(files, config)
+    for warning in detected:
+        logger("prepare").info(warning)
+    config = replace(config, delimiter=delimiter)
+    headers = [text_names(file, config) for file in files]
+    for file, names in zip(files, headers, strict=True):
+        check_names(names, file)
+        check_columns(headers[0], names, file, files[0])
+    sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
+    types, warnings = guess_columns(csv_blocks.parse(sample, headers[0], config, config.header), headers[0], config)
+    return TextPlan(files, headers, types, detected + warnings, config)
+
+
+def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
+    """Of each file the first lines; what a line, or all of a file, lacks is missing there."""
+    if config.columns or not config.header:
+        raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so leave both out")
+    config = replace(config, quote="", escape="")  # no quotes span lines
+    types: dict[str, str] = {}
+    warnings: list[str] = []
+    for file in files:
+        sample = json_lines.first_lines(file, config, SAMPLE_BYTES)
+        new = [name for name in sample.table.column_names if name not in types]
+        of_file, of_file_warnings = guess_columns(sample, new, config)
+        types, warnings = types | of_file, warnings + of_file_warnings
+    return TextPlan(files, [list(types)] * len(files), types, warnings, config)
+
+
+def parse(job: TextJob) -> Parsed:
+    if job.config.format == "json":
+        return json_lines.parse(job.block, job.names, job.config)
+    return csv_blocks.parse(job.block, job.names, job.config, job.has_header)
+
+
+def guess_columns(parsed: Parsed, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
+    """As :func:`.number_formats.guess_types`, of those columns of what was parsed."""
+    texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
+    types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
+    return {name: types.get(name, value_types.OTHER) for name in names}, warnings
+
+
+def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
+    """The plan with those columns as text that are not what they were guessed to be, and with those that nobody
+    expected; ``None`` if there are none."""
+    others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
+    if others:
+        return replace(plan, names=[[*names, *others] for names in plan.names], types=plan.types | others)
+    read = sum(piece.read for piece in pieces)
+    bad = [row for piece in pieces for row in piece.bad]
+    failures = Counter(row.column for row in bad if row.column)
+    most, declared = tolerance(plan.config) * read, plan.config.types
+    mixed = [name for name, count in failures.items() if count > most and name not in declared]
+    if not mixed:
+        return None
+    warnings = list(plan.warnings)
+    for name in mixed:
+        example = next(row for row in bad if row.column == name)
+        warnings.append(taken_as_text(example, f"{failures[name]:,} of {read:,} values", plan.types[name]))
+    types = plan.types | dict.fromkeys(mixed, value_types.TEXT)
+    return replace(plan, types=types, warnings=warnings)
+
+
+def input_of(pieces: list[TextPiece], plan: TextPlan) -> TableInput:
+    """All ``pieces`` of the files, in their order, as one input."""
+    first_rows = accumulate((piece.rows for piece in pieces), initial=0)
+    units = [
+        Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
+        for piece, first in zip(pieces, first_rows, strict=False)
+        if piece.rows
+    ]
+    types = plan.types
+    for piece in pieces:
+        types = {name: value_types.wider(kind, piece.types[name]) or kind for name, kind in types.items()}
+    bad = [row for piece in pieces for row in piece.bad]
+    return TableInput(units, plan.partitions.beside(types), sum(piece.read for piece in pieces), bad, plan.warnings)
+
+
+def text_names(file: SourceFile, config: DataConfig) -> list[str]:
+    first = read_header(file, config)
+    if config.header:
+        if config.columns:
+            raise UserError("data.columns: names the columns of a file without a header; set data.header to false")
+        return [name or f"unnamed_{index + 1}" for index, name in enumerate(first)]
+    if not config.columns:
+        raise UserError(f"data.columns: {file.uri} has no header, so its {len(first)} columns must be named here")
+    if len(config.columns) != len(first):
+        raise UserError(
+            f"data.columns: names {len(config.columns)} columns, but the first line of {file.uri} has {len(first)}"
+        )
+    return config.columns
+
+
+def text_jobs(plan: TextPlan, scratch: Path) -> Iterator[TextJob]:
+    number = 0
+    for file, names in zip(plan.files, plan.names, strict=True):
+        for index, block in enumerate(read_blocks(file, plan.config)):
+            path = scratch / f"text-{number:06d}.arrow"
+            yield TextJob(block, names, plan.types, plan.config, plan.config.header and index == 0, path)
+            number += 1
+
+
+def make_columnar(job: TextJob) -> TextPiece:
+    """Parse a block, read its values as their types, set bad rows aside and spool the others."""
+    parsed = parse(job)
+    number_format = NumberFormat.of(job.config)
+    arrays, bad = {}, list(parsed.bad)
+    keep = np.ones(parsed.table.num_rows, bool)
+    for name, column in zip(job.names, parsed.table.columns, strict=False):
+        if job.types[name] == value_types.OTHER:
+            arrays[name] = pa.nulls(len(column), pa.binary())
+            continue
+        texts = in_one(column)
+        arrays[name], failed = number_format.convert(texts, job.types[name])
+        if not failed.any():
+            continue
+        rows = np.flatnonzero(failed & keep)
+        reason = f"not {job.types[name]}"
+        bad += [
+            BadRow(job.block.file, int(parsed.lines[row]), name, reason, text)
+            for row, text in zip(rows, texts.take(pa.array(rows)).to_pylist(), strict=True)
+        ]
+        keep[rows] = False
+    batch = pa.RecordBatch.from_pydict(
+        {name: arrays[name] for name in job.types} | {LINE: pa.array(parsed.lines)} | identities(parsed, job)
+    )
+    if not keep.all():
+        batch = batch.filter(pa.array(keep))
+    write_spool(job.path, batch)
+    types = {name: value_types.type_of(array.type) for name, array in arrays.items()}
+    others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
+    bad.sort(key=lambda row: row.line)
+    return TextPiece(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
+
+
+def in_one(column: pa.ChunkedArray) -> pa.Array:
+    # To combine one chunk would copy it.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
+    """The hashes of the column that decides splits, if one alone does and the file has it."""
+    name = job.config.identity
+    if name not in job.names:
+        return {}
+    texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
+    hashes = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
+    return {IDENTITY: pa.array(hashes)}
+
+
+# Delimiters
+
+
+def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, list[str]]:
+    """The delimiter of all ``files``, and a warning if their names do not say it.
+
+    Raises ``UserError`` if they do not agree.
+    """
+    if config.delimiter:
+        return config.delimiter, []
+    delimiters = {file.uri: delimiter_of(file, config) for file in files}
+    first, mark = next(iter(delimiters.items()))
+    other = next((uri for uri, delimiter in delimiters.items() if delimiter != mark), None)
+    if other:
+        raise UserError(
+            f"{other}: its fields are separated by {delimiters[other]!r}, but by {mark!r} in {first}; expected one "
+            "mark in all files, which data.delimiter names if it was not found"
+        )
+    if mark == USUAL_DELIMITER or all(map(has_tabs, files)):
+        return mark, []
+    where = first if len(files) == 1 else f"{first} and {len(files) - 1:,} more"
+    return mark, [f"delimiter {mark!r} detected in {where}: if it is another, set data.delimiter"]
+
+
+def delimiter_of(file: SourceFile, config: DataConfig) -> str:
+    """A tab for ``.tsv``. Otherwise a comma, unless the first line has none and there is one other mark that cuts all
+    of the first records, the header among them, into the same number of fields."""
+    taken = (config.quote, config.escape)
+    if has_tabs(file) and "\t" not in taken:
+        return "\t"
+    block = next(read_blocks(file, config, DELIMITER_BYTES), None)
+    if block is None or block.fault:
+        return USUAL_DELIMITER
+    if any(len(record) > 1 for record in records(block.data, USUAL_DELIMITER, config)[:1]):
+        return USUAL_DELIMITER
+    fitting = [mark for mark in OTHER_DELIMITERS if mark not in taken and cuts_alike(block.data, mark, config)]
+    return fitting[0] if len(fitting) == 1 else USUAL_DELIMITER
+
+
+def has_tabs(file: SourceFile) -> bool:
+    """Whether the name says so, with or without a compression."""
+    return ".tsv" in [suffix.lower() for suffix in Path(file.name).suffixes[-2:]]
+
+
+def cuts_alike(data: bytes, mark: str, config: DataConfig) -> bool:
+    widths = {len(record) for record in records(data, mark, config)}
+    return len(widths) == 1 and widths.pop() > 1
+
+
+def records(data: bytes, mark: str, config: DataConfig) -> list[list[str]]:
+    """The first records that are not empty, cut by ``mark``; none if they cannot be read."""
+    reader = csv_reader(data.decode(), replace(config, delimiter=mark))
+    try:
+        return list(islice(filter(None, reader), AGREEING))
+    except csv.Error:
+        return []

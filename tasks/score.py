@@ -1,0 +1,120 @@
+"""Scoring as Flyte tasks: by files on several pods. None is cached: a table is published once by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from flytekit import map_task, task
+from flytekit.core.promise import Promise
+
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.profiles.profile import current_profile
+from slipstream.report.scoring_summary import ScoringSummary
+from slipstream.report.summary import RunSummary
+from slipstream.storage import STORES
+from tasks.flyte.artifact_types import Part
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import fresh_directory, local_path, map_errors, runs_locally
+from tasks.prepare import SHARES_OF_A_POD, flyte_directory
+
+
+def pods() -> int:
+    """How many pods score the files."""
+    return current_profile().placement("score").nodes
+
+
+class OpenedScoring(NamedTuple):
+    """The plan of a scoring, and its shares; of a table that is there already one without files."""
+
+    plan: Part
+    shares: list[Part]
+
+
+@task(**on("fingerprint"))
+@map_errors
+def open_scoring(registry: str, model: str, data: str, output: str, config: RunConfig) -> OpenedScoring:
+    """Look at the model and the files, and cut the work. Never cached: the model in service changes, and new bytes
+    behind the same name are new work."""
+    from slipstream.artifacts import exchange
+    from slipstream.score.plan import plan_scoring
+    from slipstream.score.publish import published
+
+    if not (runs_locally() or output.startswith(STORES) or Path(output).is_absolute()):
+        raise UserError(f"output: {output!r} would be lost with its pod; expected a store's address, or a mounted path")
+    plan = plan_scoring(registry, model, data, output, config.data, config.scoring)
+    number = SHARES_OF_A_POD * pods() if pods() > 1 else 1
+    # One share of nothing, as nobody says what Flyte makes of a map over an empty list.
+    shares = [replace(plan, portions=())] if published(output, plan.key) else plan.shares(number)
+    written = [exchange.write(fresh_directory(f"share-{index:05d}"), share) for index, share in enumerate(shares)]
+    return OpenedScoring(
+        flyte_directory(exchange.write(fresh_directory("plan"), plan)), [flyte_directory(each) for each in written]
+    )
+
+
+@task(**on("score"))
+@map_errors
+def score_share(share: Part) -> Part:
+    """Score the files of one share, and store their parts of the table."""
+    from slipstream.artifacts import exchange
+    from slipstream.score.engine import ScoredShare, score_portions
+    from slipstream.score.plan import ScoringPlan
+
+    plan = exchange.read(local_path(share), ScoringPlan)
+    return flyte_directory(exchange.write(fresh_directory("scored"), ScoredShare(score_portions(plan))))
+
+
+class PublishedScoring(NamedTuple):
+    """What was published; and whether it drifted by itself, as Flyte branches on plain values only."""
+
+    summary: ScoringSummary
+    drifted: bool
+
+
+@task(**on("fingerprint"))
+@map_errors
+def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
+    """Publish the table, unless it is there already."""
+    from slipstream.artifacts import exchange
+    from slipstream.score.engine import ScoredShare, fetched
+    from slipstream.score.plan import ScoringPlan
+    from slipstream.score.publish import publish, published, read_scored, table_prefix
+
+    planned = exchange.read(local_path(plan), ScoringPlan)
+    parts = [part for share in scored for part in exchange.read(local_path(share), ScoredShare).parts]
+    publication, new = published(planned.output, planned.key), False
+    if publication is None:
+        with fetched(planned) as model:
+            publication, new = publish(planned, parts, model)
+    table = read_scored(planned.output, publication)
+    where = f"{planned.output.rstrip('/')}/{table_prefix(planned.key)}".rstrip("/")
+    summary = ScoringSummary(planned.output, where, publication, new, table)
+    return PublishedScoring(summary, bool(table.drift.alarms))
+
+
+@task(**on("report"))
+@map_errors
+def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
+    """Say what became of the model that was trained as rows drifted."""
+    promotion = run.promotion
+    done = f"version {promotion.version} is in service" if promotion and promotion.promoted else "the model stays"
+    why = f": {promotion.why}" if promotion else ""
+    return replace(summary, retrained=f"as rows drifted; {done}{why}; see {run.directory}")
+
+
+@task(**on("report"))
+@map_errors
+def without_training(summary: ScoringSummary) -> ScoringSummary:
+    """Say that nothing drifted."""
+    unknown = "as it is not known whether rows drift" if summary.scored.drift.unknown else "as nothing drifted"
+    return replace(summary, retrained=f"no, {unknown}")
+
+
+def score_rows(registry: Promise, model: Promise, data: Promise, output: Promise, config: Promise) -> Promise:
+    """The part of a workflow that scores and publishes; the arguments are promises."""
+    opened = open_scoring(registry=registry, model=model, data=data, output=output, config=config)
+    # All or nothing: without one of them it would be another table.
+    score = map_task(score_share, concurrency=pods(), min_success_ratio=1.0)
+    return publish_scores(plan=opened.plan, scored=score(share=opened.shares))

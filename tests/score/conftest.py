@@ -1,0 +1,25 @@
+"""Models in service, made once."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.promote.store import Registry
+from tests.support.scoring import registry_with_model
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry in which a classifier is promoted."""
+    return registry_with_model(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    return registry_with_model(tmp_path_factory.mktemp("regression"), "regression")
+
+
+@pytest.fixture(scope="session")
+def without_marks(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """Of a model to which no text means missing, so that its raw model cannot be told of a missing one."""
+    return registry_with_model(tmp_path_factory.mktemp("without-marks"), missing=[])

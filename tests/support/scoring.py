@@ -1,0 +1,83 @@
+"""A model in service, rows to score, and what became of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.scoring import Publication, ScoredTable
+from slipstream.promote.store import Registry
+from slipstream.score.config import ScoringConfig
+from slipstream.score.engine import fetched, score, score_portions
+from slipstream.score.plan import plan_scoring
+from slipstream.score.publish import fetch, publish, read_scored
+from slipstream.source.config import DataConfig
+from tests.support.packages import package
+from tests.support.promotions import put
+from tests.support.raw_tables import mixed_frame, mixed_table
+
+KEEP = ScoringConfig(keep=["id"])
+
+
+def registry_with_model(directory: Path, task: str = "classification", **settings: Any) -> Registry:
+    """A registry in which a model of :func:`mixed_frame` is promoted; its package lies beside it."""
+    data = PreparedData.open(mixed_table(directory / "prepared", task, **settings))
+    registry = Registry(str(directory / "registry"))
+    put(package(directory / "package", data), registry, data)
+    return registry
+
+
+def rows(number: int, seed: int = 7) -> pd.DataFrame:
+    """Rows of the same table, with an id and without the target."""
+    frame = mixed_frame(number, "classification", seed).drop(columns="y")
+    frame["id"] = [f"row {index}" for index in range(number)]
+    return frame
+
+
+def write_files(directory: Path, files: int, of_each: int) -> Path:
+    """Some CSV files of a table."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        rows(of_each, seed=100 + number).to_csv(directory / f"{number:02d}.csv", index=False)
+    return directory
+
+
+def scored(
+    registry: Registry, data: Path | str, output: Path, config: ScoringConfig = KEEP, **reading: Any
+) -> pa.Table:
+    """All rows of the table that is published."""
+    publication, _ = score(registry.uri, str(data), str(output), DataConfig(**reading), config, workers=1)
+    return table_of(output, publication)
+
+
+def in_shares(registry: Registry, data: Path, output: Path, number: int) -> Publication:
+    """As ``number`` pods score: each a share of the files."""
+    plan = plan_scoring(registry.uri, "", str(data), str(output), DataConfig(), KEEP)
+    parts = [part for share in reversed(plan.shares(number)) for part in score_portions(share, workers=1)]
+    with fetched(plan) as model:
+        return publish(plan, parts, model)[0]
+
+
+def table_of(output: Path, publication: Publication) -> pa.Table:
+    fetched_table = output.parent / f"{output.name}-{publication.key}-fetched"
+    artifact = fetch(str(output), publication, fetched_table)
+    parts = [pq.read_table(artifact.path(name)) for name in sorted(artifact.files) if name.startswith("part-")]
+    return pa.concat_tables(parts)
+
+
+def manifest_of(output: Path, publication: Publication) -> ScoredTable:
+    return read_scored(str(output), publication)
+
+
+def bytes_below(output: Path) -> dict[str, bytes]:
+    """Every file of the tables of an output, by its name."""
+    return {
+        path.relative_to(output).as_posix(): path.read_bytes()
+        for path in sorted((output / "tables").rglob("*"))
+        if path.is_file()
+    }
