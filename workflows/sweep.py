@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from flytekit import map_task, workflow
 
@@ -27,6 +28,11 @@ def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> 
     ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
     the column to predict.
     """
+    return report(**sweep_stages(data, target, config), cron="", kickoff=None, promotion=None)
+
+
+def sweep_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
+    """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
     given = resolve_inputs(data=data, target=target, config=config)
     prepared = prepare_listed(given, target)
     begun = begin_sweep(prepared=prepared.artifact, config=config)
@@ -44,5 +50,4 @@ def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> 
         config=chosen.config,
         seconds=chosen.seconds,
     )
-    asked = {"config": chosen.config, "data": data, "target": target}
-    return report(**stages, **asked, cron="", kickoff=None, promotion=None, sweep=found)
+    return {**stages, "config": chosen.config, "data": data, "target": target, "sweep": found}

@@ -80,10 +80,23 @@ def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Executi
     return execution, config, SweepStore(store).trials()
 
 
+def as_alone(prepared: Path, config: RunConfig, trials: list[Trial], place: Path) -> None:
+    """Each complete trial has the weights of its training alone."""
+    complete = [trial for trial in trials if trial.ended and trial.ended.state == "complete"]
+    assert complete
+    for trial in complete:
+        assert trial.ended
+        weights = alone(prepared, config, trial, place / str(trial.number), threads=usable_cores())
+        assert trial.ended.weights == weights, f"trial {trial.number}"
+
+
 @pytest.mark.prove
 def test_pods_of_a_sweep_that_are_lost_lose_no_trial(here: Rehearsal, tmp_path: Path) -> None:
-    first, _, trials = run(here, "undisturbed")
+    first, config, trials = run(here, "undisturbed")
     assert len(trials) == TRIALS and all(trial.ended for trial in trials)
+    (node,) = {attempt.node for attempt in first.record.attempts if attempt.task == "prepare"}
+    prepared = download_all(first.outputs[node]["artifact"].scalar.blob.uri, tmp_path / "prepared")
+    as_alone(prepared, config, trials, tmp_path / "undisturbed")
     workers = sorted({attempt.node for attempt in first.record.attempts if attempt.task == "search"})
     assert len(workers) == 2
     losses = dict(zip((9, 18, 26, 34, 41, 48), (*LOSSES, *LOSSES), strict=True))
@@ -92,11 +105,5 @@ def test_pods_of_a_sweep_that_are_lost_lose_no_trial(here: Rehearsal, tmp_path: 
     assert len(kills.fired) >= 4, kills
     assert {attempt.number for attempt in execution.record.attempts if attempt.task == "search"} >= {0, 1}
     assert [trial.number for trial in trials] == list(range(TRIALS)) and all(trial.ended for trial in trials)
-    (node,) = {attempt.node for attempt in first.record.attempts if attempt.task == "prepare"}  # cached since
-    prepared = download_all(first.outputs[node]["artifact"].scalar.blob.uri, tmp_path / "prepared")
-    complete = [trial for trial in trials if trial.ended and trial.ended.state == "complete"]
-    assert complete and best_of(trials) in complete
-    for trial in complete:
-        assert trial.ended
-        weights = alone(prepared, config, trial, tmp_path / str(trial.number), threads=usable_cores())
-        assert trial.ended.weights == weights, f"trial {trial.number}"
+    assert best_of(trials)
+    as_alone(prepared, config, trials, tmp_path / "disturbed")

@@ -64,6 +64,13 @@ data = "s3://bucket/today/"
 output = "s3://bucket/scores"
 training_data = "s3://bucket/churn/"
 target = "churned"
+
+[tuned_each_month]
+kind = "sweep"
+cron = "@monthly"
+data = "s3://bucket/churn/"
+target = "churned"
+config = {sweep = {trials = 30, space = {"training.learning_rate" = {low = 1e-4, high = 1e-1, log = true}}}}
 """
 
 
@@ -85,6 +92,7 @@ def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
         "into_service_by_hand",
         "every_morning",
         "with_retraining",
+        "tuned_each_month",
     }
 
     nightly = made["nightly_training"]
@@ -117,6 +125,10 @@ def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
     assert retraining.fixed_inputs.literals["training_data"].scalar.primitive.string_value == "s3://bucket/churn/"
     assert not retraining.default_inputs.parameters
 
+    tuned = made["tuned_each_month"]
+    assert tuned.workflow_id.name == "workflows.schedules.launch_plans.sweep_on_schedule"
+    assert tuned.entity_metadata.schedule.kickoff_time_input_arg == "kickoff"
+
     by_hand = made["by_hand"]
     assert by_hand.workflow_id.name == "workflows.training.train_and_export"
     assert not by_hand.entity_metadata.schedule.WhichOneof("ScheduleExpression")
@@ -133,16 +145,17 @@ def test_every_environment_has_the_three_schedules(environment: str) -> None:
     [
         (
             "[nightly]\ncron = '@daily'\n",
-            "[nightly]: expected a table with a `kind`: training or collectives or scoring",
+            "[nightly]: expected a table with a `kind`: training or collectives or scoring or sweep",
         ),
         (
             "[nightly]\nkind = 'serving'\n",
-            "[nightly]: expected a table with a `kind`: training or collectives or scoring",
+            "[nightly]: expected a table with a `kind`: training or collectives or scoring or sweep",
         ),
         (
             "[nightly]\nkind = 'scoring'\ncron = '@daily'\ndata = 'd'\noutput = 'o'\n",
             'registry: "" is not allowed; expected an address',
         ),
+        ("[monthly]\nkind = 'sweep'\n", "[monthly]: config.sweep.space: is empty"),
         ("nightly = 1\n", "[nightly]: expected a table with a `kind`"),
         ("['Mine!']\nkind = 'training'\n", "[Mine!]: expected a name of small letters, digits and underscores"),
         ("[nightly]\nkind = 'training'\ncorn = '1'\n", "[nightly]: corn: unknown setting; did you mean 'cron'?"),
@@ -216,12 +229,13 @@ def test_the_list_says_when_and_what(mine: Path) -> None:
     ended = CliRunner().invoke(main, [str(mine)])
     assert ended.exit_code == 0
     for line in (
-        f"{mine}: 8 schedules, times in UTC",
+        f"{mine}: 9 schedules, times in UTC",
         "    promotes the model in s3://bucket/models if it is shown not to be worse",
         "    trains on s3://bucket/churn/, target churned, exports and reports",
         '    with {"training": {"epochs": 3}}',
         "    scores s3://bucket/today/ with the model in service in s3://bucket/models, into s3://bucket/scores",
         "    trains on s3://bucket/churn/ and promotes there if the rows drift",
+        "    tries training.learning_rate in 30 trials on s3://bucket/churn/, target churned",
         "    tells ml@example.com if it failed",
         "    measures 11 collectives from 1,024 to 4,096 bytes",
         "    when it is started: pyflyte run remote-launchplan by_hand",

@@ -18,6 +18,7 @@ from workflows.schedules.settings import (
     AnySchedule,
     CollectivesSchedule,
     ScoringSchedule,
+    SweepSchedule,
     TrainingSchedule,
     path_of,
     read_schedules,
@@ -66,6 +67,10 @@ def work_of(schedule: AnySchedule) -> Iterator[str]:
             yield f"scores {schedule.data} with the model in service in {schedule.registry}, into {schedule.output}"
             if schedule.training_data:
                 yield f"trains on {schedule.training_data} and promotes there if the rows drift"
+        case SweepSchedule():
+            target, asked = f", target {schedule.target}" if schedule.target else "", schedule.config.sweep
+            yield f"tries {', '.join(sorted(asked.space))} in {asked.trials} trials on {schedule.data}{target}"
+            yield "trains with the best, exports and reports"
         case CollectivesSchedule():
             sizes, count = schedule.config.sizes, len(schedule.config.operations)
             yield f"measures {count} collective{'s' if count > 1 else ''} from {sizes[0]:,} to {sizes[-1]:,} bytes"

@@ -29,10 +29,12 @@ from workflows.schedules.settings import (
     CollectivesSchedule,
     Notify,
     ScoringSchedule,
+    SweepSchedule,
     TrainingSchedule,
     read_schedules,
 )
 from workflows.scoring import retrain_if_drifted, score
+from workflows.sweep import sweep, sweep_stages
 from workflows.training import promotion_stages, run_stages, train_and_export, train_and_promote
 
 KICKOFF = "kickoff"
@@ -50,6 +52,12 @@ def promote_on_schedule(
 ) -> RunSummary:
     """:func:`train_and_promote` as the schedule ``cron`` starts it at ``kickoff``."""
     return report(**promotion_stages(registry, data, target, config), cron=cron, kickoff=kickoff)
+
+
+@workflow
+def sweep_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
+    """:func:`sweep` as the schedule ``cron`` starts it at ``kickoff``."""
+    return report(**sweep_stages(data, target, config), cron=cron, kickoff=kickoff, promotion=None)
 
 
 def notifications(notify: Notify) -> list[Email | Slack]:
@@ -83,6 +91,9 @@ def started(schedule: AnySchedule) -> Started:
                 return Started(score, score, inputs, told_when=False)
             inputs |= {"training_data": schedule.training_data, "target": schedule.target}
             return Started(retrain_if_drifted, retrain_if_drifted, inputs, told_when=False)
+        case SweepSchedule():
+            inputs = {"data": schedule.data, "target": schedule.target}
+            return Started(sweep, sweep_on_schedule, inputs, told_when=True)
         case CollectivesSchedule():
             return Started(benchmark, benchmark, {}, told_when=False)
 

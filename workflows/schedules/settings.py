@@ -83,11 +83,27 @@ class ScoringSchedule(Schedule):
                 raise self.reject(name, "an address, as a schedule scores by itself")
 
 
-AnySchedule: TypeAlias = TrainingSchedule | CollectivesSchedule | ScoringSchedule
+@settings
+class SweepSchedule(Schedule):
+    """A search for settings, of which the best are trained, exported and reported: over new data it begins anew."""
+
+    kind: Literal["sweep"] = "sweep"
+    data: str = ""
+    target: str = ""
+    config: RunConfig = field(default_factory=RunConfig)
+
+    def check(self) -> None:
+        super().check()
+        if not self.config.sweep.space:
+            raise UserError("config.sweep.space: is empty; expected settings to search, such as training.learning_rate")
+
+
+AnySchedule: TypeAlias = TrainingSchedule | CollectivesSchedule | ScoringSchedule | SweepSchedule
 KINDS: dict[str, type[AnySchedule]] = {
     "training": TrainingSchedule,
     "collectives": CollectivesSchedule,
     "scoring": ScoringSchedule,
+    "sweep": SweepSchedule,
 }
 
 
