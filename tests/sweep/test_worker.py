@@ -26,15 +26,19 @@ def wait_for(what: Any, limit_s: float = 60) -> None:
 
 
 def test_a_trial_that_cannot_be_trained_fails_alone_with_its_reason(tmp_path: Path, prepared: Path) -> None:
-    space = {"training.learning_rate": {"choices": [1e30, 0.01]}}
-    run = SweepRun(tmp_path, prepared, config(space=space, trials=6, sampler="random"), slots=2)
+    """Its losses are not finite, or its model is larger than any memory."""
+    rate, hidden = "training.learning_rate", "model.arguments.hidden"
+    space = {rate: {"choices": [1e30, 0.01]}, hidden: {"choices": [[8], [10**12]]}}
+    run = SweepRun(tmp_path, prepared, config(space=space, trials=8, sampler="random"), slots=2)
     run.start("one")
     trials = run.finish()
     failed = {t.number: t.ended.reason for t in trials if t.ended and t.ended.state == "failed"}
-    assert set(failed) == {t.number for t in trials if t.values.get("training.learning_rate") == 1e30}
-    assert 0 < len(failed) < 6 and all("non-finite" in reason for reason in failed.values())
-    for number in failed:
-        assert "non-finite" in (tmp_path / f"store/trials/{number:04d}/log.txt").read_text()
+    too_large = {t.number for t in trials if t.values.get(hidden) == [10**12]}
+    assert set(failed) == too_large | {t.number for t in trials if t.values.get(rate) == 1e30}
+    assert too_large and set(failed) > too_large and len(failed) < 8
+    for number, reason in failed.items():
+        said = "memory" if number in too_large else "non-finite"
+        assert said in reason and said in (tmp_path / f"store/trials/{number:04d}/log.txt").read_text()
     assert not list((tmp_path / "store/trials").glob("*/checkpoints/step-*"))
 
 
