@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from slipstream.config import RunConfig
-from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import parse
 from slipstream.storage import download_all
 from slipstream.storage.s3 import client_of
@@ -23,7 +22,9 @@ from tests.support.cluster.rehearse.shrunk import shrunk
 from tests.support.sweep_runs import alone
 
 WORKFLOW = "workflows.sweep.sweep"
-PROFILE = {"default": {"retries": 5, "interruptible": True}}
+PROFILE = shrunk(parse("sweeping", {"default": {"retries": 5, "interruptible": True}}))
+#: Of the processes in its pods.
+THREADS = PROFILE.placement("sweep").threads
 SPACE = {
     "training.learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
     "model.arguments.hidden": {"choices": [[8], [16, 16]]},
@@ -55,7 +56,7 @@ class OfWorkers(Kills):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    with rehearsal(tmp_path_factory.mktemp("place"), shrunk(parse("sweeping", PROFILE))) as made:
+    with rehearsal(tmp_path_factory.mktemp("place"), PROFILE) as made:
         yield made
 
 
@@ -86,7 +87,7 @@ def as_alone(prepared: Path, config: RunConfig, trials: list[Trial], place: Path
     assert complete
     for trial in complete:
         assert trial.ended
-        weights = alone(prepared, config, trial, place / str(trial.number), threads=usable_cores())
+        weights = alone(prepared, config, trial, place / str(trial.number), threads=THREADS)
         assert trial.ended.weights == weights, f"trial {trial.number}"
 
 
