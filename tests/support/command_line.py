@@ -26,7 +26,7 @@ from tests.support import REPOSITORY
 from tests.support.captured import Captured
 
 PYFLYTE = Path(sys.executable).with_name("pyflyte")
-TRAINING = REPOSITORY / "workflows/training.py"
+TRAINING, SCORING = (REPOSITORY / f"workflows/{name}.py" for name in ("training", "scoring"))
 #: A wide terminal keeps each message on one line inside its box.
 TERMINAL = {"COLUMNS": "600"}
 
@@ -43,6 +43,11 @@ def run_in(directory: Path, *arguments: str, workflow: str = "train_and_export",
     if profile.CHOICE in environment:
         raise ValueError("a workflow that is imported already keeps its profile; use start_in")
     return invoke(pyflyte, directory, ["run", str(TRAINING), workflow, *arguments], environment)
+
+
+def score_in(directory: Path, *arguments: str) -> Ended:
+    """:func:`run_in` of the workflow that scores."""
+    return invoke(pyflyte, directory, ["run", str(SCORING), "score", *arguments], {})
 
 
 def start_in(directory: Path, *arguments: str, workflow: str = "train_and_export", **environment: str) -> Ended:
