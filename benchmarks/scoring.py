@@ -1,6 +1,6 @@
 """Scoring a table beside its parts measured apart, and beside pandas with one call of the model.
 
-    python benchmarks/scoring.py [--quick] [--json FILE] [--runs N]
+    python benchmarks/scoring.py [--quick] [--json FILE] [--part 13|200] [--runs N]
 
 Parquet of 13 columns (8 floats, 2 whole numbers, 2 texts, an id) and of 200 (150, 29, 20, an id), through the raw model
 of an MLP of the default size, FP32, all with one thread. "ours" is everything that scoring does, with the model
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.command import benchmark
+from harness.command import benchmark, part_option
 from harness.models import train
 from harness.scoring import APART, CONTENDERS, OURS, PANDAS, PARTS, QUARTER, in_child
 from harness.table import Column, Table
@@ -157,10 +157,11 @@ def compare(name: str, directory: Path, quick: bool, turns: int) -> Table:
 
 
 @benchmark
+@part_option(WIDTHS)
 @click.option("--runs", default=5, show_default=True, help="Turns that count.")
-def main(quick: bool, runs: int) -> Iterator[Table]:
+def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
     """What scoring a table costs."""
-    for name in WIDTHS:
+    for name in parts:
         with tempfile.TemporaryDirectory(prefix="scoring-") as directory:
             yield compare(name, Path(directory), quick, 1 if quick else runs + 1)
 
