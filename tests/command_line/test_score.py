@@ -15,6 +15,8 @@ from slipstream.score.engine import score
 from slipstream.source.config import DataConfig
 from tests.support.command_line import run_in
 from tests.support.promotions import flip
+from tests.support.quick_config import EXPORT, NETWORK
+from tests.support.raw_tables import mixed_frame
 from tests.support.scoring import KEEP, registry_with_model, rows, write_files
 
 
@@ -69,3 +71,31 @@ def test_pyflyte_scores_and_ends_with_what_was_published(served: Registry, tmp_p
     )
     assert nothing.returncode == 1 and "none: no model was promoted yet" in nothing.stdout
     assert "Traceback" not in nothing.stdout
+
+
+@pytest.mark.prove
+def test_a_model_is_trained_anew_if_rows_drift_and_only_then(served: Registry, tmp_path: Path) -> None:
+    mixed_frame(600, "classification").to_csv(tmp_path / "training.csv", index=False)
+    shifted = rows(600)
+    numbers = shifted.select_dtypes("number").columns
+    shifted[numbers] = shifted[numbers] + 5 * shifted[numbers].std()
+    for name, frame in (("like", rows(600)), ("shifted", shifted)):
+        (tmp_path / name).mkdir()
+        frame.to_csv(tmp_path / name / "0.csv", index=False)
+    training = {"epochs": 3, "batch_size": 64}
+    config = json.dumps({"training": training, "export": EXPORT, "collectives": NETWORK})
+    fixed = ("--registry", served.uri, "--output", "out", "--training_data", "training.csv", "--target", "y")
+
+    def run(data: str) -> str:
+        arguments = (*fixed, "--data", data, "--config", config)
+        ended = run_in(tmp_path, *arguments, workflow="retrain_if_drifted", file="scoring")
+        assert ended.returncode == 0, ended.stdout
+        return " ".join(ended.stdout.split())
+
+    said = run("like")
+    assert "Drift none found" in said and "Retrained no, as nothing drifted" in said
+    assert not (tmp_path / "runs").exists() and not (tmp_path / ".slipstream/train").exists()
+    said = run("shifted")
+    assert "Retrained as rows drifted;" in said and "see runs/" in said
+    assert list((tmp_path / ".slipstream/train").glob("*/manifest.json"))
+    assert len(list((tmp_path / "out/published").iterdir())) == 2
