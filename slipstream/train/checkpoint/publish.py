@@ -81,6 +81,10 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
+def is_rank_file(name: str) -> bool:
+    return name.startswith("rank-") and name.endswith(".json")
+
+
 def ranks_of(made_by: Mapping[str, object]) -> dict[str, object]:
     """What a manifest says of the ranks that wrote the checkpoint: :meth:`.ResumePolicy.ranks`."""
     return {key: made_by[key] for key in ("world", "layout") if key in made_by}

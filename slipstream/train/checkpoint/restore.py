@@ -32,7 +32,7 @@ from slipstream.storage import (
     storage_for,
 )
 from slipstream.train.checkpoint.home import Home, Name
-from slipstream.train.checkpoint.publish import CONTENT, KIND, run_and_gather
+from slipstream.train.checkpoint.publish import CONTENT, KIND, is_rank_file, rank_file, run_and_gather
 from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
 
 #: The most bytes of one request, and how many requests a rank makes at a time: what it holds of the files at once.
@@ -191,6 +191,9 @@ class ResumePolicy:
         content, place = made_by.get("content", 0), (made_by.get("step"), type(made_by.get("world")))
         if not isinstance(written_by, int) or not isinstance(content, int) or place != (candidate.name.step, int):
             raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not the manifest of a checkpoint of this step")
+        world, ranks = made_by["world"], sum(map(is_rank_file, manifest.files))
+        if ranks != world or rank_file(world - 1) not in manifest.files:
+            raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: lists the files of {ranks} ranks, not of all {world}")
         if not self.uses(candidate.name, made_by):
             raise SkippedCheckpoint
         if written_by > FORMAT or content > CONTENT:

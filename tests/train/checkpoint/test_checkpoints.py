@@ -269,6 +269,23 @@ def test_an_index_that_leads_out_of_its_checkpoint_is_damage(
     assert "is in '../elsewhere.bin', which the manifest does not list" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("world", [0, 2, -1, 10**18])
+def test_a_manifest_that_lists_other_ranks_than_it_says_is_damage(
+    world: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    for step in (3, 6):
+        run.steps(3)
+        run.save(step)
+    path = tmp_path / names(tmp_path)[-1] / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["made_by"]["world"] = world
+    path.write_text(json.dumps(manifest))
+    restored = Run(tmp_path).checkpoints.restore()
+    assert restored and restored.step == 3
+    assert f"lists the files of 1 ranks, not of all {world}" in capsys.readouterr().err
+
+
 def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:
     first = Run(tmp_path)
     first.steps(1)
