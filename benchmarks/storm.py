@@ -26,12 +26,12 @@ from harness.preempted import WORLD, Ended, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
 from harness.turns import Figures
+from slipstream.artifacts.results.ledger import STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.doctor.package import measured_save
 from slipstream.prepare.engine import prepare
 from slipstream.profiles.storm import HOUR_S, Course, Pace, course
 from slipstream.source.config import DataConfig
-from slipstream.train.fault_tolerance.goodput import STEPS
 
 STEP_S = 0.03
 SAVE_EVERY = 25

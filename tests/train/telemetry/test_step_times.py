@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from slipstream.artifacts.results.ledger import ACTIVITIES, AttemptRecord, read_attempts
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.storage import storage_for
 from slipstream.telemetry.records import STEP_BOUNDS
@@ -20,7 +21,7 @@ from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import Home
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import DeviceClock
-from slipstream.train.fault_tolerance.goodput import ACTIVITIES, AttemptRecord, GoodputRecorder, read_attempts
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.telemetry.around import verdict
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.train.telemetry.step_times import GROUPS, StepTime, StepTimes
