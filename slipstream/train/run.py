@@ -194,6 +194,7 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) 
     """Write down where this attempt runs, as far as its pod's agent found out."""
     gpu = group.device.type == "cuda"
     record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
+    record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))
     facts = read_facts(sampled) if sampled else None
     record.node, record.spot = (facts.node, facts.spot) if facts else (socket.gethostname(), None)
 

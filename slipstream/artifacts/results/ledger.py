@@ -55,6 +55,8 @@ class AttemptRecord:
     node: str = ""
     device: str = ""
     spot: bool | None = None
+    #: How many machines or pods its processes are on.
+    pods: int = 1
     #: Seconds since it began at which an evaluation or a checkpoint ended, by :data:`EVENTS`.
     events: dict[str, list[float]] = field(default_factory=dict)
     #: :class:`.Observed` as a tree; None before the first step.
