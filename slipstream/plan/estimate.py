@@ -1,9 +1,9 @@
 """How long a training's work takes on a GPU: measured where it ran there, else predicted from where it did.
 
 A prediction is the ratio of two rooflines (Williams, Waterman and Patterson 2009): of a step, the longer of computing
-its operations at the peak and of moving the parameters and their optimiser through memory once. It says nothing of
-kernels that are too small to fill a GPU, so a small model takes longer than predicted. How far predictions are off is
-found by leaving each measured training out, if there are enough.
+its operations at the peak and of moving the parameters and their optimiser through memory once. The roof says nothing
+of what a step takes whatever its size: Python, and kernels too small to fill a device. With enough trainings on the
+same hardware that is fitted too, and how far predictions are off is found by leaving each training out.
 """
 
 from __future__ import annotations
@@ -118,10 +118,35 @@ def step_of(run: Measured) -> float:
     return run.computing_s / run.figures.ledger.kept
 
 
-def left_out_errors(runs: Sequence[Measured]) -> list[float]:
-    """Of each run the factor by which its steps took longer than the others predict, as a logarithm."""
-    ratios = [math.log(step_of(run) / own_roof(run, bandwidth=False)) for run in runs]
-    return [one - float(np.median(ratios[:i] + ratios[i + 1 :])) for i, one in enumerate(ratios)]
+@dataclass(frozen=True)
+class Fit:
+    """Of steps on one kind of hardware: seconds for each of their roof's, and those that any step takes."""
+
+    per_roof: float
+    launch: float
+
+    def step(self, its_roof: float) -> float:
+        return self.per_roof * its_roof + self.launch
+
+
+def fit(roofs: Sequence[float], steps: Sequence[float]) -> Fit:
+    """The fit of the least sum of squared relative errors, neither term below 0."""
+    from scipy.optimize import nnls
+
+    measured_steps = np.asarray(steps)
+    columns = np.stack([np.asarray(roofs), np.ones(len(roofs))], axis=1) / measured_steps[:, None]
+    per_roof, launch = nnls(columns, np.ones(len(roofs)))[0]
+    return Fit(float(per_roof), float(launch))
+
+
+def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[float]:
+    """Of each step the factor by which it takes longer than a fit to the others says, as a logarithm."""
+    errors = []
+    for out in range(len(steps)):
+        others = [index for index in range(len(steps)) if index != out]
+        others_fit = fit([roofs[index] for index in others], [steps[index] for index in others])
+        errors.append(math.log(steps[out] / others_fit.step(roofs[out])))
+    return errors
 
 
 def spread_of(errors: Sequence[float], otherwise: float) -> float:
@@ -154,20 +179,30 @@ def work_time(
     """What the planned training's work takes in so many processes, each on such a GPU."""
     if known := measured_time(planned, runs, gpu, processes):
         return known
+    computing, spread, how = predicted(planned, runs, gpu, processes)
+    if computing < LEAST_STEP_S:
+        computing, how = LEAST_STEP_S, f"{how}, {LEAST_STEP_S * 1e3:g} ms a step assumed for launching"
+    step, exchange = exchanged(planned, computing, gpu, processes, networks)
+    seconds = step * planned.figures.ledger.kept + planned.waiting_s
+    return WorkTime(seconds, spread, how + exchange, exchange != UNKNOWN_EXCHANGE)
+
+
+def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int) -> tuple[float, float, str]:
+    """Computing seconds of a step; the standard deviation of their logarithm; and what they are predicted from."""
     on_gpus = gpu_of(planned.figures.gpu) is not None
-    steps = planned.figures.ledger.kept
     peak = gpu.peak(planned.figures.world.precision if on_gpus else gpu.precision()) or gpu.peak(gpu.precision())
-    rows = planned.figures.batch_size / processes
-    target = roof(planned, rows, peak, gpu.bandwidth if on_gpus else None)
-    computing = step_of(planned) * target / own_roof(planned, bandwidth=on_gpus)
-    launching = computing < LEAST_STEP_S
-    others = [run for run in runs if run.figures.gpu == planned.figures.gpu]
-    errors = left_out_errors(others) if len(others) >= ENOUGH else []
-    spread = spread_of(errors, LARGEST_ERROR if on_gpus else LARGEST_BY_OPERATIONS)
-    how = f"predicted from {planned.figures.gpu or 'a CPU'}{'' if on_gpus else ', by operations alone'}"
-    how += f", {LEAST_STEP_S * 1e3:g} ms a step assumed for launching" if launching else ""
-    step, exchange = exchanged(planned, max(computing, LEAST_STEP_S), gpu, processes, networks)
-    return WorkTime(step * steps + planned.waiting_s, spread, how + exchange, exchange != UNKNOWN_EXCHANGE)
+    target = roof(planned, planned.figures.batch_size / processes, peak, gpu.bandwidth if on_gpus else None)
+    alike = [run for run in runs if run.figures.gpu == planned.figures.gpu]
+    where = planned.figures.gpu or f"a CPU{'' if on_gpus else ', by operations alone'}"
+    if len(alike) < ENOUGH:
+        spread = spread_of([], LARGEST_ERROR if on_gpus else LARGEST_BY_OPERATIONS)
+        return step_of(planned) * target / own_roof(planned, bandwidth=on_gpus), spread, f"predicted from {where}"
+    roofs, steps = [own_roof(run, bandwidth=on_gpus) for run in alike], [step_of(run) for run in alike]
+    launch = min(fit(roofs, steps).launch, step_of(planned))
+    # What a step takes whatever its size is the host's, and stays.
+    scaled = (step_of(planned) - launch) * target / own_roof(planned, bandwidth=on_gpus)
+    spread = spread_of(left_out_errors(roofs, steps), LARGEST_ERROR)
+    return scaled + launch, spread, f"predicted from {len(alike)} trainings on {where}"
 
 
 def exchanged(

@@ -47,6 +47,7 @@ def profile_of(choice: Choice) -> str:
     lines += [f"{name} = {json.dumps(value)}" for name, value in group.items()]
     if not option.profile:
         lines.append(f'node_selector = {{ "{TYPE_LABEL}" = "{option.instance.name}" }}')
+        lines += ["", "[[distributed.tolerations]]", 'key = "nvidia.com/gpu"', 'effect = "NoSchedule"']
     lines += ["", "[stages.train]", f"timeout_minutes = {max(60, math.ceil(ROOM * hours * 60))}"]
     if spot and option.pods > 1:
         lines.append(f"retries = {outcome.retries + OTHER_CAUSES}")
