@@ -193,7 +193,7 @@ def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: 
     peak = gpu.peak(planned.figures.world.precision if on_gpus else gpu.precision()) or gpu.peak(gpu.precision())
     target = roof(planned, planned.figures.batch_size / processes, peak, gpu.bandwidth if on_gpus else None)
     alike = [run for run in runs if run.figures.gpu == planned.figures.gpu]
-    where = planned.figures.gpu or f"a CPU{'' if on_gpus else ', by operations alone'}"
+    where = f"{planned.figures.gpu or 'a CPU'}{'' if on_gpus else ', by operations alone'}"
     if len(alike) < ENOUGH:
         spread = spread_of([], LARGEST_ERROR if on_gpus else LARGEST_BY_OPERATIONS)
         return step_of(planned) * target / own_roof(planned, bandwidth=on_gpus), spread, f"predicted from {where}"

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slipstream.artifacts.format import canonical_json
-from slipstream.artifacts.results.training_figures import read_figures
+from slipstream.artifacts.results.training_figures import gpu_name, read_figures
 from slipstream.plan.advice import Choice, choices, pareto, recommended, sentences
 from slipstream.plan.command import main, old
 from slipstream.plan.decide import ON_DEMAND, SPOT, Range, Row, Wanted, plan, together
@@ -23,7 +23,7 @@ from slipstream.plan.options import options
 from slipstream.profiles.profile import load
 from slipstream.storage import storage_for
 from slipstream.telemetry.prices import built_in_prices
-from tests.support.measured_trainings import FIGURES, figures, write_model, write_run
+from tests.support.measured_trainings import FIGURES, SPEED, figures, write_model, write_run
 
 PRICES = """
 [sources.mine]
@@ -69,6 +69,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_figures_of_a_trained_model_are_those_of_its_run(tmp_path: Path) -> None:
     found = read_figures(Path(write_model(tmp_path / "model")))
     assert replace(found, attempts=FIGURES.attempts) == FIGURES
+
+
+def test_a_gpu_that_nobody_sampled_is_named_by_its_peak() -> None:
+    assert gpu_name(["sampled"], None) == "sampled" and gpu_name([], None) == ""
+    assert gpu_name([], replace(SPEED, peak_from="the data sheet of NVIDIA L4")) == "NVIDIA L4"
 
 
 def test_what_is_printed_names_every_profile_and_instance(run: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream.artifacts.results.ledger import EVALUATION, STEPS
+from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from slipstream.machine.peaks import PEAKS
 from slipstream.plan.estimate import (
     HALF_WIDTH,
@@ -134,3 +135,26 @@ def test_several_processes_share_the_rows_of_a_batch() -> None:
     found = work_time(RUN, [RUN], gpus()["A100-80GB"], 8)
     assert found.seconds == pytest.approx((18_000 + 360) / 8 + 180, rel=1e-6)
     assert found.how.endswith("exchange unknown") and not found.exchange_known
+
+
+def network(device: str, latency: float, bandwidth: float) -> NetworkProfile:
+    """All-reduces of two processes that are rings: two messages of half the size."""
+    measurements = tuple(
+        Measurement("all_reduce", "float32", "sum", size, 2, "loop", True, (Launch((seconds,)),) * 3)
+        for size in (1 << 16, 1 << 20, 1 << 24)
+        for seconds in [2 * (latency + size / 2 / bandwidth)]
+    )
+    fingerprint = Fingerprint(2, 1, "nccl", (device,) * 2, (), "", {})
+    return NetworkProfile(fingerprint, 0.0, measurements, Topology((Host((0, 1), "cpu", 64, 1),)))
+
+
+def test_a_network_profile_adds_what_no_backward_pass_hides() -> None:
+    """400 MB of gradients are 14 messages of 50 MB to 8 processes: at 1 GB/s 0.7 s, where the pass takes 0.06 s."""
+    slow, fast = network(FIGURES.gpu, 1e-5, 1e9), network(FIGURES.gpu, 1e-6, 1e12)
+    gpu, hidden = gpus()["A100-80GB"], (18_000 + 360) / 8 + 180
+    exposed = work_time(RUN, [RUN], gpu, 8, [slow])
+    assert exposed.seconds == pytest.approx(36_000 * 0.7 + 180, rel=0.1) and exposed.exchange_known
+    assert work_time(RUN, [RUN], gpu, 8, [fast]).seconds == pytest.approx(hidden, rel=0.02)
+    assert "by the network profile" in exposed.how
+    other = work_time(RUN, [RUN], gpu, 8, [network("NVIDIA L4", 1e-5, 1e9)])
+    assert not other.exchange_known and other.seconds == pytest.approx(hidden)

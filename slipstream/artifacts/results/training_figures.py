@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def read_figures(directory: Path) -> TrainingFigures:
     last = max((pod.attempt for pod in devices.pods), default=0)
     return TrainingFigures(
         world=history.world,
-        gpu=next(iter(gpus), "") if history.world.device != "cpu" else "",
+        gpu=gpu_name(gpus, attempt.throughput) if history.world.device != "cpu" else "",
         pods=max(1, sum(pod.attempt == last for pod in devices.pods)),
         parameters=history.parameters,
         batch_size=batch_size,
@@ -62,6 +63,11 @@ def read_figures(directory: Path) -> TrainingFigures:
         saves=sum(map(saves_of, devices.attempts)) if devices.attempts else None,
         attempts=devices.attempts,
     )
+
+
+def gpu_name(sampled: Sequence[str], speed: Throughput | None) -> str:
+    """As the driver has it; where nothing was sampled, as the peak's source names it."""
+    return next(iter(sampled), speed.peak_from.removeprefix("the data sheet of ") if speed else "")
 
 
 def saves_of(attempt: AttemptSpan) -> int:

@@ -150,7 +150,7 @@ def test_a_training_leaves_its_phases_and_its_verdict(tmp_path: Path) -> None:
     assert found.seconds == pytest.approx(sum(found.phases.values()) + between, rel=1e-6)
     assert found.seconds <= ledger.wall
     record = read_attempts(storage_for(str(tmp_path / "run/checkpoints")))[0]
-    assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed
+    assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed and record.pods == 1
     assert len(record.events["evaluation"]) == 4 and record.events["checkpoint"]
     assert all(0 < at <= record.wall + 1 for times in record.events.values() for at in times)
 
