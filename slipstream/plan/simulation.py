@@ -42,13 +42,14 @@ class Rules:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Of each training: hours on the clock, hours billed on spot capacity and on demand, and interruptions. Those that
-    do not end are infinite."""
+    """Of each training: hours on the clock, hours billed on spot capacity and on demand, interruptions, and hours of
+    steps that were executed twice. The clock and what is billed are infinite for those that do not end."""
 
     hours: np.ndarray
     spot: np.ndarray
     on_demand: np.ndarray
     interruptions: np.ndarray
+    lost: np.ndarray
 
     def dollars(self, spot: float, on_demand: float) -> np.ndarray:
         """Of each training, at these prices of an hour of all its pods."""
@@ -62,12 +63,12 @@ def simulate(
     slower = np.ones(RUNS) if slower is None else slower
     left = job.work * slower
     every, cycle = job.every, job.every + job.stall
-    hours, spot, on_demand = (np.zeros(len(left)) for _ in range(3))
+    hours, spot, on_demand, lost = (np.zeros(len(left)) for _ in range(4))
     interrupted = np.zeros(len(left), dtype=np.int64)
     at_work = np.arange(len(left))
     for _ in range(MOST_ATTEMPTS):
         if not len(at_work):
-            return Simulated(hours, spot, on_demand, interrupted)
+            return Simulated(hours, spot, on_demand, interrupted, lost)
         up, needed = weather.up(at_work), until_the_end(job, left[at_work])
         ends = up >= needed
         spot[at_work] += np.minimum(up, needed)
@@ -76,8 +77,10 @@ def simulate(
         warned = random.random(len(at_work)) < rules.noticed
         published = np.floor(np.maximum(worked - job.publish, 0) / cycle) * every
         cycles = np.floor(np.maximum(worked, 0) / cycle)
-        kept = cycles * every + np.minimum(np.maximum(worked, 0) - cycles * cycle, every)
-        left[at_work] -= np.where(warned, kept, published)
+        done = cycles * every + np.minimum(np.maximum(worked, 0) - cycles * cycle, every)
+        saved = np.where(warned, done, published)
+        left[at_work] -= saved
+        lost[at_work] += done - saved
         interrupted[at_work] += 1
         moves = rules.falls_back & (interrupted[at_work] >= SYSTEM_RETRIES)
         rest = until_the_end(job, left[at_work[moves]])
@@ -87,7 +90,7 @@ def simulate(
         hours[at_work] += weather.wait(at_work)
     for amounts in (hours, spot):
         amounts[at_work] = np.inf
-    return Simulated(hours, spot, on_demand, interrupted)
+    return Simulated(hours, spot, on_demand, interrupted, lost)
 
 
 def until_the_end(job: Job, left: np.ndarray) -> np.ndarray:

@@ -37,6 +37,7 @@ def test_a_training_resumes_from_what_was_published() -> None:
     found = one([2.9, 100.0], Rules())
     assert found.interruptions[0] == 1 and found.spot[0] == pytest.approx(2.9 + 0.5 + 8 + 0.8)
     assert found.hours[0] == pytest.approx(found.spot[0] + 0.25)
+    assert found.lost[0] == pytest.approx(0.2), "what followed the second save"
     late = one([2.74, 100.0], Rules())
     assert late.spot[0] == pytest.approx(2.74 + 0.5 + 9 + 0.9), "the second save was not published yet"
 
@@ -44,7 +45,7 @@ def test_a_training_resumes_from_what_was_published() -> None:
 def test_a_warned_training_loses_no_step() -> None:
     """2.9 hours: two and what follows the second save, a fifth of an hour."""
     found = one([2.9, 100.0], Rules(noticed=1.0))
-    assert found.spot[0] == pytest.approx(2.9 + 0.5 + 7.8 + 0.7)
+    assert found.spot[0] == pytest.approx(2.9 + 0.5 + 7.8 + 0.7) and found.lost[0] == 0
 
 
 def test_a_single_pod_moves_after_its_third_failure_and_a_job_never_does() -> None:
