@@ -57,6 +57,8 @@ def hours(outcome: Outcome | None) -> str:
 def dollars(outcome: Outcome | None) -> str:
     if outcome is None:
         return "-"
+    if math.isinf(outcome.dollars.median):
+        return "no end"
     return f"{outcome.dollars.median:,.2f} ({outcome.dollars.low:,.2f} to {outcome.dollars.high:,.2f})"
 
 

@@ -46,6 +46,13 @@ def test_with_notices_to_three_percent(between: float, wait: float, noticed: flo
     assert found.spot.mean() == pytest.approx(billed_with_notices(JOB, between, noticed), rel=0.03)
 
 
+def test_half_an_interval_of_those_that_nobody_warned_of_is_lost() -> None:
+    rare = Job(work=48, every=0.8, stall=0, publish=0.0, restart=0)
+    found = simulated(rare, 4.0, 0.0, noticed=0.5).spot.mean() / 48 - 1
+    assert found == pytest.approx(billed_with_notices(rare, 4.0, 0.5) / 48 - 1, rel=0.15)
+    assert found == pytest.approx(0.5 * 0.4 / 4, rel=0.15)
+
+
 def test_work_that_is_not_interrupted_takes_what_it_takes() -> None:
     assert billed(JOB, 1e7) == pytest.approx(JOB.undisturbed, rel=1e-4)
     assert billed(JOB, 1e-4) == math.inf
