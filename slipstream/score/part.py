@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -60,18 +60,18 @@ class ScoredPart:
     absent: list[str] = field(default_factory=list)
 
 
-@cache
+@lru_cache(maxsize=1)
 def opened(directory: Path) -> ServedModel:
     """For all parts of a process: its sessions stay, too."""
     return ServedModel(directory)
 
 
-@cache
+@lru_cache(maxsize=1)
 def predictor_of(directory: Path) -> TablePredictor:
     return table_predictor(opened(directory))
 
 
-@cache
+@lru_cache(maxsize=1)
 def image_predictor_of(directory: Path) -> TensorPredictor:
     return TensorPredictor.of(opened(directory))
 

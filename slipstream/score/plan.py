@@ -78,6 +78,7 @@ def plan_scoring(
     check_apart(data, output)
     address = find_model(registry, package)
     listing = list_source(data)
+    check_none_inside(listing, output)
     with TemporaryDirectory() as scratch:
         model = address.fetch(Path(scratch, "model"), public_key(config))
         check_kept(config.keep, model)
@@ -104,6 +105,14 @@ def check_apart(data: str, output: str) -> None:
     inside, outside = whole(output), whole(data)
     if data and f"{inside.rstrip('/')}/".startswith(f"{outside.rstrip('/')}/"):
         raise UserError(f"output: {output!r} lies in the data, {data!r}; expected a place outside of it")
+
+
+def check_none_inside(listing: Listing, output: str) -> None:
+    """Raise ``UserError`` for a file that scoring has written, which a pattern may find."""
+    below = f"{whole(output).rstrip('/')}/"
+    for file in listing.files:
+        if (str(Path(file.uri).absolute()) if file.local else file.uri).startswith(below):
+            raise UserError(f"data: {file.uri!r} lies in the output, {output!r}; expected a place outside of the data")
 
 
 def whole(address: str) -> str:
@@ -144,7 +153,7 @@ def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> Resolve
         declared = config.format if config.format != "auto" else format_for(listing, model)
         images = declared in IMAGE_FORMATS
         files = listing.files if images else tuple(file for file in listing.files if file.size)
-        format = one_format(listing, files, replace(config, format=declared))
+        format = one_format(listing, files, replace(config, format="text") if declared == "text" else config)
         source = ResolvedSource(listing, format, files, "", replace(config, format=format))
     takes, has = ("images", "a table") if model.by == IMAGES else ("a table", "images")
     if (source.kind == "images") != (model.by == IMAGES):

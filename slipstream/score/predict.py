@@ -48,7 +48,10 @@ def table_predictor(model: ServedModel) -> TablePredictor:
 
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
-    return session_on(path, session_options(1), "cpu")
+    options = session_options(1)
+    # Patterns are kept for each size of a call, with memory of their own, and each file ends with another one.
+    options.enable_mem_pattern = False
+    return session_on(path, options, "cpu")
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from click.testing import CliRunner
 
 from slipstream.sweep.command import main as sweep_command
 from slipstream.sweep.store import SweepStore
-from tests.support import REPOSITORY
 from tests.support.command_line import run_in
 from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.tables import table_text
 
-WORKFLOW: dict[str, Any] = {"workflow": "sweep", "file": str(REPOSITORY / "workflows/sweep.py")}
+WORKFLOW: dict[str, Any] = {"workflow": "sweep", "file": "sweep"}
 SWEEP = {"trials": 3, "store": "swept", "space": {"training.learning_rate": {"low": 1e-3, "high": 1e-1, "log": True}}}
 
 

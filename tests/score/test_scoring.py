@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnxruntime
@@ -13,20 +15,36 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.errors import UserError
+from slipstream.export import engine
+from slipstream.export.config import ExportConfig
 from slipstream.export.package.raw_columns import RawColumns, read_columns
+from slipstream.export.package.sign import sign
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.trained import TrainedModel
+from slipstream.prepare.engine import prepare
 from slipstream.promote.store import Registry
 from slipstream.score.config import ScoringConfig
 from slipstream.score.engine import score
 from slipstream.score.model import PREPARED, RAW
-from slipstream.score.publish import publications, read_manifest
+from slipstream.score.publish import fetch, publications, read_manifest
 from slipstream.source import quarantine
+from slipstream.source.columns.transform import tokenise
 from slipstream.source.config import DataConfig
+from slipstream.source.fingerprint import load_digits
+from slipstream.storage import s3
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package
 from tests.support.promotions import put
 from tests.support.raw_tables import as_raw
 from tests.support.scoring import KEEP, bytes_below, in_shares, manifest_of, rows, scored, table_of, write_files
-from tests.support.toys import images
+from tests.support.toys import ToyTrained, images
 
 NUMBER = 5000
 
@@ -204,3 +222,90 @@ def test_the_quarantine_reads_what_was_set_aside(tmp_path: Path) -> None:
     bad = [quarantine.BadRow("a.csv", 3, "x", "not number", "z" * 1000)]
     (tmp_path / "aside.parquet").write_bytes(quarantine.to_parquet(bad))
     assert pq.read_table(tmp_path / "aside.parquet")["raw"].to_pylist() == ["z" * quarantine.RAW_CHARACTERS]
+
+
+def test_texts_are_scored_file_by_file_without_class_folders(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    words = {"cats": ["purr", "fur", "whiskers"], "cars": ["wheel", "brake", "engine"]}
+    for name, own in words.items():
+        folder = tmp_path / "train" / name
+        folder.mkdir(parents=True)
+        for number in range(60):
+            (folder / f"{number}.txt").write_text(" ".join([*draw.choice(own, 3), *draw.choice(list("abcdef"), 4)]))
+    prepare(tmp_path / "prepared", str(tmp_path / "train"), "", DataConfig(), {}, 1)
+    data = PreparedData.open(tmp_path / "prepared")
+    trained = ToyTrained(data.signature, build(ModelConfig(arguments={"hidden": [8]}), data.signature, seed=0))
+    engine.export(tmp_path / "package", cast(TrainedModel, trained), data, ExportConfig(seconds=0.5), {})
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text("purr wheel")
+    (folder / "empty.txt").write_text(" ")
+    config, reading = ScoringConfig(), DataConfig(quarantine_limit=0.5)
+    package_uri, output = str(tmp_path / "package"), tmp_path / "out"
+    publication, _ = score("", str(folder), str(output), reading, config, package=package_uri)
+    assert manifest_of(output, publication).by == PREPARED
+    table = table_of(output, publication)
+    assert table.column_names == ["file", "row", "label", "probability_cars", "probability_cats", "model_version"]
+    assert table["file"].to_pylist() == ["0.txt", "1.txt", "2.txt"]
+    tokens = tokenise(pa.array(["purr wheel"]), data.signature.inputs[0].shape[1])[:, None]
+    with torch.inference_mode():
+        expected = trained.load()(torch.from_numpy(tokens)).softmax(1)[0].numpy()
+    assert np.abs(table["probability_cats"].to_numpy() - expected[1]).max() < 1e-5
+    # The same text as a column of a table.
+    pd.DataFrame({"text": ["purr wheel"], "n": [1]}).to_csv(tmp_path / "texts.csv", index=False)
+    again, _ = score("", str(tmp_path / "texts.csv"), str(output), DataConfig(), ScoringConfig(keep=["n"]), package_uri)
+    assert table_of(output, again)["probability_cats"].to_pylist() == table["probability_cats"].to_pylist()[:1]
+
+
+def test_arrays_and_the_digits_are_scored_row_by_row(tmp_path: Path) -> None:
+    prepare(tmp_path / "prepared", "", "", DataConfig(), {}, 1)
+    data = PreparedData.open(tmp_path / "prepared")
+    model = package(tmp_path / "package", data, steps=60)
+    pixels, labels = load_digits()
+    np.savez(tmp_path / "some.npz", images=pixels[:100, 0], labels=labels[:100])
+    of_arrays, _ = score("", str(tmp_path / "some.npz"), str(tmp_path / "a"), DataConfig(), ScoringConfig(), str(model))
+    of_digits, _ = score("", "", str(tmp_path / "d"), DataConfig(), ScoringConfig(), str(model))
+    some, every = table_of(tmp_path / "a", of_arrays), table_of(tmp_path / "d", of_digits)
+    assert some["row"].to_pylist() == list(range(1, 101)) and set(some["file"].to_pylist()) == {"some.npz"}
+    assert every.num_rows == len(labels) and every["label"].to_pylist()[:100] == some["label"].to_pylist()
+    right = np.array(every["label"].to_pylist()) == labels.astype(str)
+    assert right.mean() > 0.5
+
+
+def test_a_model_that_is_signed_is_scored_with_by_its_signers_key_alone(served: Registry, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(Path(served.uri).parent / "package", model)
+    keys = [Ed25519PrivateKey.generate() for _ in range(2)]
+    for number, key in enumerate(keys):
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (tmp_path / f"private-{number}.pem").write_bytes(private)
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / f"public-{number}.pem").write_bytes(public)
+    sign(model, tmp_path / "private-0.pem")
+    data, output = write_files(tmp_path / "in", files=1, of_each=100), str(tmp_path / "out")
+    other = replace(KEEP, public_key=str(tmp_path / "public-1.pem"))
+    with pytest.raises(UserError, match="did not sign this model"):
+        score("", str(data), output, DataConfig(), other, str(model))
+    _, new = score(
+        "", str(data), output, DataConfig(), replace(KEEP, public_key=str(tmp_path / "public-0.pem")), str(model)
+    )
+    _, again = score("", str(data), output, DataConfig(), KEEP, str(model))
+    assert (new, again) == (True, False), "the key that was looked at changes nothing of the table"
+
+
+def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store: FaultyS3) -> None:
+    data = write_files(tmp_path / "in", files=2, of_each=200)
+    for path in [*data.iterdir(), *Path(served.uri).rglob("*")]:
+        if path.is_file():
+            key = path.relative_to(data.parent if data in path.parents else Path(served.uri).parent)
+            s3.client().put_object(Bucket="bucket", Key=f"{tmp_path.name}/{key}", Body=path.read_bytes())
+    prefix = f"s3://bucket/{tmp_path.name}"
+    publication, new = score(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/out", DataConfig(), KEEP)
+    assert new and not score(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/out", DataConfig(), KEEP)[1]
+    there = fetch(f"{prefix}/out", publication, tmp_path / "there")
+    here, _ = score(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
+    parts = [name for name in there.files if name.startswith("part-")]
+    assert parts and parts == [name for name in read_manifest(str(tmp_path / "out"), here).files if "part-" in name]
+    with pytest.raises(UserError, match="lies in the output"):
+        score(served.uri, str(tmp_path / "**/*.parquet"), str(tmp_path / "out"), DataConfig(), KEEP)

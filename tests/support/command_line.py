@@ -26,7 +26,8 @@ from tests.support import REPOSITORY
 from tests.support.captured import Captured
 
 PYFLYTE = Path(sys.executable).with_name("pyflyte")
-TRAINING = REPOSITORY / "workflows/training.py"
+WORKFLOWS = REPOSITORY / "workflows"
+TRAINING = WORKFLOWS / "training.py"
 #: A wide terminal keeps each message on one line inside its box.
 TERMINAL = {"COLUMNS": "600"}
 
@@ -36,7 +37,7 @@ Run = Callable[..., Ended]
 
 
 def run_in(
-    directory: Path, *arguments: str, workflow: str = "train_and_export", file: str = str(TRAINING), **environment: str
+    directory: Path, *arguments: str, workflow: str = "train_and_export", file: str = "training", **environment: str
 ) -> Ended:
     """``pyflyte run`` of the main job, or of another workflow of its or another file, in ``directory`` and in this
     process.
@@ -45,7 +46,7 @@ def run_in(
     """
     if profile.CHOICE in environment:
         raise ValueError("a workflow that is imported already keeps its profile; use start_in")
-    return invoke(pyflyte, directory, ["run", file, workflow, *arguments], environment)
+    return invoke(pyflyte, directory, ["run", str(WORKFLOWS / f"{file}.py"), workflow, *arguments], environment)
 
 
 def start_in(directory: Path, *arguments: str, workflow: str = "train_and_export", **environment: str) -> Ended:

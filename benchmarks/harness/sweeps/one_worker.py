@@ -1,0 +1,21 @@
+"""A sweep's worker with one slot, whose trials take notes: ``python -m harness.sweeps.one_worker PLACE``, where PLACE
+has the configuration, ``run.json``, and ``prepared`` data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness.sweeps.noted_trial import noted_trial
+from slipstream.artifacts.homes import Holder
+from slipstream.config import RunConfig
+from slipstream.sweep import worker
+from slipstream.sweep.engine import work
+from slipstream.sweep.worker import Pod
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    worker.train_trial = noted_trial
+    worker.MODULES = (*worker.MODULES, "harness.sweeps.noted_trial")
+    pod = Pod(place / "prepared", place / "scratch", 1, Holder("benchmark"))
+    work(RunConfig.from_file(place / "run.json"), str(place / "store"), pod)

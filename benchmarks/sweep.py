@@ -1,0 +1,166 @@
+"""What a sweep's decisions are worth in virtual time, and what a trial costs besides its steps.
+
+    python benchmarks/sweep.py [--quick] [--json FILE] [--part simulated|real]
+
+*simulated*: trainings that are made up, with learning curves that cross; virtual time in whole trainings; the settings
+come from ``slipstream.sweep.study``, which also stops trials, and the records are the sweep's own, in memory. Each seed
+is another problem. Of one: one worker, eight, eight whose slots are preempted at times drawn from an exponential
+distribution, on average every half of a whole training, that resume from the last evaluation or start the trial again;
+random search of whole trainings until it has cost as much as the eight workers; ``optuna.study.optimize`` with the
+sampler and the pruner that the sweep uses. The loss is the last one, without noise, of the settings that were found.
+*behind* is how much less or more than of the other search, paired by seed, with a distribution-free 95 % interval.
+
+*real*: a worker with one slot trains some settings of a model on the handwritten digits, and the Flyte task ``train``
+trains it by ``pyflyte run``, in turns: wall-clock seconds besides steps and evaluations, one process with one thread
+each. Of the worker these are the seconds from one trial's begin to the next one's, and before its first trial those
+since its command began, in which the server loads torch from which trials are forked. *in the stage* is what the task
+itself says that it took, without the start of ``pyflyte``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from harness.command import benchmark, part_option
+from harness.sweeps.overheads import through_the_task, trials_of_a_worker
+from harness.sweeps.problem import Problem
+from harness.sweeps.simulation import Found, Preemptions, Simulation, config_of, optuna_alone
+from harness.table import Column, Table
+from harness.turns import interval_of_median
+from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
+
+SEEDS, TRIALS, WORKERS, HALF = 20, 200, 8, 0.5
+ONE, MANY, RANDOM, ALONE = "one worker", f"{WORKERS} workers", "random search, equal cost", "study.optimize alone"
+RESUMED, AGAIN = f"{WORKERS}, preempted, resumed", f"{WORKERS}, preempted, from scratch"
+WHOLE = (
+    Column("time", "time"),
+    Column("cost", "cost"),
+    Column("complete", "complete", "{:.0f}"),
+    Column("loss", "loss", "{:.4f}"),
+)
+RATIOS = (
+    Column("ratio", "ratio", "{:.3f}"),
+    Column("95 % from", "low", "{:.3f}"),
+    Column("to", "high", "{:.3f}"),
+)
+LOSSES = (
+    Column("behind", "behind"),
+    Column("95 % from", "from"),
+    Column("to", "to"),
+    Column("better", "better"),
+)
+COSTS = (
+    Column("besides, s", "besides", "{:.2f}"),
+    Column("in the stage, s", "stage", "{:.2f}"),
+    Column("before the first, s", "first", "{:.2f}"),
+    Column("steps, evaluations, s", "working", "{:.2f}"),
+    Column("over the task", "ratio", "{:.3f}"),
+    Column("over its stage", "ratio_stage", "{:.3f}"),
+)
+
+
+# Simulated
+
+
+def searches(seed: int, trials: int) -> dict[str, Found]:
+    """What each way finds of one problem."""
+    problem, config = Problem(seed), config_of(seed, trials)
+
+    def swept(workers: int, preemptions: Preemptions) -> Found:
+        return Simulation(problem, config, preemptions).run(workers)
+
+    many = swept(WORKERS, Preemptions())
+    whole = config_of(seed, 10_000, "random", "none")
+    return {
+        ONE: swept(1, Preemptions()),
+        MANY: many,
+        RESUMED: swept(WORKERS, Preemptions(HALF)),
+        AGAIN: swept(WORKERS, Preemptions(HALF, resumes=False)),
+        RANDOM: Simulation(problem, whole, Preemptions(), budget=many.cost).run(1),
+        ALONE: optuna_alone(problem, trials),
+    }
+
+
+def simulated(seeds: int, trials: int) -> Iterator[Table]:
+    found: dict[str, list[Found]] = {}
+    for seed in range(seeds):
+        for name, each in searches(seed, trials).items():
+            found.setdefault(name, []).append(each)
+        click.echo(f"  seed {seed}: " + ", ".join(f"{each[-1].loss:.4f}" for each in found.values()), err=True)
+    crossing = statistics.median(Problem(seed).crossing(1000) for seed in range(seeds))
+    remark = f"{crossing:.0%} of pairs of settings change their order between the first epoch and the last"
+    rows = {name: medians_of(each) for name, each in found.items()}
+    yield Table(f"{seeds} seeds, {trials} trials, virtual time in whole trainings, medians", WHOLE, rows, (remark,))
+
+    def ratio(of: str, to: str, what: Callable[[Found], float]) -> dict[str, float]:
+        pairs = zip(found[of], found[to], strict=True)
+        middle, low, high = interval_of_median([what(one) / what(other) for one, other in pairs])
+        return {"ratio": middle, "low": low, "high": high}
+
+    yield Table(
+        "over the same without",
+        RATIOS,
+        {
+            f"{MANY}, time, over one": ratio(MANY, ONE, lambda each: each.time),
+            f"{RESUMED}, cost": ratio(RESUMED, MANY, lambda each: each.cost),
+            f"{AGAIN}, cost": ratio(AGAIN, MANY, lambda each: each.cost),
+        },
+    )
+    against = {f"{of}, against {to}": behind(found[of], found[to]) for of, to in ((MANY, RANDOM), (ONE, ALONE))}
+    yield Table("losses, paired by seed", LOSSES, against)
+
+
+def medians_of(found: Sequence[Found]) -> dict[str, float]:
+    return {key: statistics.median(vars(each)[key] for each in found) for key in ("time", "cost", "complete", "loss")}
+
+
+def behind(ours: Sequence[Found], theirs: Sequence[Found]) -> Mapping[str, str]:
+    """In words, as a difference may be negative."""
+    differences = [one.loss - other.loss for one, other in zip(ours, theirs, strict=True)]
+    better = f"{sum(each < 0 for each in differences)} of {len(differences)}"
+    words = (f"{each:+.5f}" for each in interval_of_median(differences))
+    return dict(zip(("behind", "from", "to"), words, strict=True)) | {"better": better}
+
+
+# Real
+
+
+def real(rounds: int, trials: int, epochs: int) -> Table:
+    swept, asked = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        prepare(place / "prepared", "", "", DataConfig(), {})
+        for round_ in range(rounds):
+            worker, task = place / f"worker-{round_}", place / f"task-{round_}"
+            for ours in (True, False) if round_ % 2 else (False, True):
+                if ours:
+                    swept.append(trials_of_a_worker(worker, place / "prepared", epochs, trials))
+                else:
+                    asked.append(through_the_task(task, place / "prepared", epochs))
+    of_trials = [each for found in swept for each in found]
+    trial = {key: statistics.median(each[key] for each in of_trials) for key in ("besides", "working")}
+    task_ = {key: statistics.median(each[key] for each in asked) for key in asked[0]}
+    first = statistics.median(found[0]["first"] for found in swept)
+    ratios = {"ratio": trial["besides"] / task_["besides"], "ratio_stage": trial["besides"] / task_["stage"]}
+    rows = {"trial of a worker": trial | {"first": first} | ratios, "the task train": task_}
+    return Table(f"{len(of_trials)} trials and {rounds} runs of the task, {epochs} epochs, medians", COSTS, rows)
+
+
+@benchmark
+@part_option(("simulated", "real"))
+def main(quick: bool, parts: tuple[str, ...]) -> Iterator[Table]:
+    """What a sweep's decisions are worth, and what a trial costs besides its steps."""
+    if "simulated" in parts:
+        yield from simulated(*((1, 12) if quick else (SEEDS, TRIALS)))
+    if "real" in parts:
+        yield real(*((1, 2, 2) if quick else (3, 6, 20)))
+
+
+if __name__ == "__main__":
+    main()
