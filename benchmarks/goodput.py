@@ -26,9 +26,9 @@ from harness.preempted import STEPS_PER_EPOCH, WORLD, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
 from harness.turns import Figures
+from slipstream.artifacts.results.ledger import STALL, STEPS
 from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
-from slipstream.train.fault_tolerance.goodput import STALL, STEPS
 
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400
 MODES = ("periodic", "auto", "notice")

@@ -27,10 +27,11 @@ from harness.steady import WORKS, WORLD, SteadyTrainer
 from harness.table import Column, Table
 from harness.turns import Figures, interval_of_median, medians
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.ledger import STALL
 from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 from slipstream.train.fault_tolerance.consensus import Interval
-from slipstream.train.fault_tolerance.goodput import STALL, GoodputRecorder
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
 from slipstream.train.telemetry.step_times import StepTimes

@@ -26,12 +26,13 @@ from harness.preempted import WORLD, Ended, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
 from harness.turns import Figures
+from slipstream.artifacts.results.ledger import STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.doctor.package import measured_save
+from slipstream.plan.money import HOUR_S
+from slipstream.plan.storm import Courses, Pace, courses
 from slipstream.prepare.engine import prepare
-from slipstream.profiles.storm import HOUR_S, Course, Pace, course
 from slipstream.source.config import DataConfig
-from slipstream.train.fault_tolerance.goodput import STEPS
 
 STEP_S = 0.03
 SAVE_EVERY = 25
@@ -63,9 +64,9 @@ def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
     return Run(attempts, job.executed, step_s, read_attempt(job.model).save_seconds or save_s)
 
 
-def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Course:
+def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Courses:
     """The same weather, simulated."""
-    return course(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned)
+    return courses(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned, trainings=1)
 
 
 def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figures:
@@ -83,18 +84,18 @@ def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figu
     clock = [
         sum(each.fault_s if not each.finished and not warned else each.wall_s for each in run.attempts) for run in runs
     ]
-    off = np.array(lost) - np.array([one.lost / pace.hours for one in told])
+    off = np.array(lost) - np.array([one.lost[0] / pace.hours for one in told])
     half = float(stats.t.ppf(0.975, len(off) - 1) * off.std(ddof=1) / np.sqrt(len(off))) if len(off) > 1 else 0.0
     return {
         "runs": len(runs),
         "preempted": fmean(len(run.attempts) - 1 for run in runs),
-        "preempted_told": fmean(one.retries for one in told),
+        "preempted_told": fmean(one.retries[0] for one in told),
         "lost": fmean(lost),
-        "lost_told": fmean(one.lost / pace.hours for one in told),
+        "lost_told": fmean(one.lost[0] / pace.hours for one in told),
         "off": abs(float(off.mean())),
         "half": half,
         "clock_s": fmean(clock),
-        "clock_told": fmean(one.clock * HOUR_S for one in told),
+        "clock_told": fmean(one.clock[0] * HOUR_S for one in told),
         "step_s": step_s,
         "start_s": pace.start_s,
         "save_s": pace.save_s,

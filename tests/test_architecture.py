@@ -30,6 +30,7 @@ FOUNDATIONS = BASE | {
     "interconnect",
     "comparison",
     "source",
+    "checkpoint_interval",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
@@ -37,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"one_line"},
     "logs": {"one_line"},
     "cron": set(),
+    "checkpoint_interval": set(),
     "sessions": set(),
     "text_table": set(),
     "stages": set(),
@@ -56,6 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "score": FOUNDATIONS | {"export", "promote"},
     "sweep": FOUNDATIONS | {"train", "config"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
+    "plan": FOUNDATIONS,
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
     "cli": {"subcommands", "export"},

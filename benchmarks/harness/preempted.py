@@ -24,10 +24,10 @@ from harness.processes import FRESH
 from slipstream import logs
 from slipstream.artifacts.format import MANIFEST
 from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.results.ledger import AttemptRecord, read_attempts
 from slipstream.models.config import ModelConfig
 from slipstream.storage import storage_for
 from slipstream.train.config import TrainingConfig
-from slipstream.train.fault_tolerance.goodput import AttemptRecord, read_attempts
 from slipstream.train.loop.probe import ROWS
 
 WORLD = 2

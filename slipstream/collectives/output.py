@@ -10,12 +10,12 @@ from pathlib import Path
 
 from slipstream.artifacts.records import to_json
 from slipstream.collectives.findings import grade
-from slipstream.collectives.model.predictions import lines as model_lines
-from slipstream.collectives.model.predictions import model_curve
 from slipstream.collectives.operations.cases import ROOT
 from slipstream.collectives.operations.reference_data import DTYPES
 from slipstream.collectives.tune.decision import decide
 from slipstream.interconnect.history import trend_points
+from slipstream.interconnect.model.predictions import lines as model_lines
+from slipstream.interconnect.model.predictions import model_curve
 from slipstream.interconnect.profile import (
     COURSE,
     MODEL,

@@ -16,6 +16,7 @@ from slipstream.artifacts.results.export import KIND, SIGNATURE, DeployedSignatu
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.sweep import Sweep
 from slipstream.artifacts.results.training import TRACE
+from slipstream.artifacts.results.training_figures import read_figures
 from slipstream.artifacts.store import Store
 from slipstream.models.metrics import HEADLINE
 from slipstream.report.costs import costs_of
@@ -76,6 +77,7 @@ def run_summary(results: Results, stages: Sequence[StageRun], directory: str) ->
         stages=list(stages),
         bottleneck=results.attempt.bottleneck,
         costs=costs_of(stages, results.devices),
+        training=read_figures(results.trained.directory),
     )
 
 

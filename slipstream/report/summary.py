@@ -14,6 +14,7 @@ from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.export import ExportReport, VariantFigures
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.sweep import Sweep
+from slipstream.artifacts.results.training_figures import TrainingFigures
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
 from slipstream.report.costs import CostFigures
@@ -61,6 +62,8 @@ class RunSummary:
     bottleneck: Bottleneck | None = None
     #: Of each stage that was made, then of all; empty where neither GPUs nor prices are known.
     costs: list[CostFigures] = field(default_factory=list)
+    #: What the training measured, for who plans the next; absent in summaries from before it was kept.
+    training: TrainingFigures | None = None
 
     def __str__(self) -> str:
         sections = (

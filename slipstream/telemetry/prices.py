@@ -53,6 +53,8 @@ class Instance:
     spot: Decimal | None
     source: str
     dated: str
+    #: Which GPU it has, as ``slipstream/plan/gpus.toml`` names it; "" if that is not said.
+    gpu: str = ""
 
     def part(self, gpus: int) -> PodPrice:
         """The price of a pod with so many GPUs of such nodes."""
@@ -122,6 +124,11 @@ def read_prices(path: Path) -> PriceList:
     return PriceList(read, accelerators)
 
 
+def over(below: PriceList, above: PriceList) -> PriceList:
+    """Prices of your own laid over others: an instance that both have is yours."""
+    return PriceList({**below.instances, **above.instances}, {**below.accelerators, **above.accelerators})
+
+
 def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = data.get(name, {})
     if not isinstance(found, dict):
@@ -131,9 +138,9 @@ def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> Instance:
     """One entry of the file, checked."""
-    required, optional = {"gpus", "region", "on_demand", "source"}, {"spot"}
+    required, optional = {"gpus", "region", "on_demand", "source"}, {"spot", "gpu"}
     if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
-        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where it is known, spot")
+        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where they are known, spot and gpu")
     gpus, region, on_demand, spot = (entry.get(key) for key in ("gpus", "region", "on_demand", "spot"))
     if type(gpus) is not int or gpus < 1:
         raise UserError(f"{where}: gpus: {gpus}; expected a whole number from 1 on")
@@ -146,7 +153,8 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
         raise UserError(f"{where}: source: {entry['source']}; expected a table of sources with address and date")
     if type(source["date"]) is not date or not str(source["address"]).startswith("https://"):
         raise UserError(f"{where}: source: {entry['source']}; expected a date and an address with https://")
-    return Instance(name, gpus, str(region), on_demand, spot, source["address"], source["date"].isoformat())
+    gpu, dated = str(entry.get("gpu", "")), source["date"].isoformat()
+    return Instance(name, gpus, str(region), on_demand, spot, source["address"], dated, gpu)
 
 
 def dollars(where: str, value: object) -> Decimal:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.ledger import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, summarise
 from slipstream.artifacts.results.training import Attempt, History, ProcessGroupFigures, Throughput, record_files
 from slipstream.distributed.child_processes import end_with_torch_elastic
 from slipstream.distributed.farewell import leave_after_rank_0
@@ -41,15 +42,7 @@ from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
 from slipstream.train.device_clock import clock_of
 from slipstream.train.fault_tolerance.consensus import Interval
-from slipstream.train.fault_tolerance.goodput import (
-    DATA_WAIT,
-    RESTORE,
-    STALL,
-    STEPS,
-    AttemptRecord,
-    GoodputRecorder,
-    summarise,
-)
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
 from slipstream.train.loop.precision import kernels
@@ -201,6 +194,7 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) 
     """Write down where this attempt runs, as far as its pod's agent found out."""
     gpu = group.device.type == "cuda"
     record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
+    record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))
     facts = read_facts(sampled) if sampled else None
     record.node, record.spot = (facts.node, facts.spot) if facts else (socket.gethostname(), None)
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slipstream.artifacts.records import from_json, to_json
+from slipstream.artifacts.results.ledger import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
 from slipstream.artifacts.results.so_far import AttemptSoFar, TrainingSoFar
 from slipstream.storage import storage_for
-from slipstream.train.fault_tolerance.goodput import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
 from slipstream.train.periodically import periodically
 
 PERIOD_S = 5.0

@@ -25,10 +25,10 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.findings import slow_ranks_and_links
 from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.model.predictions import AllReduce, model_of
-from slipstream.collectives.model.schemes import SCHEMES, evaluate_schemes, message_model
-from slipstream.collectives.model.step_time import Compute, predict
 from slipstream.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
+from slipstream.interconnect.model.predictions import AllReduce, model_of
+from slipstream.interconnect.model.schemes import SCHEMES, evaluate_schemes, message_model
+from slipstream.interconnect.model.step_time import Compute, predict
 from slipstream.interconnect.profile import Launch, NetworkProfile, merged
 from slipstream.interconnect.topology import interfaces
 from slipstream.interconnect.tuning import DdpSettings

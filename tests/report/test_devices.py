@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.results.devices import PodSeries
+from slipstream.artifacts.results.training_figures import read_figures
+from slipstream.plan.measured import figures_of_run
 from slipstream.profiles.profile import load
 from slipstream.report.against_interconnect import against_interconnect, expected_exchange
 from slipstream.report.costs import TOTAL, costs_of
@@ -68,6 +70,7 @@ def test_the_page_and_the_figures_say_it(tmp_path: Path) -> None:
     assert "attempt 1: killed, or its machine was lost" in page, "marked on the axis"
     tree = json.loads(Path(summary.directory, "summary.json").read_text())
     assert tree["bottleneck"]["verdict"] == "data" and tree["costs"][-1]["stage"] == TOTAL
+    assert figures_of_run(Path(summary.directory, "summary.json")) == read_figures(found.trained.directory)
     assert tree["costs"][0]["gpu_hours"] > 0 and tree["stages"][1]["usage"]["busy"] == 0.55
 
 

@@ -31,8 +31,8 @@ from slipstream.artifacts.results.training import (
     Throughput,
     ValidationPoint,
 )
-from slipstream.collectives.model.predictions import model_curve
 from slipstream.evaluate.engine import plot_data
+from slipstream.interconnect.model.predictions import model_curve
 from slipstream.interconnect.profile import COURSE, MODEL, ModelPoint, TrendPoint, write_profile
 from slipstream.models import metrics
 from slipstream.report.stage_results import Results

@@ -161,7 +161,7 @@ def test_long_trainings_keep_few_blocks_and_lose_no_step() -> None:
 
 
 def test_what_a_later_version_observed_is_no_traceback() -> None:
-    from slipstream.train.fault_tolerance.goodput import AttemptRecord, observed_in
+    from slipstream.artifacts.results.ledger import AttemptRecord, observed_in
 
     known = observe(blocks_of({}, {}), Around())
     assert isinstance(known, Observed)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.records import from_json
+from slipstream.artifacts.results.ledger import STEPS, AttemptRecord
 from slipstream.artifacts.results.so_far import TrainingSoFar
 from slipstream.artifacts.results.training import LossPoint
 from slipstream.train import so_far
-from slipstream.train.fault_tolerance.goodput import STEPS, AttemptRecord
 from slipstream.train.so_far import attempts, read, written
 
 POINT = LossPoint(3, 0.5, 0.7, 1e-3)

@@ -8,9 +8,9 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from slipstream.artifacts.results.ledger import EVALUATION, STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.sweep.trial import TrialJob, train_trial
-from slipstream.train.fault_tolerance.goodput import EVALUATION, STEPS
 
 #: Names the file of the notes.
 NOTES = "SWEEP_NOTES"

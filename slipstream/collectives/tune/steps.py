@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.collectives.launch.timing import slowest
 from slipstream.collectives.launch.worker import WorkerContext
-from slipstream.collectives.model.step_time import Compute, buckets_of
 from slipstream.collectives.tune.decision import FEWEST_TURNS
+from slipstream.interconnect.model.step_time import Compute, buckets_of
 from slipstream.interconnect.tuning import DdpSettings
 from slipstream.models.arithmetic import Arithmetic, autocast, resolve_precision, rounding
 from slipstream.models.config import ModelConfig

@@ -21,12 +21,12 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.engine import made_by, rendezvous_and_check
 from slipstream.collectives.launch.measurements import inspect_group
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.model.predictions import step_lines
-from slipstream.collectives.model.step_time import Compute, buckets_of
 from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from slipstream.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
 from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.history import ProfileHistory, TuningHistory
+from slipstream.interconnect.model.predictions import step_lines
+from slipstream.interconnect.model.step_time import Compute, buckets_of
 from slipstream.interconnect.profile import NetworkProfile
 from slipstream.interconnect.tuning import (
     COPIED,

@@ -2,9 +2,8 @@
 
 The ranks exchange a few numbers in one small collective. All of them get the same numbers, and therefore decide alike.
 
-The interval between checkpoints is a number of steps, a time, or the optimum for a failure rate: if a checkpoint stalls
-the work for C seconds and machines fail every M seconds on average, it is about sqrt(2 C M) (Young 1974); Daly (2006,
-equation 37) adds the terms that matter when C is not small compared to M.
+The interval between checkpoints is a number of steps, a time, or the optimum for a failure rate
+(:mod:`slipstream.checkpoint_interval`).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from slipstream.checkpoint_interval import best_seconds
 from slipstream.distributed.process_group import Peers
 from slipstream.train.fault_tolerance.notices import Notice, Watcher
 from slipstream.train.telemetry.step_times import StepTimes
@@ -30,10 +30,6 @@ SAVE_MARGIN = 1.5
 LEAVE_S = 2.0
 #: Stands for the seconds left after a notice without a deadline: more than any deadline, less than infinity.
 ADVICE_S = 1e9
-#: Largest share of the time that saves may take, however often machines fail.
-LARGEST_SHARE = 0.03
-#: Longest interval, and so the most work that a failure can cost, however rarely machines fail.
-LONGEST_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -146,15 +142,6 @@ def seconds_left(notice: Notice | None) -> float:
     return ADVICE_S if notice.deadline is None else notice.deadline - time.monotonic()
 
 
-def young_daly(cost_s: float, mean_time_between_failures_s: float) -> float:
-    """Seconds of work between two checkpoints for which checkpoints and failures together cost the least time."""
-    if cost_s >= 2 * mean_time_between_failures_s:
-        return mean_time_between_failures_s
-    ratio = cost_s / (2 * mean_time_between_failures_s)
-    young = math.sqrt(2 * cost_s * mean_time_between_failures_s)
-    return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
-
-
 @dataclass(frozen=True)
 class Interval:
     """Exactly one field is set, the others are 0."""
@@ -172,7 +159,5 @@ class Interval:
             return 1
         if self.seconds:
             return max(1, round(self.seconds / measured.step_s))
-        best = young_daly(measured.stall_s, self.mean_time_between_failures_s)
-        # A save that begins before the previous one is published blocks the step loop.
-        shortest = max(measured.stall_s / LARGEST_SHARE, measured.publish_s)
-        return max(1, math.ceil(min(max(best, shortest), LONGEST_S) / measured.step_s))
+        best = best_seconds(measured.stall_s, measured.publish_s, self.mean_time_between_failures_s)
+        return max(1, math.ceil(best / measured.step_s))

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
+from slipstream.artifacts.results.ledger import DATA_WAIT, EVALUATION, STALL, STEPS
 from slipstream.errors import AgreedPreempted, Preempted
 from slipstream.logs import logger
 from slipstream.train.checkpoint.manager import Checkpoints
@@ -34,7 +35,7 @@ from slipstream.train.fault_tolerance.consensus import (
     Measured,
     Stop,
 )
-from slipstream.train.fault_tolerance.goodput import DATA_WAIT, EVALUATION, SAVED, STALL, STEPS, GoodputRecorder
+from slipstream.train.fault_tolerance.goodput import SAVED, GoodputRecorder
 from slipstream.train.fault_tolerance.notices import Watcher
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks, StepTiming
 from slipstream.train.telemetry.step_times import StepTimes

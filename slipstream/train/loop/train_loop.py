@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.ledger import EVALUATION
 from slipstream.artifacts.results.so_far import TrainingSoFar
 from slipstream.artifacts.results.training import LeftOut, LossPoint, ValidationPoint
 from slipstream.distributed.process_group import Group
@@ -29,7 +30,7 @@ from slipstream.train.checkpoint.manager import Restored
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.fault_tolerance.goodput import EVALUATED, EVALUATION
+from slipstream.train.fault_tolerance.goodput import EVALUATED
 from slipstream.train.fault_tolerance.guard import Guard, StepTiming
 from slipstream.train.loop.evaluation import agree_on_rows, record_evaluation
 from slipstream.train.loop.nonfinite import name_rows

@@ -6,16 +6,11 @@ import os
 from collections.abc import Sequence
 
 from slipstream.artifacts.results.bottleneck import Bottleneck, Observed
+from slipstream.artifacts.results.ledger import EVALUATION, STALL, AttemptRecord, observed_in
 from slipstream.logs import logger
 from slipstream.telemetry.bottleneck import Around, judge, observe
 from slipstream.telemetry.records import WAITED_FOR_PODS
-from slipstream.train.fault_tolerance.goodput import (
-    EVALUATION,
-    STALL,
-    AttemptRecord,
-    GoodputRecorder,
-    observed_in,
-)
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.setup import Setup
 from slipstream.train.telemetry.step_times import StepTimes, threads_of_pod
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.records import from_json, to_json
 from slipstream.artifacts.results.devices import AttemptSpan, PodSeries, TrainingDevices
+from slipstream.artifacts.results.ledger import AttemptRecord, lost_seconds, read_attempts
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.gpus import largest_clocks
@@ -26,7 +27,6 @@ from slipstream.telemetry.node import read_facts
 from slipstream.telemetry.series import condense
 from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import Home
-from slipstream.train.fault_tolerance.goodput import AttemptRecord, lost_seconds, read_attempts
 from slipstream.train.periodically import periodically
 from slipstream.train.telemetry.step_times import StepTimes
 

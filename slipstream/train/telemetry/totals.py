@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from slipstream.artifacts.records import from_tree
+from slipstream.artifacts.results import ledger
 from slipstream.artifacts.results.bottleneck import Observed
 from slipstream.distributed.process_group import Group
 from slipstream.telemetry.bottleneck import judge
 from slipstream.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
 from slipstream.telemetry.totals import write_totals
-from slipstream.train.fault_tolerance import goodput
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.periodically import periodically
 from slipstream.train.telemetry.step_times import StepTimes
@@ -46,7 +46,7 @@ def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str)
         share = recorder.goodput()
         if record.observed and (found := judge([from_tree(record.observed, Observed, "this attempt")])):
             causes = found.shares
-    phases = {**times.phases, EVALUATION: seconds[goodput.EVALUATION], CHECKPOINT: seconds[goodput.STALL]}
+    phases = {**times.phases, EVALUATION: seconds[ledger.EVALUATION], CHECKPOINT: seconds[ledger.STALL]}
     return RankTotals(
         rank=rank,
         gpu_uuid=uuid,

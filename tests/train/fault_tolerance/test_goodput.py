@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.homes import Holder
-from slipstream.distributed.child_processes import end_with_parent
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import Home
-from slipstream.train.fault_tolerance import goodput
-from slipstream.train.fault_tolerance.goodput import (
+from slipstream.artifacts.results.ledger import (
     EVALUATION,
     KILLED,
     STALL,
     STEPS,
     AttemptRecord,
-    GoodputRecorder,
     read_attempts,
     summarise,
 )
+from slipstream.distributed.child_processes import end_with_parent
+from slipstream.storage import storage_for
+from slipstream.train.checkpoint.home import Home
+from slipstream.train.fault_tolerance import goodput
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from tests.support.processes import FORK, running
 
 

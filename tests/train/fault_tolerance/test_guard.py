@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from slipstream.artifacts.results.ledger import read_attempts
 from slipstream.errors import AgreedPreempted
 from slipstream.train.checkpoint.background import BackgroundSave
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.fault_tolerance.consensus import Consensus, GroupState, Interval, Measured
-from slipstream.train.fault_tolerance.goodput import GoodputRecorder, read_attempts
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
 from slipstream.train.telemetry.step_times import StepTimes

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from slipstream.train.fault_tolerance.consensus import LARGEST_SHARE, Interval, Measured, young_daly
+from slipstream.checkpoint_interval import LARGEST_SHARE, young_daly
+from slipstream.train.fault_tolerance.consensus import Interval, Measured
 
 
 def expected_time(interval_s: float, cost_s: float, between_failures_s: float) -> float:

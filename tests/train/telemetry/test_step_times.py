@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from slipstream.artifacts.results.ledger import ACTIVITIES, AttemptRecord, read_attempts
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.storage import storage_for
 from slipstream.telemetry.records import STEP_BOUNDS
@@ -20,7 +21,7 @@ from slipstream.telemetry.totals import read_totals
 from slipstream.train.checkpoint.home import Home
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import DeviceClock
-from slipstream.train.fault_tolerance.goodput import ACTIVITIES, AttemptRecord, GoodputRecorder, read_attempts
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.telemetry.around import verdict
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks
 from slipstream.train.telemetry.step_times import GROUPS, StepTime, StepTimes
@@ -149,7 +150,7 @@ def test_a_training_leaves_its_phases_and_its_verdict(tmp_path: Path) -> None:
     assert found.seconds == pytest.approx(sum(found.phases.values()) + between, rel=1e-6)
     assert found.seconds <= ledger.wall
     record = read_attempts(storage_for(str(tmp_path / "run/checkpoints")))[0]
-    assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed
+    assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed and record.pods == 1
     assert len(record.events["evaluation"]) == 4 and record.events["checkpoint"]
     assert all(0 < at <= record.wall + 1 for times in record.events.values() for at in times)
 

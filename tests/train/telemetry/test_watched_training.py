@@ -24,6 +24,7 @@ import pytest
 
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.devices import DEVICES, TrainingDevices
+from slipstream.artifacts.results.ledger import read_attempts
 from slipstream.profiles.profile import load
 from slipstream.report.costs import costs_of
 from slipstream.stages import StageRun
@@ -35,7 +36,6 @@ from slipstream.telemetry.totals import read_totals
 from slipstream.telemetry.watch import watching
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from slipstream.train.config import TrainingConfig
-from slipstream.train.fault_tolerance.goodput import read_attempts
 from slipstream.train.loop.step import StepResult
 from slipstream.train.telemetry import pods
 from tests.support.fake_nvml import FakeNvml

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from slipstream.doctor.package import measured_save
+from slipstream.plan.storm import Pace, forecast
 from slipstream.profiles.profile import load
-from slipstream.profiles.storm import Pace, forecast
 from tests.support.cluster.rehearsal import CONFIG, TARGET, literal, rehearsal, table
 from tests.support.cluster.rehearse.acts import Acts
 from tests.support.cluster.rehearse.shrunk import difference, shrunk

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.collectives.model.hockney import Estimate
-from slipstream.collectives.model.step_time import Compute, buckets_of, predict, step_seconds
+from slipstream.interconnect.model.hockney import Estimate
+from slipstream.interconnect.model.step_time import Compute, buckets_of, predict, step_seconds
 
 MB = 1 << 20
 

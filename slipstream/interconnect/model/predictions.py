@@ -13,8 +13,8 @@ from itertools import chain
 
 import numpy as np
 
-from slipstream.collectives.model.hockney import Estimate, Hockney
-from slipstream.collectives.model.schemes import (
+from slipstream.interconnect.model.hockney import Estimate, Hockney
+from slipstream.interconnect.model.schemes import (
     SCHEMES,
     TOLERATED,
     Scheme,
@@ -24,7 +24,7 @@ from slipstream.collectives.model.schemes import (
     message_model,
     shared_cores,
 )
-from slipstream.collectives.model.step_time import Compute, predict
+from slipstream.interconnect.model.step_time import Compute, predict
 from slipstream.interconnect.profile import ModelPoint, NetworkProfile
 
 FEWEST_SIZES = 3

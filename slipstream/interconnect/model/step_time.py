@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream.collectives.model.hockney import Estimate
+from slipstream.interconnect.model.hockney import Estimate
 
 #: torch.distributed: the first bucket is smaller, so that the communication begins early.
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.collectives.model.hockney import Estimate, Hockney, fit
+from slipstream.interconnect.model.hockney import Estimate, Hockney, fit
 from slipstream.interconnect.profile import Measurement, NetworkProfile
 
 #: A scheme that is off by more than this share of the measured time is given up.

@@ -6,20 +6,18 @@ Only the weather is drawn: how a training survives it is tested by killing real 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from slipstream.errors import UserError
+from slipstream.plan.money import HOUR_S, Job
+from slipstream.plan.simulation import Rules, simulate
 from slipstream.profiles.placement import Placement
 from slipstream.text_table import aligned
 
-HOUR_S = 3600.0
 DRAWS = 5000
-#: Retries after which a training does not get on.
-MOST = 10_000
 
 
 @dataclass(frozen=True)
@@ -38,28 +36,40 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Course:
-    """How one training went: hours of steps that were executed twice, hours on the clock, and its retries."""
+class Courses:
+    """How trainings went: of each the hours of steps that were executed twice, hours on the clock, and its retries."""
 
-    lost: float
-    clock: float
-    retries: int
+    lost: np.ndarray
+    clock: np.ndarray
+    retries: np.ndarray
 
 
-def course(random: np.random.Generator, per_hour: float, pace: Pace, *, warned: bool) -> Course:
-    """One training under preemptions at this rate. If it is ``warned`` it saves before each end; otherwise it resumes
-    from the last save that was published. After :data:`MOST` retries it is given up."""
-    kept = lost = clock = 0.0
+@dataclass(frozen=True)
+class Storm:
+    """Preemptions at a rate, after each of which there are pods at once."""
+
+    random: np.random.Generator
+    per_hour: float
+
+    def up(self, chosen: np.ndarray) -> np.ndarray:
+        return self.random.exponential(1 / self.per_hour, len(chosen))
+
+    def wait(self, chosen: np.ndarray) -> np.ndarray:
+        return np.zeros(len(chosen))
+
+
+def courses(
+    random: np.random.Generator, per_hour: float, pace: Pace, *, warned: bool, trainings: int = DRAWS
+) -> Courses:
+    """Trainings under preemptions at this rate. If they are ``warned`` they save before each end; otherwise they resume
+    from the last save that was published."""
     start, save, every = (seconds / HOUR_S for seconds in (pace.start_s, pace.save_s, pace.save_every_s))
-    for attempt in range(MOST):
-        until = random.exponential(1 / per_hour)
-        if until >= start + pace.hours - kept:
-            return Course(lost, clock + start + pace.hours - kept, attempt)
-        worked = max(0.0, until - start)
-        saved = worked if warned else max(0, math.floor((worked - save) / every)) * every
-        clock += until + (save if warned else 0.0)
-        kept, lost = kept + saved, lost + worked - saved
-    return Course(lost, clock, MOST)
+    job = Job(pace.hours, every, 0.0, save, start)
+    # Another generator, so that the times are those of the given one alone.
+    rules, chance = Rules(noticed=float(warned)), np.random.default_rng(0)
+    found = simulate(job, Storm(random, per_hour), rules, chance, np.ones(trainings))
+    last_saves = found.interruptions * save if warned else 0.0
+    return Courses(found.lost, found.hours + last_saves, found.interruptions)
 
 
 def is_warned(placement: Placement, pace: Pace) -> bool:
@@ -75,19 +85,19 @@ def forecast(name: str, placement: Placement, per_day: float, pace: Pace, price:
     """
     if not placement.interruptible or per_day <= 0:
         raise UserError(f"profile {name}: trains on no spot capacity; expected interruptible and preemptions_per_day")
-    measures: dict[str, Callable[[Course], float]] = {
-        "steps lost, %": lambda one: 100 * one.lost / pace.hours,
-        "hours": lambda one: one.clock,
-        **({"price": lambda one: one.clock * placement.nodes * price} if price else {}),
-        "retries": lambda one: one.retries,
+    measures: dict[str, Callable[[Courses], np.ndarray]] = {
+        "steps lost, %": lambda found: 100 * found.lost / pace.hours,
+        "hours": lambda found: found.clock,
+        **({"price": lambda found: found.clock * placement.nodes * price} if price else {}),
+        "retries": lambda found: found.retries,
     }
     rows, needed = [], np.zeros(0)
     for way, warned in (("saves before each end", True), ("resumes from the last save", False)):
         random, per_hour = np.random.default_rng(0), per_day * placement.nodes / 24
-        found = [course(random, per_hour, pace, warned=warned) for _ in range(DRAWS)]
+        found = courses(random, per_hour, pace, warned=warned)
         own = warned == is_warned(placement, pace)
-        rows.append([f"{'▸' if own else ' '} {way}", *(spread([of(one) for one in found]) for of in measures.values())])
-        needed = np.array([one.retries for one in found]) if own else needed
+        rows.append([f"{'▸' if own else ' '} {way}", *(spread(of(found)) for of in measures.values())])
+        needed = found.retries if own else needed
     return "\n".join(
         [
             f"profile {name}: {pace.hours:g} h of training on {placement.nodes} pods, at {per_day:g} "
@@ -103,6 +113,6 @@ def forecast(name: str, placement: Placement, per_day: float, pace: Pace, price:
     )
 
 
-def spread(values: Sequence[float]) -> str:
-    low, middle, high = (f"{value:.3g}" for value in np.percentile(values, (5, 50, 95)))
+def spread(values: np.ndarray) -> str:
+    low, middle, high = (f"{value:.3g}" for value in np.percentile(values, (5, 50, 95), method="nearest"))
     return f"{middle} ({low} to {high})"

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.collectives.model.hockney import fit
-from slipstream.collectives.model.predictions import lines, model_curve, step_lines
-from slipstream.collectives.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
-from slipstream.collectives.model.step_time import Compute
+from slipstream.interconnect.model.hockney import fit
+from slipstream.interconnect.model.predictions import lines, model_curve, step_lines
+from slipstream.interconnect.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
+from slipstream.interconnect.model.step_time import Compute
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 
 SIZES = [1 << n for n in range(10, 21, 2)]

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.errors import UserError
+from slipstream.plan.simulation import MOST_ATTEMPTS
+from slipstream.plan.storm import Pace, courses, forecast, is_warned
 from slipstream.profiles.profile import load
-from slipstream.profiles.storm import DRAWS, Pace, course, forecast, is_warned
 from tests.support.cluster.rehearse.command import main
 
 SPOT = load("a100-spot").placement("train")
@@ -18,9 +19,8 @@ SPOT = load("a100-spot").placement("train")
 
 def mean(per_hour: float, pace: Pace, *, warned: bool) -> tuple[float, float, float]:
     random = np.random.default_rng(1)
-    found = [course(random, per_hour, pace, warned=warned) for _ in range(DRAWS)]
-    lost, clock, retries = (np.mean([getattr(one, name) for one in found]) for name in ("lost", "clock", "retries"))
-    return float(lost), float(clock), float(retries)
+    found = courses(random, per_hour, pace, warned=warned)
+    return float(found.lost.mean()), float(found.clock.mean()), float(found.retries.mean())
 
 
 def test_a_warned_training_loses_starts_and_saves_and_no_step() -> None:
@@ -46,8 +46,8 @@ def test_without_any_save_it_takes_as_long_as_is_known() -> None:
 
 
 def test_what_never_gets_on_is_given_up() -> None:
-    one = course(np.random.default_rng(0), 60.0, Pace(start_s=3600), warned=True)
-    assert one.retries == 10_000
+    found = courses(np.random.default_rng(0), 60.0, Pace(start_s=3600), warned=True, trainings=1)
+    assert found.retries[0] == MOST_ATTEMPTS and np.isinf(found.clock[0])
 
 
 def test_the_notice_has_to_leave_time_for_a_save() -> None:

@@ -1,0 +1,140 @@
+"""The ledger of a training: what every attempt executed, how much of it was kept, and where the time went.
+
+Each attempt has one record, ``ledger/<attempt>.json`` below the checkpoints' home, which
+:mod:`slipstream.train.fault_tolerance.goodput` writes. Steps are useful if no later attempt repeated them. The records
+are about time only, so they do not affect the results of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from slipstream.artifacts.format import DamagedArtifact
+from slipstream.artifacts.records import from_tree
+from slipstream.artifacts.results.bottleneck import Observed
+from slipstream.artifacts.results.training import Goodput
+from slipstream.logs import logger
+from slipstream.storage import Storage
+
+PREFIX = "ledger/"
+#: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
+START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
+ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
+#: The end of an attempt that did not record one.
+KILLED = "killed, or its machine was lost"
+
+LOG = logger("goodput")
+
+
+@dataclass
+class AttemptRecord:
+    """One attempt. ``first_step`` and ``last_step`` count the finished steps at its start and now."""
+
+    attempt: int
+    world: int
+    first_step: int = 0
+    last_step: int = 0
+    #: The step of the last checkpoint that it published.
+    saved_step: int = 0
+    #: Seconds by activity.
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    #: Wall-clock seconds of the attempt so far.
+    wall: float = 0.0
+    ended: str = KILLED
+    #: When it began, in seconds since 1970, UTC; 0 in records from before this was written down.
+    began_at: float = 0.0
+    #: Rank 0's machine and device, and whether the machine may be taken away; None where nobody says.
+    node: str = ""
+    device: str = ""
+    spot: bool | None = None
+    #: How many machines or pods its processes are on.
+    pods: int = 1
+    #: Seconds since it began at which an evaluation or a checkpoint ended, by :data:`EVENTS`.
+    events: dict[str, list[float]] = field(default_factory=dict)
+    #: :class:`.Observed` as a tree; None before the first step.
+    observed: dict[str, Any] | None = None
+
+    @property
+    def executed(self) -> int:
+        return self.last_step - self.first_step
+
+
+def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
+    """Add up the records of all attempts of a run. Steps that a later attempt repeated are not kept."""
+    ordered = sorted((dataclasses.replace(record) for record in attempts), key=lambda record: record.attempt)
+    for record, following in pairwise(ordered):
+        # The record of a killed attempt is seconds old, but the attempt got at least to where the next one resumed.
+        record.last_step = max(record.last_step, following.first_step)
+    useful = useful_steps(ordered)
+    kept, lost = sum(useful), sum(lost_of(record, its) for record, its in zip(ordered, useful, strict=True))
+    executed, wall = sum(record.executed for record in ordered), sum(record.wall for record in ordered)
+    seconds = {name: sum(record.seconds[name] for record in ordered) for name in ACTIVITIES}
+    return Goodput(
+        attempts=len(ordered),
+        executed=executed,
+        kept=kept,
+        seconds=seconds,
+        lost=lost,
+        wall=wall,
+        ends=tuple(record.ended for record in ordered),
+        useful_steps=kept / executed if executed else 1.0,
+        goodput=max(0.0, seconds[STEPS] - lost) / wall if wall else 1.0,
+    )
+
+
+def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
+    """Of each attempt, oldest first, the steps that no later one repeated: those before the earliest start of any."""
+    useful = []
+    for index, record in enumerate(ordered):
+        repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
+        useful.append(max(0, min(record.last_step, repeated_from) - record.first_step))
+    return useful
+
+
+def lost_of(record: AttemptRecord, useful: int) -> float:
+    """Seconds of the steps of an attempt that are not among its ``useful`` ones."""
+    return record.seconds[STEPS] * (record.executed - useful) / record.executed if record.executed else 0.0
+
+
+def lost_seconds(ordered: Sequence[AttemptRecord]) -> list[float]:
+    """Of each attempt, oldest first, seconds of steps that a later one repeated."""
+    return [lost_of(record, useful) for record, useful in zip(ordered, useful_steps(ordered), strict=True)]
+
+
+def read_attempts(storage: Storage) -> list[AttemptRecord]:
+    """The records of all attempts in a home, oldest first. Unreadable ones are skipped with a warning."""
+    records = []
+    with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
+        for key in storage.list(PREFIX):
+            try:
+                records.append(record_of(json.loads(storage.get(key, Path(temporary)).read_bytes())))
+            except (ValueError, TypeError, AttributeError):
+                LOG.warning("%s/%s: not the record of an attempt; skipped", storage.base, key)
+    return sorted(records, key=lambda record: record.attempt)
+
+
+def record_of(values: Mapping[str, Any]) -> AttemptRecord:
+    """The record that these values are, whatever version of this project wrote it: what is new to it is left out, what
+    it knows and they lack is as in one without. Raises ``TypeError`` and ``ValueError`` if they are none."""
+    known = {name for name in values if name in AttemptRecord.__dataclass_fields__}
+    record = AttemptRecord(**{name: values[name] for name in known})
+    seconds = {name: float(record.seconds.get(name, 0.0)) for name in ACTIVITIES}
+    return dataclasses.replace(record, seconds=seconds)
+
+
+def observed_in(attempts: Sequence[AttemptRecord]) -> list[Observed]:
+    """What the attempts observed, without those that a later version of this project describes in another way."""
+    found = []
+    for attempt in attempts:
+        if attempt.observed is not None:
+            with contextlib.suppress(DamagedArtifact):
+                found.append(from_tree(attempt.observed, Observed, f"attempt {attempt.attempt}"))
+    return found

@@ -1,0 +1,78 @@
+"""What a training measured, for who plans the next: read from the trained model, and kept in a run's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.results.devices import AttemptSpan, TrainingDevices
+from slipstream.artifacts.results.training import (
+    KIND,
+    Goodput,
+    ProcessGroupFigures,
+    Throughput,
+    read_attempt,
+    read_devices,
+    read_history,
+)
+
+CHECKPOINT = "checkpoint"
+#: Marks of an attempt beyond which every other one may be missing.
+ALL_MARKED = 128
+
+
+@dataclass(frozen=True)
+class TrainingFigures:
+    """A training over all its attempts."""
+
+    world: ProcessGroupFigures
+    #: The name of its GPUs, "" on CPUs; and the pods of an attempt.
+    gpu: str
+    pods: int
+    parameters: int
+    #: Rows of a global batch.
+    batch_size: int
+    ledger: Goodput
+    #: Absent if the last attempt executed no step.
+    throughput: Throughput | None
+    #: From snapshot to publication of the last checkpoint; and how many were published, None where nobody counted.
+    save_seconds: float
+    saves: int | None
+    attempts: list[AttemptSpan]
+
+
+def read_figures(directory: Path) -> TrainingFigures:
+    """Of a trained model. Raises ``DamagedArtifact`` if the directory does not hold a whole one."""
+    history, attempt, devices = read_history(directory), read_attempt(directory), read_devices(directory)
+    training = Artifact.open(directory, KIND).made_by.get("training")
+    batch_size = training.get("batch_size", 0) if isinstance(training, dict) else 0
+    devices = devices or TrainingDevices([], [])
+    gpus = [device.name for pod in devices.pods for device in pod.devices if device.kind == "gpu"]
+    last = max((pod.attempt for pod in devices.pods), default=0)
+    return TrainingFigures(
+        world=history.world,
+        gpu=gpu_name(gpus, attempt.throughput) if history.world.device != "cpu" else "",
+        pods=max(1, sum(pod.attempt == last for pod in devices.pods)),
+        parameters=history.parameters,
+        batch_size=batch_size,
+        ledger=attempt.ledger,
+        throughput=attempt.throughput,
+        save_seconds=attempt.save_seconds,
+        saves=sum(map(saves_of, devices.attempts)) if devices.attempts else None,
+        attempts=devices.attempts,
+    )
+
+
+def gpu_name(sampled: Sequence[str], speed: Throughput | None) -> str:
+    """As the driver has it; where nothing was sampled, as the peak's source names it."""
+    return next(iter(sampled), speed.peak_from.removeprefix("the data sheet of ") if speed else "")
+
+
+def saves_of(attempt: AttemptSpan) -> int:
+    """The checkpoints that it published. Of many only some are marked, but the newest without gaps."""
+    at = attempt.events.get(CHECKPOINT, [])
+    if len(at) < ALL_MARKED:
+        return len(at)
+    return round((at[-1] - at[0]) * 8 / (at[-1] - at[-9])) + 1

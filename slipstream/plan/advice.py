@@ -1,0 +1,131 @@
+"""Which option to take: the cheapest that keeps deadline and budget, what that saves, and what would change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slipstream.plan.decide import ON_DEMAND, SPOT, Outcome, Row, Wanted
+
+#: What is this much sooner is worth a line.
+SOONER = 0.01
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row, and how to take it."""
+
+    row: Row
+    outcome: Outcome
+
+    @property
+    def known(self) -> bool:
+        """Whether the exchange between its processes is in its hours."""
+        return self.row.time is not None and self.row.time.exchange_known
+
+    def __str__(self) -> str:
+        option = self.row.option
+        of = f"{option.pods} x " if option.pods > 1 else ""
+        part = "" if option.gpus == option.instance.gpus else f", {option.gpus} of its {option.instance.gpus} GPUs"
+        profile = f" (profile {option.profile})" if option.profile else ""
+        return f"{of}{option.instance.name}{part}{profile}, {self.outcome.way}"
+
+
+def choices(rows: Sequence[Row]) -> list[Choice]:
+    """All that can be taken, the cheapest first. Spot counts only if it costs less than the same on demand."""
+    found = []
+    for row in rows:
+        on_demand, spot = row.outcome(ON_DEMAND), row.outcome(SPOT)
+        if on_demand:
+            found.append(Choice(row, on_demand))
+        if spot and (on_demand is None or spot.mean_dollars < on_demand.mean_dollars):
+            found.append(Choice(row, spot))
+    return sorted(found, key=lambda choice: (choice.outcome.mean_dollars, choice.outcome.hours.high))
+
+
+def pareto(found: Sequence[Choice]) -> list[Choice]:
+    """Those than which none is both cheaper and sooner, by :data:`SOONER` of the hours within which 95 % end; the
+    cheapest first."""
+    best, earliest = [], float("inf")
+    for choice in sorted(found, key=lambda one: (one.outcome.mean_dollars, one.outcome.hours.high)):
+        if choice.outcome.hours.high < earliest * (1 - SOONER):
+            best.append(choice)
+            earliest = choice.outcome.hours.high
+    return best
+
+
+def recommended(found: Sequence[Choice], wanted: Wanted) -> Choice | None:
+    """The cheapest that keeps deadline and budget with 95 %, of those whose exchange is known if any does; or None."""
+    kept = [choice for choice in found if choice.outcome.keeps(wanted)]
+    return next((choice for choice in sorted(kept, key=lambda one: not one.known)), None)
+
+
+def sentences(found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
+    """What to take, what it saves, what would change the answer."""
+    best = recommended(found, wanted)
+    if best is None:
+        near = min(found, key=lambda choice: choice.outcome.hours.high)
+        yield (
+            f"Nothing keeps {limits(wanted)} with 95 %: the fastest is {near}, {hours(near.outcome)}, "
+            f"{dollars(near.outcome)}."
+        )
+        return
+    yield f"Take {best}: {hours(best.outcome)}, {dollars(best.outcome)}."
+    other = best.row.outcome(ON_DEMAND if best.outcome.way == SPOT else SPOT)
+    if best.outcome.way == SPOT and other:
+        less = other.mean_dollars - best.outcome.mean_dollars
+        yield f"It saves ${less:,.2f} ({less / other.mean_dollars:.0%}) over the same on demand."
+    yield from what_changes_it(best, found, wanted)
+
+
+def what_changes_it(best: Choice, found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
+    on_spot, from_hours = best.outcome.way == SPOT, best.row.pays_from
+    if on_spot and from_hours:
+        yield f"On demand is cheaper if a pod is interrupted more often than each {duration(from_hours)}."
+    if not on_spot and best.row.no_spot:
+        yield f"Spot is not planned there: {best.row.no_spot}."
+    elif not on_spot and from_hours:
+        yield f"Spot is cheaper from {duration(from_hours)} between interruptions of a pod on, if the deadline holds."
+    if wanted.deadline is not None:
+        slack = wanted.deadline - best.outcome.hours.high
+        yield f"The deadline leaves {duration(slack)} at 95 %; {best.outcome.in_time:.1%} of the runs keep it."
+        cheaper = [one for one in found if one.known and one.outcome.mean_dollars < best.outcome.mean_dollars]
+        if cheaper:
+            its = cheaper[0].outcome
+            yield f"With {duration(its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
+    faster = [one for one in pareto(found) if one.outcome.hours.high < best.outcome.hours.high]
+    if faster:
+        allows = "" if faster[0].known else ", if the exchange allows, which nobody measured"
+        yield f"Sooner: {faster[0]}, {hours(faster[0].outcome)}, {dollars(faster[0].outcome)}{allows}."
+    if not best.known:
+        yield f"The exchange between its {best.row.option.processes} processes is not in its hours: nobody measured it."
+    time = best.row.time
+    if time and time.spread and time.how.startswith("predicted"):
+        yield f"Its hours are {time.how}: a short run there would make them sure."
+
+
+def limits(wanted: Wanted) -> str:
+    given = [
+        duration(wanted.deadline) if wanted.deadline is not None else "",
+        f"${wanted.budget:,.2f}" if wanted.budget is not None else "",
+    ]
+    return " and ".join(filter(None, given))
+
+
+def hours(outcome: Outcome) -> str:
+    return f"{duration(outcome.hours.median)} ({duration(outcome.hours.high)} at 95 %)"
+
+
+def duration(hours_: float) -> str:
+    """Hours to read: "54 s", "12 min", "3.4 h"; "never" if they have no end."""
+    if math.isinf(hours_):
+        return "never"
+    units = ((1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
+    size, unit = next((each for each in units if hours_ >= each[0]), units[-1])
+    return f"{hours_ / size:.3g} {unit}"
+
+
+def dollars(outcome: Outcome) -> str:
+    its = outcome.dollars
+    return f"${its.median:,.2f} (${its.low:,.2f} to ${its.high:,.2f})"

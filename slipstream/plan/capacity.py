@@ -1,0 +1,190 @@
+"""How capacity comes and goes: from the attempts of earlier trainings, from a file, or from what a profile says.
+
+Interruptions are counted over hours for which pods were held: every cause counts, whoever took them away. With k in t
+hours the rate is Gamma(k + 1/2, t) (the posterior under Jeffreys' prior for a Poisson process). How times vary around
+their mean is taken from the recorded ones if there are enough, resampled (Efron's bootstrap) so that few recorded times
+make a wide result; otherwise they are exponential.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import UserError
+
+HOUR_S = 3600.0
+#: Recorded times of which the shape of their distribution is taken, and how often they are resampled.
+ENOUGH, RESAMPLED = 20, 200
+#: Hours of waiting for spot capacity where nobody recorded any; said wherever it is used.
+ASSUMED_WAIT = 1.0
+FINISHED, KILLED = "finished", "killed"
+#: The ends of attempts that are nobody's but the training's own.
+OWN_MISTAKE = re.compile(r"(Agreed)?UserError:|Stopped:")
+COLUMNS = ("up_hours", "wait_hours")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a training: when it began (seconds since 1970, 0 if not noted), its seconds, how it ended, and its
+    pods."""
+
+    began_at: float
+    seconds: float
+    ended: str
+    pods: int = 1
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What is known of the capacity of one pod. ``rate`` is given by a profile, interruptions per pod and hour; else it
+    follows from ``interruptions`` in ``hours`` for which pods were held."""
+
+    source: str
+    interruptions: int = 0
+    hours: float = 0.0
+    rate: float = 0.0
+    #: Hours of each time for which a pod was held until it was taken away, and of each wait for another.
+    ups: tuple[float, ...] = ()
+    waits: tuple[float, ...] = ()
+
+    @property
+    def between(self) -> float:
+        """Mean hours between two interruptions of a pod."""
+        return 1 / (self.rate or (self.interruptions + 0.5) / self.hours)
+
+    @property
+    def wait(self) -> float:
+        """Mean hours of a wait."""
+        return float(np.mean(self.waits)) if self.waits else ASSUMED_WAIT
+
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of ``between``; None for what a profile says, of which nobody knows how sure it is."""
+        if self.rate:
+            return None
+        from scipy.stats import gamma
+
+        low, high = gamma.ppf((0.025, 0.975), self.interruptions + 0.5, scale=1 / self.hours)
+        return float(1 / high), float(1 / low)
+
+    def weather(self, pods: int, runs: int, random: np.random.Generator) -> Drawn:
+        """Times for ``runs`` trainings on so many pods, each of which ends the attempt of all."""
+        drawn = None if self.rate else random.gamma(self.interruptions + 0.5, 1 / self.hours, runs)
+        rates = np.full(runs, self.rate) if drawn is None else drawn
+        mean_waits = np.full(runs, self.wait)
+        if len(self.waits) < ENOUGH and self.waits:
+            mean_waits = len(self.waits) * self.wait / random.gamma(len(self.waits), 1, runs)
+        ups = None
+        if len(self.ups) >= ENOUGH:
+            # Hours of attempts that were not interrupted lengthen the times, and more pods shorten them.
+            unended = self.hours / sum(self.ups) if self.hours else 1.0
+            ups = resampled(np.array(self.ups) * unended / pods, random)
+        waits = resampled(np.array(self.waits), random) if len(self.waits) >= ENOUGH else None
+        return Drawn(random, 1 / (np.maximum(rates, 1e-12) * pods), mean_waits, ups, waits)
+
+    def __str__(self) -> str:
+        low, high = self.interval() or (0.0, 0.0)
+        sure = f" ({low:.3g} to {high:.3g})" if high else ""
+        waits = f"{len(self.waits)} waits recorded" if self.waits else "assumed: nobody recorded a wait"
+        often = f"an interruption of a pod each {self.between:.3g} h{sure}"
+        return f"{often}, {self.source}; waits of {self.wait:.3g} h ({waits})"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Times of trainings: exponential with a mean for each, or by a table of resampled times, a row for some each."""
+
+    random: np.random.Generator
+    mean_ups: np.ndarray
+    mean_waits: np.ndarray
+    ups: np.ndarray | None = None
+    waits: np.ndarray | None = None
+
+    def up(self, chosen: np.ndarray) -> np.ndarray:
+        return self._times(chosen, self.mean_ups, self.ups)
+
+    def wait(self, chosen: np.ndarray) -> np.ndarray:
+        return self._times(chosen, self.mean_waits, self.waits)
+
+    def _times(self, chosen: np.ndarray, means: np.ndarray, table: np.ndarray | None) -> np.ndarray:
+        if table is None:
+            return means[chosen] * self.random.exponential(size=len(chosen))
+        return table[chosen % len(table), self.random.integers(table.shape[1], size=len(chosen))]
+
+
+def resampled(times: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """``[RESAMPLED, len(times)]``: the times drawn with replacement, again and again."""
+    return times[random.integers(len(times), size=(RESAMPLED, len(times)))]
+
+
+def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
+    """What the attempts of trainings say, each oldest first; None if no pod was held.
+
+    All that ended an attempt counts, but its own mistakes. The newest attempt of a training that left no end may be at
+    work: its hours count, and no interruption.
+    """
+    ups, waits, hours = [], [], 0.0
+    for attempts in trainings:
+        for attempt, following in pairwise([*attempts, None]):
+            if attempt is None:
+                continue
+            held = attempt.seconds * attempt.pods / HOUR_S
+            hours += held
+            unclear = attempt.ended.startswith(KILLED) and following is None
+            if attempt.ended == FINISHED or unclear or OWN_MISTAKE.match(attempt.ended):
+                continue
+            ups.append(held)
+            if following and attempt.began_at and following.began_at:
+                waits.append(max(0.0, following.began_at - attempt.began_at - attempt.seconds) / HOUR_S)
+    if not hours:
+        return None
+    source = f"{len(ups)} in {hours:.3g} pod-hours of {sum(map(len, trainings))} attempts"
+    return Capacity(source, len(ups), hours, ups=tuple(ups), waits=tuple(waits))
+
+
+def from_file(path: Path) -> Capacity:
+    """What a file of recorded times says: CSV with the columns up_hours and wait_hours, or JSON, an object of two lists
+    with these names. A last wait may be missing. Raises ``UserError``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = columns_of_json(text) if path.suffix == ".json" else columns_of_csv(text)
+    except (OSError, UnicodeDecodeError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(
+            f"{path}: cannot be read as recorded capacity: {error}; expected CSV with the columns "
+            f"{' and '.join(COLUMNS)}, or JSON, an object of two lists with these names"
+        ) from None
+    ups, waits = values
+    for name, times, least in ((COLUMNS[0], ups, 1), (COLUMNS[1], waits, 0)):
+        if len(times) < least or not all(math.isfinite(time) and time >= 0 for time in times):
+            raise UserError(f"{path}: {name}: expected hours of at least 0, and {least} of them or more")
+    if not sum(ups):
+        raise UserError(f"{path}: {COLUMNS[0]}: all are 0; expected times for which a pod was held")
+    return Capacity(f"{len(ups)} in {sum(ups):.3g} pod-hours of {path.name}", len(ups), sum(ups), ups=ups, waits=waits)
+
+
+def columns_of_json(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    data: dict[str, Any] = json.loads(text)
+    ups, waits = ([float(time) for time in data[name]] for name in COLUMNS)
+    return tuple(ups), tuple(waits)
+
+
+def columns_of_csv(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    rows = list(csv.DictReader(text.splitlines()))
+    ups, waits = ([float(row[name]) for row in rows if row[name]] for name in COLUMNS)
+    return tuple(ups), tuple(waits)
+
+
+def from_profile(name: str, preemptions_per_day: float) -> Capacity | None:
+    """What a profile says; None if it says nothing."""
+    if preemptions_per_day <= 0:
+        return None
+    return Capacity(f"{preemptions_per_day:g} a day by the profile {name}", rate=preemptions_per_day / 24)

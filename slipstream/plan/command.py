@@ -1,0 +1,209 @@
+"""``slipstream plan``: which GPU, how many, on spot or on demand, for how many hours and dollars."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.errors import UserError
+from slipstream.plan.advice import Choice, choices, pareto, recommended, sentences
+from slipstream.plan.capacity import Capacity, from_attempts, from_file
+from slipstream.plan.decide import Outcome, Row, Wanted, plan
+from slipstream.plan.measured import Evidence, Measured, read_evidence
+from slipstream.plan.options import left_out, options
+from slipstream.plan.table import chart, table
+from slipstream.plan.write import write_profile
+from slipstream.profiles.profile import CHOICE, Profile, load, names
+from slipstream.telemetry.prices import PriceList, built_in_prices, over, read_prices
+
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(min|h|d)?")
+HOURS = {"min": 1 / 60, "h": 1.0, "d": 24.0}
+OLD_DAYS = 90
+
+
+class Hours(click.ParamType):
+    """A time as 90min, 8h or 2d; a number alone is hours."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = DURATION.fullmatch(str(value).strip())
+        if not match or not float(match[1]):
+            raise UserError(f"--deadline {value}: expected a time above 0, such as 90min, 8h or 2d")
+        return float(match[1]) * HOURS[match[2] or "h"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is printed."""
+
+    planned: Measured
+    wanted: Wanted
+    rows: Sequence[Row]
+    notes: Sequence[str]
+
+    @property
+    def found(self) -> list[Choice]:
+        return choices(self.rows)
+
+
+@click.command()
+@click.option(
+    "--measured", multiple=True, metavar="RUN", help="runs/…, a trained model, checkpoints, a network profile."
+)
+@click.option("--deadline", type=Hours(), help="The most hours, kept with 95 %: 8h, 90min.")
+@click.option("--budget", type=float, help="The most dollars, kept with 95 %.")
+@click.option("--trials", type=int, default=1, help="Trainings like it, as of a sweep.")
+@click.option("--parallel", type=int, default=1, help="How many of them at a time.")
+@click.option("--rows", type=int, help="Rows that each trains on, over all epochs; as many as RUN did.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Write the profile that follows.")
+@click.option("--prices", type=click.Path(path_type=Path), help="Prices of yours, over those that come with this.")
+@click.option("--capacity", type=click.Path(path_type=Path), help="Recorded up and wait hours of a pod, CSV or JSON.")
+def main(  # noqa: PLR0913 - an argument for each option
+    measured: tuple[str, ...],
+    deadline: float | None,
+    budget: float | None,
+    trials: int,
+    parallel: int,
+    rows: int | None,
+    as_json: bool,
+    write: Path | None,
+    prices: Path | None,
+    capacity: Path | None,
+) -> None:
+    """Say what a training that ran once takes on other GPUs: hours, dollars on spot and on demand, interruptions.
+
+    The first RUN that is a training is planned. Others, of the same work or not, and homes of checkpoints say how sure
+    that is and how often capacity is taken away.
+
+    Example: slipstream plan --measured runs/2026-11-26T11-33-03 --deadline 8h --write mine.toml
+    """
+    for name, number in (("trials", trials), ("parallel", parallel), ("rows", rows)):
+        if number is not None and number < 1:
+            raise UserError(f"--{name} {number}: expected a whole number from 1 on")
+    if budget is not None and not budget > 0:
+        raise UserError(f"--budget {budget:g}: expected dollars above 0")
+    known = from_file(capacity) if capacity else None
+    evidence = read_evidence(measured)
+    listed = over(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
+    made = make(evidence, listed, Wanted(trials, parallel, deadline, budget, known, rows))
+    if write:
+        best = recommended(made.found, made.wanted)
+        if best is None:
+            raise UserError(f"--write {write}: {' '.join(sentences(made.found, made.wanted))} Expected more of either")
+        write_profile(best, write)
+    click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
+
+
+def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
+    """The plan of the first training. Raises ``UserError`` if there is none."""
+    profiles = known_profiles()
+    planned = evidence.trainings[0]
+    recorded = from_attempts(evidence.attempts)
+    if wanted.capacity is None and recorded and recorded.interruptions:
+        wanted = replace(wanted, capacity=recorded)
+    rows = plan(planned, evidence.trainings, options(profiles, prices), evidence.networks, wanted)
+    notes = [*times(rows), *capacity_notes(wanted.capacity), *old(rows), *left_out(profiles, prices)]
+    return Plan(planned, wanted, rows, notes)
+
+
+def known_profiles() -> list[Profile]:
+    """Those that come with the project, and the one that is chosen. Raises ``UserError`` if that has no GPU."""
+    chosen = os.environ.get(CHOICE, "")
+    if chosen in ("", *names()):
+        return [load(name) for name in names()]
+    own = load(chosen)
+    if not int(own.asked("train").gpu):
+        raise UserError(f"{CHOICE}={chosen}: its training has no GPU to plan; expected gpu in [distributed]")
+    return [own, *map(load, names())]
+
+
+def times(rows: Sequence[Row]) -> Iterator[str]:
+    """What the hours are from, a line for each way, with its GPUs."""
+    hows: dict[str, list[str]] = {}
+    for row in rows:
+        if row.time:
+            hows.setdefault(row.time.how, []).append(f"{row.option.processes} {row.option.gpu.name}")
+    for how, on in hows.items():
+        yield f"hours {how}: {', '.join(dict.fromkeys(on))}"
+
+
+def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
+    if capacity:
+        yield f"spot capacity: {capacity}"
+    else:
+        yield "spot capacity: by each profile's preemptions_per_day; waits of 1 h assumed: nobody recorded any"
+
+
+def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:
+    """Which prices are old."""
+    today = today or datetime.now(UTC).date()
+    dated = {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}
+    past = {name: on for name, on in dated.items() if (today - date.fromisoformat(on)).days > OLD_DAYS}
+    for on in sorted(set(past.values())):
+        yield f"prices of {on} are older than {OLD_DAYS} days: {', '.join(n for n, d in past.items() if d == on)}"
+
+
+def text(made: Plan) -> str:
+    """The plan for a terminal."""
+    its, best = made.planned, pareto(made.found)
+    of = f"{made.wanted.trials} trainings, {made.wanted.parallel} at a time, each" if made.wanted.trials > 1 else "one"
+    head = (
+        f"{of} like {its.name}: {made.wanted.rows or its.rows:,} rows, {its.flops_per_row:.3g} operations a row, "
+        f"{its.memory_bytes / 1e9:.3g} GB at most in each of {its.processes} processes"
+    )
+    notes = "\n".join(f"  {note}" for note in made.notes)
+    return "\n\n".join([head, table(made.rows, best), chart(best), " ".join(sentences(made.found, made.wanted)), notes])
+
+
+def tree(made: Plan) -> dict[str, object]:
+    """The same as JSON."""
+    best = recommended(made.found, made.wanted)
+    return {
+        "planned": made.planned.name,
+        "rows": [row_tree(row) for row in made.rows],
+        "pareto": [str(choice) for choice in pareto(made.found)],
+        "take": str(best) if best else None,
+        "because": list(sentences(made.found, made.wanted)),
+        "notes": list(made.notes),
+    }
+
+
+def row_tree(row: Row) -> dict[str, object]:
+    option = row.option
+    return {
+        "profile": option.profile,
+        "instance": option.instance.name,
+        "region": option.instance.region,
+        "gpu": option.gpu.name,
+        "pods": option.pods,
+        "gpus": option.gpus,
+        "fits": row.fits,
+        "time": row.time.how if row.time else None,
+        "work_seconds": row.time.seconds if row.time else None,
+        "pays_from_hours": row.pays_from,
+        "no_spot": row.no_spot,
+        "outcomes": [finite(each) for each in row.outcomes],
+    }
+
+
+def finite(outcome: Outcome) -> dict[str, object]:
+    """An outcome as JSON has it: what never ends is null."""
+
+    def clean(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: clean(each) for name, each in value.items()}
+        return None if value == float("inf") else value
+
+    return {name: clean(vars(value) if hasattr(value, "__dict__") else value) for name, value in vars(outcome).items()}

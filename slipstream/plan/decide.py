@@ -1,0 +1,211 @@
+"""What each option takes, on spot capacity and on demand, and which to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.errors import UserError
+from slipstream.interconnect.profile import NetworkProfile
+from slipstream.plan.capacity import Capacity, from_profile
+from slipstream.plan.estimate import WorkTime, work_time
+from slipstream.plan.measured import Measured
+from slipstream.plan.money import HOUR_S, Job, break_even, own_interval
+from slipstream.plan.options import Option
+from slipstream.plan.simulation import RUNS, Rules, simulate
+
+SPOT, ON_DEMAND = "spot", "on demand"
+#: Sweeps that are simulated: each is many trainings.
+SWEEPS = 1_000
+#: An interruption in so many hours and none else: on demand.
+NEVER = 1e9
+#: A save after a notice takes so many times its usual seconds, with as many to spare, or none is begun.
+MARGIN, LEAVE_S = 1.5, 2.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be done: the training once or ``trials`` times, of which so many at a time, each on ``rows`` in all
+    (None: as many as were measured); the most hours (with 95 %) and dollars; how capacity comes and goes, where that is
+    known better than by profiles."""
+
+    trials: int = 1
+    parallel: int = 1
+    deadline: float | None = None
+    budget: float | None = None
+    capacity: Capacity | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Range:
+    """Of simulated runs."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Range:
+        low, median, high = (float(value) for value in np.quantile(values, (0.05, 0.5, 0.95), method="higher"))
+        return cls(median, low, high)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One option in one way, :data:`SPOT` or :data:`ON_DEMAND`. Hours and dollars are of all that is wanted."""
+
+    way: str
+    hours: Range
+    dollars: Range
+    mean_dollars: float
+    #: Of one training: the mean, and retries that 99 of 100 do with.
+    interruptions: float
+    retries: int
+    #: Seconds between checkpoints, as the trainer sets them if it is told the seconds between failures.
+    checkpoint_s: float
+    between_failures_s: float | None
+    #: Share of the runs that end in time; 1 without a deadline.
+    in_time: float
+
+    def keeps(self, wanted: Wanted) -> bool:
+        """Whether deadline and budget hold with 95 %."""
+        return (wanted.deadline is None or self.hours.high <= wanted.deadline) and (
+            wanted.budget is None or self.dollars.high <= wanted.budget
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """An option: whether it fits, what it takes, and hours between a pod's interruptions from which spot pays."""
+
+    option: Option
+    fits: bool
+    time: WorkTime | None
+    outcomes: tuple[Outcome, ...] = ()
+    pays_from: float | None = None
+    #: Why spot is not among the outcomes.
+    no_spot: str = ""
+
+    def outcome(self, way: str) -> Outcome | None:
+        return next((each for each in self.outcomes if each.way == way), None)
+
+
+def plan(
+    planned: Measured,
+    runs: Sequence[Measured],
+    options: Iterable[Option],
+    networks: Sequence[NetworkProfile],
+    wanted: Wanted,
+) -> list[Row]:
+    """A row for each option, those first that cost the least. Raises ``UserError`` if no option has the memory, or the
+    deadline is shorter than the work of every one."""
+    rows = [row_of(planned, option, runs, networks, wanted) for option in options]
+    fitting = [row for row in rows if row.fits]
+    if not fitting:
+        raise UserError(
+            f"{planned.name}: its peak of {planned.memory_bytes / 1e9:.3g} GB in a process fits no GPU of the prices; "
+            "expected a smaller micro-batch, or divide the model (training.parallel)"
+        )
+    shortest = min(each.hours.low for row in fitting for each in row.outcomes)
+    if wanted.deadline is not None and wanted.deadline < shortest:
+        raise UserError(
+            f"--deadline {wanted.deadline:.3g}h: is shorter than the work, {shortest:.3g} h on the fastest that fits; "
+            "expected more hours, or fewer trials or more at a time"
+        )
+    return sorted(rows, key=lambda row: min((each.mean_dollars for each in row.outcomes), default=np.inf))
+
+
+def row_of(
+    planned: Measured, option: Option, runs: Sequence[Measured], networks: Sequence[NetworkProfile], wanted: Wanted
+) -> Row:
+    if not option.gpu.fits(planned.memory_bytes):
+        return Row(option, fits=False, time=None)
+    time = work_time(planned, runs, option.gpu, option.processes, networks)
+    stall, publish = planned.stall_s / HOUR_S, planned.figures.save_seconds / HOUR_S
+    scale = 1.0 if wanted.rows is None else wanted.rows / planned.rows
+    restart, work = planned.start_s / HOUR_S, time.seconds * scale / HOUR_S
+
+    def job_at(between: float) -> Job:
+        return Job(work, own_interval(stall, publish, between), stall, publish, restart)
+
+    capacity, no_spot = capacity_of(option, wanted)
+    outcomes = [outcome(option, ON_DEMAND, job_at(NEVER), None, time, wanted)]
+    pays_from = None
+    if capacity:
+        rules = rules_of(option, planned)
+        between = capacity.between / option.pods
+        outcomes.append(outcome(option, SPOT, job_at(between), capacity, time, wanted, rules))
+        spot, full = option.per_hour(spot=True), option.per_hour(spot=False)
+        if spot and full:
+            pays = break_even(job_at, spot / full, rules.noticed)
+            pays_from = None if pays is None else pays * option.pods
+    return Row(option, True, time, tuple(each for each in outcomes if each), pays_from, no_spot)
+
+
+def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
+    """Of the option's pods on spot; or why it is not planned."""
+    if option.per_hour(spot=True) is None:
+        return None, "no spot price"
+    per_day = option.placement.preemptions_per_day if option.placement else 0.0
+    capacity = wanted.capacity or from_profile(option.profile, per_day)
+    return capacity, "" if capacity else "nobody says how often it is taken away"
+
+
+def rules_of(option: Option, planned: Measured) -> Rules:
+    """A pod is warned if its profile watches for notices and a save fits into its grace; a single one moves."""
+    grace = option.placement.grace_seconds if option.placement else 0
+    saves = grace > MARGIN * planned.figures.save_seconds + LEAVE_S
+    return Rules(1.0 if option.notices and saves else 0.0, falls_back=option.pods == 1)
+
+
+def outcome(
+    option: Option,
+    way: str,
+    job: Job,
+    capacity: Capacity | None,
+    time: WorkTime,
+    wanted: Wanted,
+    rules: Rules = Rules(),  # noqa: B008 - it is frozen
+) -> Outcome | None:
+    """None if it has no price."""
+    random = np.random.default_rng(0)  # the same for every option: they differ by what they are alone
+    per_hour, on_demand = option.per_hour(spot=way == SPOT), option.per_hour(spot=False)
+    if per_hour is None:
+        return None
+    several = wanted.trials > 1
+    # How much slower than predicted a machine is holds for all trainings of a sweep.
+    slower = np.ones(RUNS) if several else time.factors(random, RUNS)
+    weather = (capacity or Capacity("", rate=1 / NEVER)).weather(option.pods, RUNS, random)
+    found = simulate(job, weather, rules, random, slower)
+    hours, dollars = found.hours, found.dollars(per_hour, on_demand or per_hour)
+    if several:
+        factors = time.factors(random, SWEEPS)
+        hours, dollars = (amounts * factors for amounts in together(hours, dollars, wanted, random))
+    between = capacity.between / option.pods if capacity else None
+    often = float(np.mean(found.interruptions))
+    return Outcome(
+        way=way,
+        hours=Range.of(hours),
+        dollars=Range.of(dollars),
+        mean_dollars=float(np.mean(dollars)),
+        interruptions=often if capacity else 0.0,
+        retries=int(np.quantile(found.interruptions, 0.99, method="higher")) if capacity and option.pods > 1 else 0,
+        checkpoint_s=job.every * HOUR_S,
+        between_failures_s=between * HOUR_S if between else None,
+        in_time=1.0 if wanted.deadline is None else float(np.mean(hours <= wanted.deadline)),
+    )
+
+
+def together(hours: np.ndarray, dollars: np.ndarray, wanted: Wanted, random: np.random.Generator) -> list[np.ndarray]:
+    """Hours and dollars of sweeps, of trainings that are drawn from those simulated; each begins when one of those at
+    work ends."""
+    free = np.zeros((SWEEPS, min(wanted.parallel, wanted.trials)))
+    costs, sweeps = np.zeros(SWEEPS), np.arange(SWEEPS)
+    for _ in range(wanted.trials):
+        chosen = random.integers(len(hours), size=SWEEPS)
+        free[sweeps, free.argmin(axis=1)] += hours[chosen]
+        costs += dollars[chosen]
+    return [free.max(axis=1), costs]

@@ -1,0 +1,220 @@
+"""How long a training's work takes on a GPU: measured where it ran there, else predicted from where it did.
+
+A prediction is the ratio of two rooflines (Williams, Waterman and Patterson 2009): of a step, the longer of computing
+its operations at the peak and of moving the parameters and their optimiser through memory once. The roof says nothing
+of what a step takes whatever its size: Python, and kernels too small to fill a device. With enough trainings on the
+same hardware that is fitted too, and how far predictions are off is found by leaving each training out.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.interconnect.model.predictions import model_of
+from slipstream.interconnect.model.step_time import Compute, predict
+from slipstream.interconnect.profile import NetworkProfile
+from slipstream.machine.peaks import data_sheet_peak
+from slipstream.plan.measured import Measured
+
+FILE = Path(__file__).with_name("gpus.toml")
+#: Bytes that a step moves for each parameter in fp32: read forward and backward, the gradient written, and Adam's read
+#: and write of weight, gradient and two moments.
+BYTES_PER_PARAMETER = 40
+#: The largest error of predictions between models and batches on one CPU, with both limits of the roofline and by
+#: operations alone; their medians were 24 and 35 %.
+LARGEST_ERROR, LARGEST_BY_OPERATIONS = 0.66, 0.85
+#: Trainings whose errors say how far predictions are off, and the share of these that an interval holds.
+ENOUGH, HELD = 9, 0.9
+#: Standard deviations in half of an interval that holds 90 %.
+HALF_WIDTH = 1.645
+#: How far two runs of the same differ, as the half of a 90 % interval, where there was one: assumed.
+ONE_RUN = 0.05
+#: Share of a GPU's memory that training may take; the driver and what is fragmented have the rest.
+USABLE = 0.9
+#: Seconds that a step on a GPU takes at least, for the launch of its kernels: assumed, and said where it counts.
+LEAST_STEP_S = 1e-3
+PIECE = 1 << 20
+#: Of a pass: the backward computes twice what the forward does.
+FORWARD = 1 / 3
+MEASURED = "measured"
+UNKNOWN_EXCHANGE = ", exchange unknown"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU: bytes of memory, and how many it moves in a second."""
+
+    name: str
+    words: tuple[str, ...]
+    memory: float
+    bandwidth: float
+
+    def peak(self, kind: str) -> float:
+        """Floating-point operations in a second, in "fp32", "bf16" or "fp16"; 0 if it has no such arithmetic."""
+        return data_sheet_peak(self.name, kind) or 0.0
+
+    def precision(self) -> str:
+        """What the trainer's "auto" takes."""
+        return "bf16" if self.peak("bf16") else "fp16"
+
+    def fits(self, memory_bytes: float) -> bool:
+        return memory_bytes <= USABLE * self.memory
+
+
+@dataclass(frozen=True)
+class WorkTime:
+    """Seconds of the work without starts and saves; the standard deviation of their logarithm; where both are from; and
+    whether the exchange between its processes is in it, or was nowhere measured."""
+
+    seconds: float
+    spread: float
+    how: str
+    exchange_known: bool = True
+
+    def factors(self, random: np.random.Generator, runs: int) -> np.ndarray:
+        """How many times as long as ``seconds`` it may take."""
+        return np.exp(random.normal(0, self.spread, runs))
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """The kinds of GPU that are known, the more special first."""
+    data = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    order = sorted(data, key=lambda name: -len(data[name]["words"]))
+    return {
+        name: Gpu(name, tuple(data[name]["words"]), data[name]["gb"] * 1e9, data[name]["gb_per_s"] * 1e9)
+        for name in order
+    }
+
+
+def gpu_of(device: str) -> Gpu | None:
+    """The kind of a device by the name that its driver gives; None if it is not known."""
+    words = device.replace("-", " ").split()
+    return next((gpu for gpu in gpus().values() if set(gpu.words) <= set(words)), None)
+
+
+def roof(run: Measured, rows: float, peak: float, bandwidth: float | None) -> float:
+    """Seconds of a step of so many rows in one process, at the limits of what it computes on."""
+    moving = BYTES_PER_PARAMETER * run.figures.parameters / bandwidth if bandwidth else 0.0
+    return max(rows * run.flops_per_row / peak, moving)
+
+
+def own_roof(run: Measured, bandwidth: bool) -> float:
+    """The roof of a step of the run, where it ran."""
+    gpu = gpu_of(run.figures.gpu)
+    rows = run.figures.batch_size / run.processes
+    return roof(run, rows, run.peak_flops / run.processes, gpu.bandwidth if gpu and bandwidth else None)
+
+
+def step_of(run: Measured) -> float:
+    """Computing seconds of a step of the run."""
+    return run.computing_s / run.figures.ledger.kept
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Of steps on one kind of hardware: seconds for each of their roof's, and those that any step takes."""
+
+    per_roof: float
+    launch: float
+
+    def step(self, its_roof: float) -> float:
+        return self.per_roof * its_roof + self.launch
+
+
+def fit(roofs: Sequence[float], steps: Sequence[float]) -> Fit:
+    """The fit of the least sum of squared relative errors, neither term below 0."""
+    from scipy.optimize import nnls
+
+    measured_steps = np.asarray(steps)
+    columns = np.stack([np.asarray(roofs), np.ones(len(roofs))], axis=1) / measured_steps[:, None]
+    per_roof, launch = nnls(columns, np.ones(len(roofs)))[0]
+    return Fit(float(per_roof), float(launch))
+
+
+def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[float]:
+    """Of each step the factor by which it takes longer than a fit to the others says, as a logarithm."""
+    errors = []
+    for out in range(len(steps)):
+        others = [index for index in range(len(steps)) if index != out]
+        others_fit = fit([roofs[index] for index in others], [steps[index] for index in others])
+        errors.append(math.log(steps[out] / others_fit.step(roofs[out])))
+    return errors
+
+
+def spread_of(errors: Sequence[float], otherwise: float) -> float:
+    """The standard deviation for which 90 % lie within the largest that 90 % of the errors reach, by the rank that also
+    holds for one error more; of too few errors ``otherwise`` is taken to be the largest."""
+    if len(errors) < ENOUGH:
+        half = max([math.log(1 + otherwise), *map(abs, errors)])
+    else:
+        half = sorted(map(abs, errors))[min(len(errors), math.ceil(HELD * (len(errors) + 1))) - 1]
+    return half / HALF_WIDTH
+
+
+def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, processes: int) -> WorkTime | None:
+    """Of the runs of the same work on the same hardware; None if there are none."""
+    alike = [
+        run for run in runs if run.processes == processes and gpu_of(run.figures.gpu) == gpu and planned.same_work(run)
+    ]
+    if not alike or gpu is None:
+        return None
+    logs = np.log([(run.computing_s + run.waiting_s) / run.figures.ledger.kept for run in alike])
+    spread = math.log(1 + ONE_RUN) / HALF_WIDTH
+    if len(logs) > 1:
+        spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / len(logs))
+    return WorkTime(float(np.exp(logs.mean())) * planned.figures.ledger.kept, spread, MEASURED)
+
+
+def work_time(
+    planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int, networks: Sequence[NetworkProfile] = ()
+) -> WorkTime:
+    """What the planned training's work takes in so many processes, each on such a GPU."""
+    if known := measured_time(planned, runs, gpu, processes):
+        return known
+    computing, spread, how = predicted(planned, runs, gpu, processes)
+    if computing < LEAST_STEP_S:
+        computing, how = LEAST_STEP_S, f"{how}, {LEAST_STEP_S * 1e3:g} ms a step assumed for launching"
+    step, exchange = exchanged(planned, computing, gpu, processes, networks)
+    seconds = step * planned.figures.ledger.kept + planned.waiting_s
+    return WorkTime(seconds, spread, how + exchange, exchange != UNKNOWN_EXCHANGE)
+
+
+def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int) -> tuple[float, float, str]:
+    """Computing seconds of a step; the standard deviation of their logarithm; and what they are predicted from."""
+    on_gpus = gpu_of(planned.figures.gpu) is not None
+    peak = gpu.peak(planned.figures.world.precision if on_gpus else gpu.precision()) or gpu.peak(gpu.precision())
+    target = roof(planned, planned.figures.batch_size / processes, peak, gpu.bandwidth if on_gpus else None)
+    alike = [run for run in runs if run.figures.gpu == planned.figures.gpu]
+    where = f"{planned.figures.gpu or 'a CPU'}{'' if on_gpus else ', by operations alone'}"
+    if len(alike) < ENOUGH:
+        spread = spread_of([], LARGEST_ERROR if on_gpus else LARGEST_BY_OPERATIONS)
+        return step_of(planned) * target / own_roof(planned, bandwidth=on_gpus), spread, f"predicted from {where}"
+    roofs, steps = [own_roof(run, bandwidth=on_gpus) for run in alike], [step_of(run) for run in alike]
+    launch = min(fit(roofs, steps).launch, step_of(planned))
+    # What a step takes whatever its size is the host's, and stays.
+    scaled = (step_of(planned) - launch) * target / own_roof(planned, bandwidth=on_gpus)
+    spread = spread_of(left_out_errors(roofs, steps), LARGEST_ERROR)
+    return scaled + launch, spread, f"predicted from {len(alike)} trainings on {where}"
+
+
+def exchanged(
+    planned: Measured, computing: float, gpu: Gpu, processes: int, networks: Sequence[NetworkProfile]
+) -> tuple[float, str]:
+    """Seconds of a step with the exchange of its gradients, and what to say of it."""
+    if processes == 1:
+        return computing, ""
+    for network in networks:
+        model = model_of(network) if gpu_of(network.fingerprint.devices[0]) == gpu else "of other hardware"
+        if not isinstance(model, str):
+            pieces = (PIECE,) * max(1, round(4 * planned.figures.parameters / PIECE))
+            compute = Compute(FORWARD * computing, (1 - FORWARD) * computing, 0.0, pieces)
+            return predict(compute, partial(model.seconds, processes)).step.seconds, ", exchange by the network profile"
+    return computing, UNKNOWN_EXCHANGE

@@ -1,0 +1,148 @@
+"""What a plan starts from: trainings that ran, the attempts of others, and measured networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipstream.artifacts.format import MANIFEST, Manifest
+from slipstream.artifacts.records import from_tree
+from slipstream.artifacts.results import ledger
+from slipstream.artifacts.results.training import KIND as TRAINED
+from slipstream.artifacts.results.training_figures import TrainingFigures, read_figures
+from slipstream.errors import UserError
+from slipstream.interconnect.profile import KIND as NETWORK
+from slipstream.interconnect.profile import NetworkProfile, read_profile
+from slipstream.plan.capacity import Attempt
+from slipstream.storage import STORES, storage_for
+
+SUMMARY, TRAINING = "summary.json", "training"
+EXPECTED = "expected a directory runs/…, a trained model, a home of checkpoints or a network profile"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A training that ran. Seconds are those of its kept steps, without starts and saves."""
+
+    name: str
+    figures: TrainingFigures
+    #: Floating-point operations of a row, and the most of all devices in a second.
+    flops_per_row: float
+    peak_flops: float
+    #: Seconds of steps and evaluations, which computing takes; and those for which it waited for rows.
+    computing_s: float
+    waiting_s: float
+    #: Means: of an attempt until its first step, and of a save's stall.
+    start_s: float
+    stall_s: float
+
+    @property
+    def processes(self) -> int:
+        return self.figures.world.size
+
+    @property
+    def rows(self) -> int:
+        """That its kept steps trained on."""
+        return self.figures.ledger.kept * self.figures.batch_size
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that a process had at once."""
+        return self.figures.throughput.memory_bytes if self.figures.throughput else 0
+
+    def same_work(self, other: Measured) -> bool:
+        """Whether a row and a step of the other take the same computing."""
+        mine, its = self.figures, other.figures
+        return (mine.parameters, mine.batch_size, round(self.flops_per_row)) == (
+            its.parameters,
+            its.batch_size,
+            round(other.flops_per_row),
+        )
+
+
+@dataclass
+class Evidence:
+    """All that was measured, in the order in which it was given."""
+
+    trainings: list[Measured] = field(default_factory=list)
+    attempts: list[list[Attempt]] = field(default_factory=list)
+    networks: list[NetworkProfile] = field(default_factory=list)
+
+
+def read_evidence(places: Sequence[str]) -> Evidence:
+    """Read what lies at the places: directories of runs, trained models, homes of checkpoints (in a store, too), and
+    network profiles. Raises ``UserError`` for what is none of these, and if none is a training that can be planned."""
+    evidence = Evidence()
+    for place in places:
+        read(place, evidence)
+    if not evidence.trainings:
+        where = f" among {', '.join(places)}" if places else ""
+        raise UserError(f"no run to start from{where}; train once and give it with --measured: runs/… or a model")
+    return evidence
+
+
+def read(place: str, evidence: Evidence) -> None:
+    directory = Path(place)
+    if place.startswith(STORES) or (directory / ledger.PREFIX).is_dir():
+        evidence.attempts.append(attempts_in(place))
+        return
+    if (directory / SUMMARY).is_file():
+        figures = figures_of_run(directory / SUMMARY)
+    elif (directory / MANIFEST).is_file():
+        kind = Manifest.parse((directory / MANIFEST).read_bytes(), directory).kind
+        if kind == NETWORK:
+            evidence.networks.append(read_profile(directory))
+            return
+        if kind != TRAINED:
+            raise UserError(f"{place}: an artifact of the kind {kind}; {EXPECTED}")
+        figures = read_figures(directory)
+    else:
+        raise UserError(
+            f"{place}: {'nothing of a run is there' if directory.exists() else 'does not exist'}; {EXPECTED}"
+        )
+    evidence.trainings.append(measured(place, figures))
+    spans = figures.attempts
+    evidence.attempts.append([Attempt(s.began_at, s.seconds, s.ended, figures.pods) for s in spans])
+
+
+def figures_of_run(path: Path) -> TrainingFigures:
+    """What the summary of a run says of its training."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))[TRAINING]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if found is None:
+        raise UserError(
+            f"{path}: says nothing of a training (older versions left it out); expected the directory of a whole run, "
+            "or the trained model in .slipstream/train/"
+        )
+    return from_tree(found, TrainingFigures, path)
+
+
+def attempts_in(place: str) -> list[Attempt]:
+    """The attempts in a home of checkpoints. Raises ``UserError`` if there are none."""
+    records = ledger.read_attempts(storage_for(place))
+    if not records:
+        raise UserError(f"{place}: no attempts in its {ledger.PREFIX}; {EXPECTED}")
+    return [Attempt(each.began_at, each.wall, each.ended, each.pods) for each in records]
+
+
+def measured(name: str, figures: TrainingFigures) -> Measured:
+    """The figures of a training as means. Raises ``UserError`` if it finished no step that a plan could start from."""
+    its, speed = figures.ledger, figures.throughput
+    if speed is None or not its.kept or not figures.batch_size:
+        raise UserError(f"{name}: its last attempt finished no step; expected a run that trained")
+    kept, seconds = its.kept / its.executed, its.seconds
+    saves = figures.saves if figures.saves is not None else its.attempts
+    return Measured(
+        name=name,
+        figures=figures,
+        flops_per_row=speed.flops_per_row,
+        peak_flops=speed.peak_flops,
+        computing_s=(seconds[ledger.STEPS] + seconds[ledger.EVALUATION]) * kept,
+        waiting_s=seconds[ledger.DATA_WAIT] * kept,
+        start_s=(seconds[ledger.START] + seconds[ledger.RESTORE]) / its.attempts,
+        stall_s=seconds[ledger.STALL] / max(1, saves),
+    )

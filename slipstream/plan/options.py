@@ -1,0 +1,97 @@
+"""What could be taken: each profile on the instances that it fits, and each other instance as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from slipstream.errors import UserError
+from slipstream.plan.estimate import Gpu, gpus
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import Profile
+from slipstream.telemetry.prices import (
+    ACCELERATOR_LABEL,
+    TYPE_LABEL,
+    Instance,
+    PodPrice,
+    PriceList,
+    profile_price,
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """Pods of a profile on an instance, or whole instances without one (``profile`` is empty)."""
+
+    profile: str
+    placement: Placement | None
+    instance: Instance
+    gpu: Gpu
+    pods: int
+    #: Of each pod.
+    gpus: int
+    price: PodPrice
+
+    @property
+    def processes(self) -> int:
+        return self.pods * self.gpus
+
+    @property
+    def notices(self) -> bool:
+        return self.placement is not None and self.placement.notices != "none"
+
+    def per_hour(self, *, spot: bool) -> float | None:
+        """Dollars of all its pods."""
+        price = self.price.paid(spot)
+        return None if price is None else float(Decimal(self.pods) * price)
+
+
+def options(profiles: Sequence[Profile], prices: PriceList) -> list[Option]:
+    """Those of the profiles, then the instances of which none makes use."""
+    found = [option for profile in profiles for option in of_profile(profile, prices)]
+    used = {option.instance.name for option in found}
+    whole = [
+        Option("", None, each, gpus()[each.gpu], 1, each.gpus, each.part(each.gpus))
+        for each in prices.instances.values()
+        if each.gpu in gpus() and each.name not in used
+    ]
+    return [*found, *whole]
+
+
+def left_out(profiles: Sequence[Profile], prices: PriceList) -> Iterator[str]:
+    """Why profiles and instances are not planned, a line each."""
+    for profile in profiles:
+        if not list(of_profile(profile, prices)):
+            yield f"profile {profile.name}: {why_not(profile.asked('train'))}"
+    if unknown := [name for name, each in prices.instances.items() if each.gpu not in gpus()]:
+        yield f"{', '.join(unknown)}: no GPU that is known, of {', '.join(gpus())}"
+
+
+def why_not(placement: Placement) -> str:
+    if not int(placement.gpu):
+        return "has no GPU"
+    return "has part of a GPU" if placement.mig or placement.shared_gpu else "no price of its GPUs is known"
+
+
+def of_profile(profile: Profile, prices: PriceList) -> Iterator[Option]:
+    """A profile's training on each instance that has its GPUs. Raises ``UserError`` if it names one that no price is
+    known of."""
+    placement = profile.asked("train")
+    count = int(placement.gpu)
+    if not count or placement.mig or placement.shared_gpu:
+        return
+    named = placement.node_selector.get(TYPE_LABEL, "")
+    if named and named not in prices.instances:
+        raise UserError(
+            f"profile {profile.name}: {TYPE_LABEL} {named}: no such instance among the prices; expected one of "
+            f"{', '.join(prices.instances)}, or a file with its price: --prices"
+        )
+    accelerator = placement.accelerator or placement.node_selector.get(ACCELERATOR_LABEL, "")
+    like = prices.instances.get(named or prices.accelerators.get(accelerator, ""))
+    if like is None or like.gpu not in gpus():
+        return
+    for instance in [like] if named else prices.instances.values():
+        if instance.gpu == like.gpu and instance.gpus >= count:
+            price = profile_price(placement) or instance.part(count)
+            yield Option(profile.name, placement, instance, gpus()[like.gpu], placement.nodes, count, price)

@@ -1,0 +1,65 @@
+"""The profile that follows from a plan, as a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from slipstream.errors import UserError
+from slipstream.plan.advice import Choice
+from slipstream.plan.decide import SPOT
+from slipstream.profiles.profile import OTHER_CAUSES
+from slipstream.storage.local import cannot_write
+from slipstream.telemetry.prices import TYPE_LABEL
+
+#: CPUs and GiB for a GPU where no profile says: asked for, never measured.
+CPUS, MEMORY_GIB = 4, 16
+#: How many times the 95 % hours an attempt may take: waiting for pods counts, too.
+ROOM = 2
+
+
+def profile_of(choice: Choice) -> str:
+    """The profile as TOML: the one that the option is of, or one with the instance's GPUs."""
+    option, outcome = choice.row.option, choice.outcome
+    spot = outcome.way == SPOT
+    hours = outcome.hours.high
+    lines = [f"# Written by slipstream plan: {choice}; {hours:.3g} h with 95 %."]
+    if outcome.between_failures_s:
+        lines.append(f"# In run.yaml, training.mean_time_between_failures: {outcome.between_failures_s:.0f}")
+    lines += [f'extends = "{option.profile}"', ""] if option.profile else []
+    group: dict[str, object] = (
+        {}
+        if option.profile
+        else {
+            "cpu": str(CPUS * option.gpus),
+            "memory": f"{MEMORY_GIB * option.gpus}Gi",
+            "shared_memory": f"{2 * option.gpus}Gi",
+            "gpu": str(option.gpus),
+        }
+    )
+    if not option.profile:
+        lines.append("# cpu and memory are not measured: look at what a run takes.")
+    group |= {"nodes": option.pods, "processes": option.gpus, "interruptible": spot}
+    prices = {"price_per_hour": option.price.on_demand, "spot_price_per_hour": option.price.spot}
+    group |= {name: float(price) for name, price in prices.items() if price is not None}
+    lines.append("[distributed]")
+    lines += [f"{name} = {json.dumps(value)}" for name, value in group.items()]
+    if not option.profile:
+        lines.append(f'node_selector = {{ "{TYPE_LABEL}" = "{option.instance.name}" }}')
+        lines += ["", "[[distributed.tolerations]]", 'key = "nvidia.com/gpu"', 'effect = "NoSchedule"']
+    lines += ["", "[stages.train]", f"timeout_minutes = {max(60, math.ceil(ROOM * hours * 60))}"]
+    if spot and option.pods > 1:
+        lines.append(f"retries = {outcome.retries + OTHER_CAUSES}")
+    return "\n".join(lines) + "\n"
+
+
+def write_profile(choice: Choice, path: Path) -> None:
+    """Raises ``UserError`` if the file is there already, or cannot be written."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(profile_of(choice))
+    except FileExistsError:
+        raise UserError(f"--write {path}: is there already; choose another name, or remove it") from None
+    except OSError as error:
+        raise cannot_write(path, error) from None

@@ -1,0 +1,99 @@
+"""How capacity comes and goes: from ledgers, from files, from profiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.errors import UserError
+from slipstream.plan.capacity import ASSUMED_WAIT, ENOUGH, Attempt, Capacity, from_attempts, from_file, from_profile
+from slipstream.profiles.retries import poisson_quantile
+
+HOUR = 3600.0
+
+
+def test_all_causes_count_but_the_trainings_own_mistakes() -> None:
+    taken = [
+        Attempt(1.0 * HOUR, 2 * HOUR, "killed, or its machine was lost"),
+        Attempt(4.0 * HOUR, 1 * HOUR, "rank 0: SIGTERM: evicted"),
+        Attempt(5.5 * HOUR, 1 * HOUR, "UserError: no such column"),
+        Attempt(7.0 * HOUR, 3 * HOUR, "finished"),
+    ]
+    capacity = from_attempts([taken])
+    assert capacity and capacity.interruptions == 2 and capacity.hours == 7
+    assert capacity.ups == (2, 1) and capacity.waits == (1, 0.5)
+    assert capacity.between == pytest.approx(7 / 2.5)
+
+
+def test_an_attempt_that_may_be_at_work_is_no_interruption() -> None:
+    capacity = from_attempts([[Attempt(HOUR, HOUR, "killed, or its machine was lost", pods=3)]])
+    assert capacity and capacity.interruptions == 0 and capacity.hours == 3
+    assert from_attempts([]) is None and from_attempts([[]]) is None
+
+
+def test_without_noted_begins_there_are_no_waits() -> None:
+    capacity = from_attempts([[Attempt(0.0, HOUR, "preempted"), Attempt(0.0, HOUR, "finished")]])
+    assert capacity and capacity.interruptions == 1 and not capacity.waits and capacity.wait == ASSUMED_WAIT
+    assert "assumed" in str(capacity)
+
+
+def test_the_interval_holds_the_true_rate_as_often_as_it_says() -> None:
+    """Of 400 records of 50 hours at one interruption in 10 hours: 95 % to within what chance allows."""
+    random = np.random.default_rng(5)
+    held = 0
+    for count in random.poisson(5, 400):
+        low, high = Capacity("", int(count), 50.0).interval() or (0, 0)
+        held += low <= 10 <= high
+    missed = 400 - held
+    assert poisson_quantile(20, 0.001) <= missed <= poisson_quantile(20, 0.999)
+
+
+def test_more_pods_are_interrupted_more_often() -> None:
+    random = np.random.default_rng(0)
+    chosen = np.arange(20_000)
+    for capacity in (Capacity("", rate=0.1), Capacity("", 100, 1000.0, ups=(10.0,) * 100)):
+        one, four = (capacity.weather(pods, len(chosen), random).up(chosen).mean() for pods in (1, 4))
+        assert one == pytest.approx(10, rel=0.03) and four == pytest.approx(2.5, rel=0.03)
+
+
+def test_hours_of_attempts_that_were_not_interrupted_lengthen_the_times() -> None:
+    random, chosen = np.random.default_rng(0), np.arange(10_000)
+    ups = (1.0,) * ENOUGH
+    recorded = Capacity("", ENOUGH, 3.0 * ENOUGH, ups=ups)
+    assert recorded.weather(1, len(chosen), random).up(chosen).mean() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_file_has_times_and_waits(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"zone.{form}"
+    csv = "up_hours,wait_hours\n4.5,0.5\n1.5,\n"
+    path.write_text(csv if form == "csv" else json.dumps({"up_hours": [4.5, 1.5], "wait_hours": [0.5]}))
+    capacity = from_file(path)
+    assert capacity.ups == (4.5, 1.5) and capacity.waits == (0.5,) and capacity.hours == 6
+    assert "2 in 6 pod-hours of zone" in str(capacity)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "up,wait\n1,2\n", "expected CSV with the columns up_hours and wait_hours"),
+        ("a.csv", "up_hours,wait_hours\n-1,2\n", "expected hours of at least 0"),
+        ("a.csv", "up_hours,wait_hours\n", "1 of them or more"),
+        ("a.csv", "up_hours,wait_hours\n0,2\n", "all are 0"),
+        ("a.json", "[1]", "cannot be read as recorded capacity"),
+        ("a.json", '{"up_hours": ["x"], "wait_hours": []}', "cannot be read as recorded capacity"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=said):
+        from_file(tmp_path / name)
+
+
+def test_a_profile_says_a_rate_and_not_how_sure_it_is() -> None:
+    capacity = from_profile("a100-spot", 2.0)
+    assert capacity and capacity.between == 12 and capacity.interval() is None
+    assert from_profile("local", 0.0) is None

@@ -1,0 +1,313 @@
+"""``slipstream plan`` from measured runs to what to take; and what it refuses, one line each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.results.training_figures import gpu_name, read_figures
+from slipstream.checkpoint_interval import best_seconds
+from slipstream.plan.advice import Choice, choices, pareto, recommended, sentences
+from slipstream.plan.command import main, old
+from slipstream.plan.decide import ON_DEMAND, SPOT, Range, Row, Wanted, plan, rules_of, together
+from slipstream.plan.estimate import WorkTime
+from slipstream.plan.measured import measured
+from slipstream.plan.options import options
+from slipstream.plan.write import profile_of
+from slipstream.profiles.profile import load
+from slipstream.storage import storage_for
+from slipstream.telemetry.prices import built_in_prices
+from tests.support.measured_trainings import FIGURES, SPEED, figures, write_model, write_run
+
+RUN = measured("run", FIGURES)
+PRICES = """
+[sources.mine]
+date = {date}
+address = "https://example.com"
+
+[instances.mine]
+gpus = 1
+gpu = "A100-80GB"
+region = "here"
+on_demand = 4.0
+spot = {spot}
+source = "mine"
+"""
+
+
+def called(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def planned(*arguments: object) -> dict[str, Any]:
+    ran = called(*arguments, "--json")
+    assert ran.exit_code == 0, ran.output
+    found: dict[str, Any] = json.loads(ran.output)
+    return found
+
+
+def named(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The outcomes of the option that is to be taken."""
+    return [
+        each
+        for row in found["rows"]
+        for each in row["outcomes"]
+        if row["instance"] in found["take"] and found["take"].endswith(each["way"])
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_run(tmp_path_factory.mktemp("runs") / "one")
+
+
+def test_the_figures_of_a_trained_model_are_those_of_its_run(tmp_path: Path) -> None:
+    found = read_figures(Path(write_model(tmp_path / "model")))
+    assert replace(found, attempts=FIGURES.attempts) == FIGURES
+
+
+def test_a_gpu_that_nobody_sampled_is_named_by_its_peak() -> None:
+    assert gpu_name(["sampled"], None) == "sampled" and gpu_name([], None) == ""
+    assert gpu_name([], replace(SPEED, peak_from="the data sheet of NVIDIA L4")) == "NVIDIA L4"
+
+
+def test_what_is_printed_names_every_profile_and_instance(run: str) -> None:
+    ran = called("--measured", run)
+    assert ran.exit_code == 0, ran.output
+    for name in (*built_in_prices().instances, "a100-spot", "h100-efa-spot", "l4-spot", "cpu-cluster: has no GPU"):
+        assert name in ran.output
+    assert "Take " in ran.output and "none is both cheaper and sooner" in ran.output
+    assert "hours measured: 1 A100-80GB" in ran.output and "prices of 2025-03-06 are older" in ran.output
+
+
+def test_the_model_says_the_same_as_the_run(run: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    assert planned("--measured", model)["take"] == planned("--measured", run)["take"]
+
+
+def test_json_has_what_the_table_has(run: str) -> None:
+    found = planned("--measured", run)
+    row = next(each for each in found["rows"] if each["profile"] == "a100-spot" and each["outcomes"][1:])
+    spot = next(each for each in row["outcomes"] if each["way"] == SPOT)
+    assert (row["pods"], row["gpus"], row["gpu"]) == (2, 8, "A100-80GB")
+    assert spot["dollars"]["low"] <= spot["dollars"]["median"] <= spot["dollars"]["high"]
+    assert spot["between_failures_s"] == 12 * 3600
+    assert spot["checkpoint_s"] == pytest.approx(best_seconds(2.0, 6.0, 12 * 3600)), "of both pods together"
+    assert found["take"] and found["pareto"] and found["because"][0].startswith(f"Take {found['take']}")
+
+
+def test_a_training_on_demand_takes_what_is_known(run: str) -> None:
+    found = planned("--measured", run)
+    row = next(each for each in found["rows"] if each["instance"] == "Standard_NC24ads_A100_v4")
+    (its,) = row["outcomes"]
+    hours = (18_000 + 360 + 180 + 120 + 18_540 * 2 / 1800) / 3600
+    assert its["way"] == ON_DEMAND and its["hours"]["median"] == pytest.approx(hours, rel=0.01)
+    assert its["mean_dollars"] == pytest.approx(hours * 3.673, rel=0.01)
+    twice = planned("--measured", run, "--rows", 2 * 36_000 * 512)
+    (again,) = next(each for each in twice["rows"] if each["instance"] == "Standard_NC24ads_A100_v4")["outcomes"]
+    assert again["hours"]["median"] == pytest.approx(2 * hours, rel=0.02)
+
+
+def test_a_ledger_of_interruptions_is_believed_over_the_profiles(run: str, tmp_path: Path) -> None:
+    home = storage_for(str(tmp_path / "home"))
+    for number in range(1, 11):
+        record = {"attempt": number, "world": 1, "wall": 3600.0, "began_at": 1e9 + number * 5400.0, "ended": "SIGTERM"}
+        home.put(f"ledger/{number:04d}.json", canonical_json(record))
+    ran = called("--measured", run, "--measured", tmp_path / "home")
+    assert "spot capacity: an interruption of a pod each 1.4" in ran.output, ran.output
+    assert "waits of 0.5 h (9 waits recorded)" in ran.output
+
+
+def test_recorded_capacity_decides_against_spot(run: str, tmp_path: Path) -> None:
+    """A pod for some minutes at a time: no spot instance ever gets on, but single pods move on demand."""
+    (tmp_path / "zone.csv").write_text("up_hours,wait_hours\n" + "0.04,2\n" * 30)
+    found = planned("--measured", run, "--capacity", tmp_path / "zone.csv")
+    jobs = [row for row in found["rows"] if row["pods"] > 1 and len(row["outcomes"]) > 1]
+    assert jobs and all(spot["mean_dollars"] is None for row in jobs for spot in row["outcomes"] if spot["way"] == SPOT)
+    assert SPOT not in found["take"]
+    text = called("--measured", run, "--capacity", tmp_path / "zone.csv").output
+    assert "never (never)" in text and "no end" in text and "inf" not in text.replace("p5en", "")
+
+
+def test_the_deadline_decides(run: str) -> None:
+    cheap, soon = planned("--measured", run), planned("--measured", run, "--deadline", "2h")
+    assert cheap["take"] != soon["take"]
+    assert not [each for each in named(cheap) if each["hours"]["high"] <= 2]
+    assert [each for each in named(soon) if each["hours"]["high"] <= 2 and each["in_time"] >= 0.95]
+    text = called("--measured", run, "--deadline", "4h").output
+    assert "The deadline leaves" in text and "of the runs keep it." in text
+    assert "Nothing keeps 30 min" in called("--measured", run, "--deadline", "30min", "--budget", "1").output
+
+
+def test_what_nobody_measured_is_taken_only_if_nothing_else_will_do(run: str) -> None:
+    """Two nodes of eight would be cheaper, if the exchange took no time."""
+    found = planned("--measured", run)
+    rows = [row for row in found["rows"] if row["outcomes"]]
+    assert (
+        rows[0]["gpus"] * rows[0]["pods"] > 1
+        and "unknown" in rows[0]["time"]
+        and rows[0]["instance"] not in found["take"]
+    )
+    assert "if the exchange allows, which nobody measured" in " ".join(found["because"])
+    soon = planned("--measured", run, "--deadline", "2h")
+    assert "is not in its hours: nobody measured it" in " ".join(soon["because"])
+
+
+def test_trials_share_what_runs_at_a_time(run: str) -> None:
+    one = planned("--measured", run)
+    many = planned("--measured", run, "--trials", 24, "--parallel", 8)
+    for name in ("Standard_NC24ads_A100_v4", "Standard_NC40ads_H100_v5"):
+        (alone,), (all_of_them,) = (
+            next(row for row in found["rows"] if row["instance"] == name)["outcomes"] for found in (one, many)
+        )
+        assert all_of_them["mean_dollars"] == pytest.approx(24 * alone["mean_dollars"], rel=0.05)
+        assert all_of_them["hours"]["median"] == pytest.approx(3 * alone["hours"]["median"], rel=0.05)
+        unsure = alone["hours"]["high"] / alone["hours"]["median"]
+        assert all_of_them["hours"]["high"] / all_of_them["hours"]["median"] == pytest.approx(unsure, rel=0.1)
+
+
+def test_a_sweep_takes_the_next_when_one_ends() -> None:
+    hours, dollars = together(np.array([1.0]), np.array([2.0]), Wanted(7, 3), np.random.default_rng(0))
+    assert set(hours) == {3.0} and set(dollars) == {14.0}
+
+
+def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prices.toml").write_text(PRICES.format(date="2026-11-01", spot=0.5))
+    mine = tmp_path / "mine.toml"
+    arguments = ("--measured", run, "--prices", tmp_path / "prices.toml", "--write", mine)
+    found = planned(*arguments)
+    placement = load(str(mine)).asked("train")
+    assert placement.nodes == 1 and int(placement.gpu) >= 1 and placement.timeout_minutes >= 60
+    assert str(found["take"]).split(",")[0].split(" ")[0] in mine.read_text()
+    assert "is there already" in called(*arguments).output
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", str(mine))
+    assert "mine" in {
+        row["profile"] for row in planned("--measured", run, "--prices", tmp_path / "prices.toml")["rows"]
+    }
+
+
+def rows(peak: float = 30e9) -> list[Row]:
+    its = measured("run", figures(speed={"memory_bytes": int(peak)}))
+    return plan(its, [its], options([load("a100-spot"), load("l4-spot")], built_in_prices()), [], Wanted())
+
+
+def test_what_does_not_fit_is_not_taken() -> None:
+    fits = {row.option.gpu.name: row.fits for row in rows()}
+    assert not fits["T4"] and not fits["L4"] and fits["A100-40GB"] and fits["H200"]
+    assert not [choice for choice in choices(rows()) if not choice.row.fits]
+
+
+def test_a_single_pod_moves_and_a_watched_one_is_warned() -> None:
+    single, job = (next(row.option for row in rows() if row.option.pods == pods) for pods in (1, 2))
+    assert rules_of(single, RUN).falls_back and not rules_of(job, RUN).falls_back
+    assert rules_of(job, RUN).noticed == 1.0 and rules_of(single, RUN).noticed == 0.0
+    slow = measured("slow", figures(save_seconds=79.0))
+    assert rules_of(job, slow).noticed == 0.0, "a save with its margin takes 120.5 of the 120 s"
+
+
+def test_the_written_profile_of_a_job_has_its_retries() -> None:
+    choice = next(one for one in choices(rows()) if one.outcome.way == SPOT and one.row.option.pods == 2)
+    written = profile_of(choice)
+    assert f"retries = {choice.outcome.retries + 2}" in written and 'extends = "a100-spot"' in written
+    assert f"mean_time_between_failures: {12 * 3600}" in written
+
+
+def test_the_pareto_set_has_none_that_another_beats() -> None:
+    found = choices(rows())
+    best = pareto(found)
+    assert 1 < len(best) < len(found)
+    for choice in best:
+        better = [
+            one
+            for one in found
+            if one.outcome.mean_dollars < choice.outcome.mean_dollars
+            and one.outcome.hours.high < choice.outcome.hours.high * 0.99
+        ]
+        assert not better, choice
+
+
+def test_spot_counts_only_where_it_is_cheaper_and_in_time() -> None:
+    row = next(row for row in rows() if len(row.outcomes) == 2)
+    on_demand, spot = row.outcomes
+    assert on_demand.way == ON_DEMAND and spot.way == SPOT
+    dear = replace(row, outcomes=(on_demand, replace(spot, mean_dollars=on_demand.mean_dollars + 1)))
+    assert [choice.outcome.way for choice in choices([dear])] == [ON_DEMAND]
+    late = replace(row, outcomes=(on_demand, replace(spot, mean_dollars=0.0, hours=Range(1.0, 1.0, 99.0))))
+    late = replace(late, time=WorkTime(3600.0, 0.1, "measured"))
+    wanted = Wanted(deadline=on_demand.hours.high + 1)
+    best = recommended(choices([late]), wanted)
+    assert isinstance(best, Choice) and best.outcome.way == ON_DEMAND
+    assert f"With 99 h it would be {choices([late])[0]}" in " ".join(sentences(choices([late]), wanted))
+    free = recommended(choices([late]), Wanted())
+    assert free and free.outcome.way == SPOT
+    said = " ".join(sentences(choices([late]), Wanted()))
+    assert "(100%) over the same on demand" in said and "On demand is cheaper if a pod is interrupted" in said
+
+
+def test_prices_are_old_after_ninety_days() -> None:
+    assert not list(old(rows(), date(2025, 6, 4)))
+    assert list(old(rows(), date(2025, 6, 5))) and "a2-ultragpu-8g" in next(old(rows(), date(2025, 6, 5)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no run to start from"),
+        (["--measured", "nowhere"], "nowhere: does not exist; expected a directory runs/"),
+        (["--measured", "RUN", "--deadline", "soon"], "--deadline soon: expected a time above 0, such as 90min, 8h"),
+        (["--measured", "RUN", "--deadline", "1min"], "is shorter than the work"),
+        (["--measured", "RUN", "--trials", "0"], "--trials 0: expected a whole number from 1 on"),
+        (["--measured", "RUN", "--parallel", "-1"], "--parallel -1: expected"),
+        (["--measured", "RUN", "--budget", "-5"], "--budget -5: expected dollars above 0"),
+        (["--measured", "RUN", "--prices", "none.toml"], "none.toml: cannot be read"),
+        (["--measured", "RUN", "--capacity", "none.csv"], "none.csv: cannot be read as recorded capacity"),
+        (["--measured", "RUN", "--budget", "0.01", "--write", "x.toml"], "Nothing keeps $0.01 with 95 %"),
+    ],
+)
+def test_bad_input_is_one_line(run: str, arguments: list[str], said: str) -> None:
+    ran = called(*(run if each == "RUN" else each for each in arguments))
+    assert ran.exit_code == 1 and said in ran.output and len(ran.output.strip().splitlines()) == 1, ran.output
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        (PRICES.format(date="2026-11-01", spot=5.0), "spot: 5.0 is above on_demand, 4.0"),
+        (PRICES.format(date='""', spot=1.0), "expected a date and an address"),
+        (PRICES.replace("date = {date}\n", "").format(spot=1.0), "expected a table of sources with address and date"),
+    ],
+)
+def test_prices_that_are_none_are_one_line(run: str, tmp_path: Path, price: str, said: str) -> None:
+    (tmp_path / "prices.toml").write_text(price)
+    ran = called("--measured", run, "--prices", tmp_path / "prices.toml")
+    assert ran.exit_code == 1 and said in ran.output and len(ran.output.strip().splitlines()) == 1
+
+
+def test_a_chosen_profile_without_gpu_or_of_an_unknown_instance(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "none.toml").write_text('extends = "cpu-cluster"\n')
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "none.toml"))
+    assert "its training has no GPU to plan" in called("--measured", run).output
+    label = '{ "node.kubernetes.io/instance-type" = "p9.huge" }'
+    (tmp_path / "far.toml").write_text(f'extends = "h100-efa-spot"\n[distributed]\nnode_selector = {label}\n')
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "far.toml"))
+    assert "p9.huge: no such instance among the prices" in called("--measured", run).output
+
+
+def test_a_model_that_fits_nothing_and_a_run_that_says_nothing(tmp_path: Path) -> None:
+    large = write_run(tmp_path / "large", figures(speed={"memory_bytes": 10**12}))
+    assert "fits no GPU of the prices" in called("--measured", large).output
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/summary.json").write_text("{}")
+    assert "says nothing of a training" in called("--measured", tmp_path / "old").output
+    empty = write_run(tmp_path / "empty", figures(throughput=None))
+    assert "its last attempt finished no step" in called("--measured", empty).output

@@ -1,0 +1,80 @@
+"""Figures of trainings that never ran, and where a plan looks for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.records import to_tree
+from slipstream.artifacts.results.devices import AttemptSpan, DeviceSeries, PodSeries, TrainingDevices
+from slipstream.artifacts.results.ledger import ACTIVITIES, DATA_WAIT, EVALUATION, RESTORE, STALL, START, STEPS
+from slipstream.artifacts.results.training import (
+    KIND,
+    Attempt,
+    Goodput,
+    History,
+    ProcessGroupFigures,
+    Throughput,
+    ValidationPoint,
+    record_files,
+)
+from slipstream.artifacts.results.training_figures import TrainingFigures
+
+A100 = "NVIDIA A100-SXM4-80GB"
+STEPS_DONE, BATCH = 36_000, 512
+#: 5 h of steps, 6 min of evaluations, 3 min of waiting for rows; 40 saves.
+SECONDS = {START: 100.0, RESTORE: 20.0, STEPS: 18_000.0, EVALUATION: 360.0, DATA_WAIT: 180.0, STALL: 80.0}
+LEDGER = Goodput(1, STEPS_DONE, STEPS_DONE, SECONDS, 0.0, 18_740.0, ("finished",), 1.0, 0.96)
+SPEED = Throughput(
+    rows_per_s=1000.0,
+    flops_per_row=1e11,
+    peak_flops=312e12,
+    peak_from="the data sheet",
+    utilisation=0.32,
+    memory_bytes=30_000_000_000,
+)
+FIGURES = TrainingFigures(
+    world=ProcessGroupFigures(1, "nccl", "cuda", "bf16", 8),
+    gpu=A100,
+    pods=1,
+    parameters=100_000_000,
+    batch_size=BATCH,
+    ledger=LEDGER,
+    throughput=SPEED,
+    save_seconds=6.0,
+    saves=40,
+    attempts=[AttemptSpan(1, 1.7e9, 18_740.0, "finished", spot=False, lost=0.0)],
+)
+
+
+def figures(*, slower: float = 1.0, speed: dict[str, Any] | None = None, **changes: Any) -> TrainingFigures:
+    """Those above, with steps that take ``slower`` times as long, and what else is changed."""
+    seconds = {**SECONDS, STEPS: SECONDS[STEPS] * slower}
+    assert set(seconds) == set(ACTIVITIES)
+    its = {"ledger": replace(LEDGER, seconds=seconds), "throughput": replace(SPEED, **(speed or {})), **changes}
+    return replace(FIGURES, **its)
+
+
+def write_run(directory: Path, its: TrainingFigures = FIGURES) -> str:
+    """The directory of a run, as far as a plan reads it."""
+    directory.mkdir(parents=True)
+    (directory / "summary.json").write_text(json.dumps({"training": to_tree(its)}))
+    return str(directory)
+
+
+def write_model(directory: Path) -> str:
+    """The artifact of a trained model, without the model."""
+    point = ValidationPoint(1, 1.0, 0.5)
+    history = History([], [point], point, STEPS_DONE, False, FIGURES.parameters, FIGURES.world)
+    attempt = Attempt(steps=STEPS_DONE, resumed_from="", save_seconds=6.0, ledger=LEDGER, throughput=SPEED)
+    span = replace(FIGURES.attempts[0], events={"checkpoint": [float(at) for at in range(40)]})
+    gpu = DeviceSeries(A100, "gpu", [0.9], [0.5])
+    devices = TrainingDevices([span], [PodSeries(1, "node", [1.7e9], [gpu], 1.0)])
+    writer = ArtifactWriter(directory)
+    for name, content in record_files(history, attempt, devices).items():
+        writer.write_bytes(name, content)
+    writer.finish(KIND, {"training": {"batch_size": BATCH}})
+    return str(directory)
