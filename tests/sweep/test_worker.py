@@ -73,6 +73,7 @@ def test_a_process_that_is_killed_again_and_again_fails_its_trial(tmp_path: Path
     assert trials[1].ended and trials[1].ended.state == "complete"
 
 
+@pytest.mark.prove
 def test_when_all_fail_from_the_start_the_sweep_ends(tmp_path: Path, prepared: Path) -> None:
     """Trial 0 among them: the rate as given is no better than those of the space."""
     given = {**CONFIG, "training": {**CONFIG["training"], "learning_rate": 1e30}}
