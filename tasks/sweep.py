@@ -121,20 +121,22 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
 
 @task(**on("export", cached=False))
 @map_errors
-def compare_with_given(trained: Trained, prepared: Prepared, store: str, config: RunConfig, seconds: float) -> Sweep:
+def compare_with_given(
+    trained: Trained, prepared: Prepared, store: str, config: RunConfig, factory: str, seconds: float
+) -> Sweep:
     """What the sweep found in so many ``seconds``, and on the test rows the model that was trained with it against the
-    one of trial 0."""
+    one of trial 0. ``config`` is the one as given, and ``factory`` that of the best settings, if it is the user's."""
     from slipstream.models.trained import TrainedModel
     from slipstream.sweep.engine import search_of
     from slipstream.sweep.result import against_given, sweep_of
     from slipstream.sweep.store import SweepStore, best_of
 
     swept, data = SweepStore(store), open_data(prepared)
-    trials, factory = swept.trials(), config.model.factory
+    trials = swept.trials()
     best, given = best_of(trials), swept.model(0)
     against = None
     if best and best.number and trials[0].ended and trials[0].ended.state == "complete":
         as_given = download_all(given, fresh_directory("given")) if given.startswith(STORES) else Path(given)
-        before, after = (TrainedModel.open(each, factory) for each in (as_given, local_path(trained)))
-        against = against_given(before, after, data)
+        before = TrainedModel.open(as_given, config.model.factory)
+        against = against_given(before, TrainedModel.open(local_path(trained), factory), data)
     return replace(sweep_of(swept, search_of(config, data), trials, against), seconds=seconds)

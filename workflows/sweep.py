@@ -47,7 +47,8 @@ def sweep_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
         trained=stages["trained"],
         prepared=prepared.artifact,
         store=begun.store,
-        config=chosen.config,
+        config=config,
+        factory=best.factory,
         seconds=chosen.seconds,
     )
     return {**stages, "config": chosen.config, "data": data, "target": target, "sweep": found}

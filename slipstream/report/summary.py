@@ -30,7 +30,6 @@ LISTED = 8
 USEFUL, WORTH_SAVING_S = 0.6, 5.0
 #: Of a variant or network in its table; the reason below and the report have the whole name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
-NOTHING_BETTER = "The settings as given are the best that were tried."
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ def swept(sweep: Sweep | None) -> Iterator[str]:
     best, others = sweep.best_trial, ", ".join(f"{fmt.count(n)} {state}" for state, n in sweep.counts.items())
     yield from labelled("Sweep", f"{fmt.counted(len(sweep.trials), 'trial')}: {others}")
     yield from labelled("", f"trial {best.number} is the best: {best.settings}")
-    yield from labelled("", f"{fmt.sentence(sweep.against.sentence)}." if sweep.against else NOTHING_BETTER)
+    yield from labelled("", f"{fmt.sentence(sweep.worth)}.")
 
 
 def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:

@@ -58,9 +58,12 @@ def test_what_an_interval_shows(low: float, high: float, said: str) -> None:
 
 
 def test_the_settings_as_given_may_be_the_best(tmp_path: Path) -> None:
-    page, said = built(tmp_path, replace(swept(), best=0, against=None, importance={}))
-    assert "No trial was better than the settings as given" in page and "are the best that were tried" in said
+    page, said = built(tmp_path / "given", replace(swept(), best=0, against=None, importance={}))
+    assert "The settings as given are the best that were tried." in page and "are the best that were tried" in said
     assert "What the settings explain" not in page
+    page, said = built(tmp_path / "incomplete", replace(swept(), against=None))
+    nothing = "The training with the settings as given is not complete, so there is nothing to compare with."
+    assert nothing in page and nothing in " ".join(said.split())
 
 
 def test_a_sweep_of_hundreds_and_hostile_words(tmp_path: Path) -> None:

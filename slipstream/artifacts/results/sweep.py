@@ -51,8 +51,9 @@ class AgainstGiven:
 @dataclass(frozen=True)
 class Sweep:
     """``best`` is the number of the trial whose settings the model was trained with; ``against`` is None if these are
-    the settings as given. ``rungs`` are the epochs at which trials were compared; ``importance`` the share of each
-    setting in the differences between complete trials, the largest first, empty if there are too few."""
+    the settings as given, or if trial 0 is not complete. ``rungs`` are the epochs at which trials were compared;
+    ``importance`` the share of each setting in the differences between complete trials, the largest first, empty if
+    there are too few."""
 
     store: str
     trials: list[SweepTrial]
@@ -68,6 +69,15 @@ class Sweep:
         """Trials by their states, of those that there are."""
         states = [trial.state for trial in self.trials]
         return {state: states.count(state) for state in STATES if state in states}
+
+    @property
+    def worth(self) -> str:
+        """Whether it is shown that the settings that were found are better, as a sentence without its full stop."""
+        if self.against:
+            return self.against.sentence
+        if self.best == 0:
+            return "the settings as given are the best that were tried"
+        return "the training with the settings as given is not complete, so there is nothing to compare with"
 
     @property
     def best_trial(self) -> SweepTrial:
