@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from harness.command import benchmark, part_option
 from harness.links import NotAllowed
 from harness.processes import on_ranks
-from harness.provoked import HEALTHY, PROVOCATIONS, STEPS, WORLD, Outcome, free_port, quiet_run
+from harness.provoked import HEALTHY, PROVOCATIONS, STEPS, WORLD, Outcome, free_port, quiet_run, run_with
 from harness.steady import WORKS, Spent, SteadyTrainer
 from harness.table import Column, Table
 from harness.traceml_runs import Diagnosis, Failed, diagnosed, installed
@@ -94,11 +94,11 @@ def peer(quick: bool) -> Iterator[Table]:
     rows: dict[str, dict[str, float | str]] = {}
     words = []
     with tempfile.TemporaryDirectory() as scratch:
-        tables, steps = Path(scratch), 20 if quick else STEPS
+        tables, steps, run = (Path(scratch), 20, run_with) if quick else (Path(scratch), STEPS, quiet_run)
         for provocation in every[1:2] if quick else every:
             place = tables / provocation.name.replace(" ", "-")
             try:
-                ours = quiet_run(provocation, tables, place / "ours", steps)
+                ours = run(provocation, tables, place / "ours", steps)
                 theirs = diagnosed(provocation, tables, place / "traceml", steps) if asked else None
             except (NotAllowed, Failed) as reason:
                 click.echo(f"\npeer: {provocation.name}: left out: {reason}")

@@ -79,7 +79,7 @@ STAGES = {
         Stage(
             "export",
             ("slipstream.export.engine",),
-            (*JUDGED, "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript"),
+            (*JUDGED, "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "pyarrow"),
             measured=True,
         ),
         Stage("promote"),

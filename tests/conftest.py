@@ -39,6 +39,22 @@ LONGER = (
     "train/telemetry/test_watched_training.py::test_a_kill_costs_little_of_what_was_sampled_and_no_cent",
     "train/telemetry/test_watched_training.py::test_a_prometheus_server_has_data_for_every_panel",
     "train/test_farewell.py::test_a_model_may_take_longer_to_write_than_a_collective_may",
+    "compress/test_pruning.py::test_a_pruned_model_trains_on_is_pruned_again_and_exported",
+    "gpu_proof/test_command.py::test_a_check_holds_on_the_cpu[kill and resume]",
+    "pods/test_other_pods.py::test_a_benchmark_without_its_peers_is_given_up_for_good",
+    "pods/test_other_pods.py::test_a_training_says_for_whom_it_waits_and_then_trains",
+    "pods/test_out_of_memory.py::test_a_rank_of_a_job[0]",
+    "prepare/test_bad_data.py::test_very_many_columns_and_very_long_texts",
+    "promote/test_tokens.py::test_only_the_better_model_takes_the_others_place",
+    "sweep/test_kills.py::test_two_workers_and_a_kill_of_each_kind",
+    "train/fault_tolerance/test_notices.py::test_a_rank_whose_data_does_not_come_leaves_in_time",
+    "train/fault_tolerance/test_outage.py::test_steps_go_on_and_end_with_the_same_weights[2-20-144]",
+    "train/fault_tolerance/test_s3.py::test_a_run_survives_every_kind_of_bad_answer",
+    "train/fault_tolerance/test_sequences.py::test_a_sequence[disk]",
+    "train/parallel/test_no_waits.py::test_a_step_never_waits[2]",
+    "train/telemetry/test_watched_training.py::"
+    "test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends[a call that never returns]",
+    "train/test_network_profile.py::test_training_applies_what_was_found_and_resumes_with_what_it_began_with",
 )
 #: The directory whose proofs compare times: nothing may run beside them.
 TIMED = "collectives"

@@ -59,6 +59,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
             "kickoff": None,
             "promotion": None,
             "compression": None,
+            "sweep": None,
         },
     ),
     "report_data": lambda: (report_data, {**inputs("prepared"), "stages": []}),

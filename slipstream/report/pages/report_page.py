@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from markupsafe import Markup
+
 from slipstream.artifacts.results.bottleneck import Bottleneck
 from slipstream.artifacts.results.devices import TrainingDevices
 from slipstream.artifacts.results.evaluation import Evaluation
@@ -17,7 +19,6 @@ from slipstream.artifacts.store import Store
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
 from slipstream.report.against_interconnect import against_interconnect
-from slipstream.report.pages import sweep_charts
 from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD
@@ -66,7 +67,7 @@ def report_page(
         columns_left=len(columns) - COLUMNS_LISTED,
         contents=contents,
         exchange=exchange_of(results),
-        searched=sweep_charts.drawn(summary.sweep) if summary.sweep else {},
+        searched=charts_of_sweep(summary.sweep) if summary.sweep else {},
         importance_lines=importance_lines,
         listed_trials=listed_trials,
         time_lines=time_lines,
@@ -88,6 +89,13 @@ def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
         (name, value / found.seconds, f"{fmt.seconds(value)}, {100 * value / found.seconds:.0f} %")
         for name, value in seconds.items()
     ]
+
+
+def charts_of_sweep(sweep: Sweep) -> dict[str, Markup]:
+    # Loads what draws, which a report whose charts are kept does without.
+    from slipstream.report.pages import sweep_charts
+
+    return sweep_charts.drawn(sweep)
 
 
 def importance_lines(sweep: Sweep) -> list[tuple[str, float, str]]:
