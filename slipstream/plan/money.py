@@ -65,16 +65,6 @@ def billed_with_notices(job: Job, between: float, noticed: float) -> float:
     return job.undisturbed / useful if useful > 0 else math.inf
 
 
-def interruptions(billed_hours: float, between: float) -> float:
-    """Their mean number."""
-    return billed_hours / between
-
-
-def wall(billed_hours: float, between: float, wait: float) -> float:
-    """Mean hours on the clock, with a ``wait`` for capacity after each interruption."""
-    return billed_hours * (1 + wait / between)
-
-
 def break_even(job_at: Callable[[float], Job], price: float, noticed: float = 0.0) -> float | None:
     """Hours between interruptions from which on spot capacity costs less, at ``price`` of what it costs on demand.
 

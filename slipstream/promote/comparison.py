@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from slipstream.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.artifacts.prepared.token_rows import FILES
-from slipstream.artifacts.records import from_json
-from slipstream.artifacts.results.export import SIGNATURE, DeployedSignature, Holdout
+from slipstream.artifacts.results.export import DeployedSignature, Holdout
 from slipstream.comparison.quality import answers_of
 from slipstream.export.package.assemble import DIRECTORY
 from slipstream.export.package.decode import decode, undecided
+from slipstream.export.package.opened import OpenedPackage
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import held_out_rows, predict
@@ -44,19 +40,8 @@ class Incomparable(Exception):
 
 
 @dataclass(frozen=True)
-class Package:
-    """An exported model in a directory."""
-
-    directory: Path
-
-    @cached_property
-    def signature(self) -> DeployedSignature:
-        path = self.directory / SIGNATURE
-        return from_json(path.read_bytes(), DeployedSignature, path)
-
-    @cached_property
-    def statistics(self) -> dict[str, Any]:
-        return json.loads((self.directory / "statistics.json").read_text(encoding="utf-8"))
+class Package(OpenedPackage):
+    """An exported model, as it is compared."""
 
     @property
     def encoding(self) -> dict[str, object]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.distributions import DISTRIBUTIONS, Distributions
-from slipstream.artifacts.results.export import SIGNATURE, DeployedSignature
 from slipstream.errors import UserError
 from slipstream.export.check import BadPackage, check_files, check_signature
+from slipstream.export.package.opened import OpenedPackage
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.promote.store import Pointer, Registry, manifest_digest, version_of
 from slipstream.source.columns.transform import Transform
@@ -84,20 +82,8 @@ def copy_package(address: str, directory: Path) -> None:
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """A verified package in a directory."""
-
-    directory: Path
-
-    @cached_property
-    def signature(self) -> DeployedSignature:
-        path = self.directory / SIGNATURE
-        return from_json(path.read_bytes(), DeployedSignature, path)
-
-    @cached_property
-    def statistics(self) -> dict[str, Any]:
-        path = self.directory / "statistics.json"
-        return json.loads(path.read_bytes()) if path.is_file() else {}
+class ServedModel(OpenedPackage):
+    """A verified package, as it scores."""
 
     @cached_property
     def by(self) -> str:

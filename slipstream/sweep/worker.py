@@ -155,13 +155,10 @@ class Worker:
             if trial.ended or trial.number in self._taken:
                 continue
             seen = self._occupation.look(trial.number)
-            if seen.held is False:
-                if taken := self._take(trial, seen.attempt):
-                    return taken, True
-                seen_again = True  # another worker has it now, if that lives
-            else:
-                seen_again = seen.held is None
-            may_come = may_come or seen_again
+            if seen.held is False and (taken := self._take(trial, seen.attempt)):
+                return taken, True
+            # Of one that another worker took just now, too, nobody knows yet whether that worker lives.
+            may_come = may_come or seen.held is not True
         if len(trials) >= self._search.config.sweep.trials or time.time() >= self._deadline:
             return None, may_come
         number = self._store.propose(

@@ -20,7 +20,6 @@ from slipstream.profiles.profile import parse
 from slipstream.source.config import DataConfig
 from slipstream.source.files import list_source
 from slipstream.source.fingerprint import fingerprint_source
-from slipstream.storage.s3 import client_of
 from tasks.prepare import made_by
 from tests.support.cluster.propeller import Execution
 from tests.support.cluster.rehearsal import Rehearsal, literal, rehearsal
@@ -33,16 +32,6 @@ CONFIG = DataConfig(id="id")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     with rehearsal(tmp_path_factory.mktemp("place"), parse("two", PROFILE)) as made:
         yield made
-
-
-@pytest.fixture
-def here(place: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
-    """This process sees the S3 of the pods, too."""
-    client_of.cache_clear()  # another test had another server
-    for name, value in place.bucket.environment.items():
-        monkeypatch.setenv(name, value)
-    yield place
-    client_of.cache_clear()
 
 
 def made_by_pods(execution: Execution, into: Path) -> Artifact:

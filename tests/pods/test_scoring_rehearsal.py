@@ -14,7 +14,6 @@ from slipstream.artifacts.results.scoring import Publication
 from slipstream.config import RunConfig
 from slipstream.profiles.profile import parse
 from slipstream.score.publish import check_there, publications, read_manifest
-from slipstream.storage.s3 import client_of
 from tests.support.cluster.kills import LOSSES, Kill, Kills
 from tests.support.cluster.rehearsal import Rehearsal, literal, rehearsal
 from tests.support.scoring import KEEP, in_shares, registry_with_model, write_files
@@ -28,16 +27,6 @@ FILES = 6
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     with rehearsal(tmp_path_factory.mktemp("place"), parse("two", PROFILE)) as made:
         yield made
-
-
-@pytest.fixture
-def here(place: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
-    """This process sees the S3 of the pods, too; and every file is a part of its own, in the pods as well."""
-    client_of.cache_clear()
-    for name, value in place.bucket.environment.items():
-        monkeypatch.setenv(name, value)
-    yield place
-    client_of.cache_clear()
 
 
 def stored(rehearsed: Rehearsal, directory: Path, prefix: str) -> str:

@@ -11,7 +11,6 @@ import pytest
 from slipstream.config import RunConfig
 from slipstream.profiles.profile import parse
 from slipstream.storage import download_all
-from slipstream.storage.s3 import client_of
 from slipstream.sweep.config import SweepConfig
 from slipstream.sweep.records import Trial
 from slipstream.sweep.store import SweepStore, best_of
@@ -58,16 +57,6 @@ class OfWorkers(Kills):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     with rehearsal(tmp_path_factory.mktemp("place"), PROFILE) as made:
         yield made
-
-
-@pytest.fixture
-def here(place: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
-    """This process sees the S3 of the pods, too."""
-    client_of.cache_clear()
-    for name, value in place.bucket.environment.items():
-        monkeypatch.setenv(name, value)
-    yield place
-    client_of.cache_clear()
 
 
 def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Execution, RunConfig, list[Trial]]:

@@ -88,7 +88,8 @@ def test_every_row_has_what_the_model_says_of_it(served: Registry, frame: pd.Dat
     assert table["label"].to_pylist() == labels and set(labels) == {"no", "yes"}
     ours = np.stack([table["probability_no"].to_numpy(), table["probability_yes"].to_numpy()], axis=1)
     assert np.abs(ours - probabilities).max() < 1e-5
-    assert set(table["model_version"].to_pylist()) == {served.promoted().version}  # type: ignore[union-attr]
+    promoted = served.promoted()
+    assert promoted and set(table["model_version"].to_pylist()) == {promoted.version}
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".jsonl", ".arrow"])
