@@ -27,7 +27,7 @@ SWEEP = f"{RECORDS}sweep/"
 KEY = re.compile(r"(records/(?:sweep|\d{4,})/)(\d{4,})\.json")
 #: Records that are read at the same time.
 READERS = 8
-#: So many trials that fail before any other has ended are no accident.
+#: So many trials that fail at the start, before any other has ended well, are no accident.
 FAILURES = 5
 
 
@@ -72,6 +72,10 @@ class SweepStore:
     def trials(self) -> list[Trial]:
         """All trials, by number."""
         self._read_below(RECORDS)
+        return self.known()
+
+    def known(self) -> list[Trial]:
+        """The trials as they were read or written last, without asking the store."""
         found = [(number_of(directory), self._of(directory)) for directory in self._read if directory != SWEEP]
         trials = [trial_of(number, records) for number, records in sorted(found, key=lambda each: each[0])]
         return [trial for trial in trials if trial]
@@ -80,9 +84,9 @@ class SweepStore:
         """Add a record to a trial."""
         self._append(records_of(trial), record)
 
-    def propose(self, propose: Callable[[list[Trial]], Proposed]) -> int | None:
-        """Begin the next trial, with what ``propose`` says of those before. Returns its number, or None if another
-        worker has begun it meanwhile."""
+    def propose(self, propose: Callable[[list[Trial]], Proposed]) -> Trial | None:
+        """Begin the next trial, with what ``propose`` says of those before. Returns it, or None if another worker has
+        begun it meanwhile."""
         trials = self.trials()
         number = max((number_of(directory) for directory in self._read if directory != SWEEP), default=-1) + 1
         record = propose(trials)
@@ -91,7 +95,7 @@ class SweepStore:
         except AlreadyThere:
             return None
         self._read[records_of(number)] = {1: record}
-        return number
+        return Trial(number, record.values)
 
     def _of(self, directory: str) -> list[Record]:
         read = self._read.get(directory, {})
@@ -163,12 +167,11 @@ def number_of(directory: str) -> int:
 
 def refusal(trials: list[Trial]) -> str:
     """Why a sweep is over before it has begun, as all of the first trials failed; "" if it is not."""
-    ended = [trial.ended for trial in trials if trial.ended]
-    if len(ended) < FAILURES or any(end.state != "failed" for end in ended):
+    # The settings as given among them: as long as these are being trained, others may fail.
+    first = [trial.ended for trial in trials[:FAILURES] if trial.ended]
+    if len(first) < FAILURES or any(trial.ended.state != "failed" for trial in trials if trial.ended):
         return ""
-    first = next(trial for trial in trials if trial.ended)
-    assert first.ended, "it has just been chosen by that"
-    return f"sweep: the first {len(ended)} trials failed; trial {first.number}: {first.ended.reason}"
+    return f"sweep: the first {FAILURES} trials failed; trial {trials[0].number}: {first[0].reason}"
 
 
 def best_of(trials: list[Trial]) -> Trial | None:

@@ -161,13 +161,10 @@ class Worker:
             may_come = may_come or seen.held is not True
         if len(trials) >= self._search.config.sweep.trials or time.time() >= self._deadline:
             return None, may_come
-        number = self._store.propose(
+        proposed = self._store.propose(
             lambda known: study.propose(self._search.config.sweep, self._search.parameters, known)
         )
-        if number is None:
-            return None, True
-        proposed = next(trial for trial in self._store.trials() if trial.number == number)
-        return self._take(proposed, 0), True
+        return (self._take(proposed, 0) if proposed else None), True
 
     def _take(self, trial: Trial, after: int) -> Taken | None:
         found: list[Taken] = []
@@ -229,7 +226,7 @@ class Worker:
                 self._store.keep_log(number, job.log)
             self._store.append(number, ended)
             self._store.drop_checkpoints(number)
-            self._progress.ended(taken.trial, ended, self._store.trials())
+            self._progress.ended(taken.trial, ended, self._store.known())
 
     def _follow(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
         """Run the process of a trial and answer it. Returns its outcome, None if it ended without one, and its
@@ -289,7 +286,7 @@ class Worker:
         step = max((each.step for each in complete(storage.list(CHECKPOINTS))), default=0)
         with self._lock:
             self._store.append(number, Died(step, how))
-            trial = next(each for each in self._store.trials() if each.number == number)
+            trial = next(each for each in self._store.known() if each.number == number)
         deaths = sum(each.step == step for each in trial.deaths)
         LOG.warning("trial %d: its process ended with %s; it resumes from step %d", number, how, step)
         if deaths < DEATHS:

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.errors import UserError
 from slipstream.storage import storage_for
-from slipstream.sweep.records import Died, Ended, Identity, Point, Proposed, Record, Reported, decode, encode
+from slipstream.sweep.records import Died, Ended, Identity, Point, Proposed, Record, Reported, Trial, decode, encode
 from slipstream.sweep.store import SweepStore, best_of, refusal
 
 RECORDS: list[Record] = [
@@ -52,7 +52,7 @@ def test_a_record_that_is_cut_is_passed_over(tmp_path: Path, kept: int) -> None:
     had not begun, the other has not ended, and both can go on."""
     store = SweepStore(str(tmp_path))
     for number in range(3):
-        assert store.propose(partial(proposed, number)) == number
+        assert store.propose(partial(proposed, number)) == Trial(number, {"training.epochs": number})
         store.append(number, Ended("complete", 1.0 + number))
     for name in ("0001/0001.json", "0002/0002.json"):
         file = tmp_path / "records" / name
@@ -60,7 +60,8 @@ def test_a_record_that_is_cut_is_passed_over(tmp_path: Path, kept: int) -> None:
     again = SweepStore(str(tmp_path))
     assert [(trial.number, trial.ended is not None) for trial in again.trials()] == [(0, True), (2, False)]
     again.append(2, Ended("complete", 5.0))
-    assert again.propose(lambda trials: Proposed({"training.epochs": len(trials)})) == 3
+    begun = again.propose(lambda trials: Proposed({"training.epochs": len(trials)}))
+    assert begun and begun.number == 3
     found = {trial.number: trial for trial in SweepStore(str(tmp_path)).trials()}
     assert found[2].ended == Ended("complete", 5.0) and found[3].values == {"training.epochs": 2}
 
@@ -87,7 +88,7 @@ def propose_many(store: SweepStore, number: int, mine: list[int]) -> None:
     while len(mine) < number:
         found = store.propose(lambda trials: Proposed({"training.epochs": len(trials)}))
         if found is not None:
-            mine.append(found)
+            mine.append(found.number)
 
 
 @pytest.mark.parametrize("where", ["disk", "s3"])
@@ -136,6 +137,17 @@ def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:
     store.propose(lambda _: Proposed({}))
     store.append(5, Ended("pruned", 1.0))
     assert not refusal(store.trials()) and best_of(store.trials()) is None
+
+
+def test_others_may_fail_while_the_settings_as_given_are_trained(tmp_path: Path) -> None:
+    store = SweepStore(str(tmp_path))
+    for number in range(8):
+        store.propose(lambda _: Proposed({}))
+        if number:
+            store.append(number, Ended("failed", reason=f"reason {number}"))
+    assert not refusal(store.trials())
+    store.append(0, Ended("failed", reason="as given"))
+    assert refusal(store.trials()) == "sweep: the first 5 trials failed; trial 0: as given"
 
 
 def test_minutes_are_counted_from_the_first_start_of_an_execution(tmp_path: Path) -> None:

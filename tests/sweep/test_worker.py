@@ -26,18 +26,20 @@ def wait_for(what: Any, limit_s: float = 60) -> None:
 
 
 def test_a_trial_that_cannot_be_trained_fails_alone_with_its_reason(tmp_path: Path, prepared: Path) -> None:
-    """Its losses are not finite, or its model is larger than any memory."""
+    """Its losses are not finite, its model is larger than any memory, or its factory has a bug."""
     rate, hidden = "training.learning_rate", "model.arguments.hidden"
-    space = {rate: {"choices": [1e30, 0.01]}, hidden: {"choices": [[8], [10**12]]}}
-    run = SweepRun(tmp_path, prepared, config(space=space, trials=8, sampler="random"), slots=2)
+    space = {rate: {"choices": [1e30, 0.01]}, hidden: {"choices": [[8], [10**12], ["wide"]]}}
+    run = SweepRun(tmp_path, prepared, config(space=space, trials=12, sampler="random"), slots=2)
     run.start("one")
     trials = run.finish()
     failed = {t.number: t.ended.reason for t in trials if t.ended and t.ended.state == "failed"}
     too_large = {t.number for t in trials if t.values.get(hidden) == [10**12]}
-    assert set(failed) == too_large | {t.number for t in trials if t.values.get(rate) == 1e30}
-    assert too_large and set(failed) > too_large and len(failed) < 8
+    bugs = {t.number for t in trials if t.values.get(hidden) == ["wide"]}
+    not_finite = {t.number for t in trials if t.values.get(rate) == 1e30} - too_large - bugs
+    assert set(failed) == too_large | bugs | not_finite and len(failed) < 12
+    assert too_large and bugs and not_finite
     for number, reason in failed.items():
-        said = "memory" if number in too_large else "non-finite"
+        said = "memory" if number in too_large else "TypeError" if number in bugs else "non-finite"
         assert said in reason and said in (tmp_path / f"store/trials/{number:04d}/log.txt").read_text()
     assert not list((tmp_path / "store/trials").glob("*/checkpoints/step-*"))
 
@@ -53,6 +55,20 @@ def test_a_machine_that_is_taken_away_loses_nothing(tmp_path: Path, prepared: Pa
     trials = run.finish()
     check(run, trials, {})
     assert not trials[0].deaths and len(list((tmp_path / "store/trials/0000/claims").iterdir())) == 2
+
+
+@pytest.mark.prove
+def test_a_killed_sweep_is_gone_on_with_by_other_workers(tmp_path: Path, prepared: Path) -> None:
+    run = SweepRun(tmp_path, prepared, config(trials=4, pruning="none"))
+    run.start("one")
+    wait_for(lambda: list((tmp_path / "store/trials/0000/checkpoints").glob("step-*/manifest.json")))
+    run.kill("worker", "one")
+    del run.workers["one"]
+    for name in ("two", "three", "four"):
+        run.start(name)
+    trials = run.finish()
+    check(run, trials, {})
+    assert len(list((tmp_path / "store/trials/0000/claims").iterdir())) == 2
 
 
 @pytest.mark.prove
