@@ -30,7 +30,7 @@ SUBCOMMANDS = {
         "slipstream.telemetry.view.command", "Show what devices and ranks do, what holds them back."
     ),
     "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
-    "plan": Subcommand("slipstream.plan.command", "Which GPU, how many, spot or not: hours and dollars of a training."),
+    "plan": Subcommand("slipstream.plan.command", "What a training takes on other GPUs, and serving a model: dollars."),
     "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
     "score": Subcommand("slipstream.score.command", "List the scored tables of an output, fetch the newest."),
     "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),

@@ -54,4 +54,6 @@ def latency(nanoseconds: np.ndarray, speedup: Estimate | None) -> LatencyFigures
     """The percentiles of all calls of a variant at one batch size."""
     milliseconds = np.sort(nanoseconds) / 1e6
     quoted = {name: percentile(milliseconds, share) for name, share in PERCENTILES.items()}
-    return LatencyFigures(**quoted, calls=len(milliseconds), speedup=speedup)
+    mean = float(milliseconds.mean())
+    variation = float(milliseconds.std()) / mean
+    return LatencyFigures(**quoted, calls=len(milliseconds), speedup=speedup, mean=mean, variation=variation)

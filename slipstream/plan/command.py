@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
-from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from slipstream.errors import UserError
 from slipstream.plan.advice import Choice, choices, pareto, recommended, sentences
@@ -19,28 +18,12 @@ from slipstream.plan.capacity import Capacity, from_attempts, from_file
 from slipstream.plan.decide import Outcome, Row, Wanted, plan
 from slipstream.plan.measured import Evidence, Measured, read_evidence
 from slipstream.plan.options import left_out, options
+from slipstream.plan.serving.command import serve
 from slipstream.plan.table import chart, table
+from slipstream.plan.times import Time
 from slipstream.plan.write import write_profile
 from slipstream.profiles.profile import CHOICE, Profile, load, names
-from slipstream.telemetry.prices import PriceList, built_in_prices, over, read_prices
-
-DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(min|h|d)?")
-HOURS = {"min": 1 / 60, "h": 1.0, "d": 24.0}
-OLD_DAYS = 90
-
-
-class Hours(click.ParamType):
-    """A time as 90min, 8h or 2d; a number alone is hours."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        match = DURATION.fullmatch(str(value).strip())
-        if not match or not float(match[1]):
-            raise UserError(f"--deadline {value}: expected a time above 0, such as 90min, 8h or 2d")
-        return float(match[1]) * HOURS[match[2] or "h"]
+from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
 
 
 @dataclass(frozen=True)
@@ -57,11 +40,11 @@ class Plan:
         return choices(self.rows)
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option(
     "--measured", multiple=True, metavar="RUN", help="runs/…, a trained model, checkpoints, a network profile."
 )
-@click.option("--deadline", type=Hours(), help="The most hours, kept with 95 %: 8h, 90min.")
+@click.option("--deadline", type=Time("h", "90min, 8h or 2d"), help="The most hours, kept with 95 %: 8h, 90min.")
 @click.option("--budget", type=float, help="The most dollars, kept with 95 %.")
 @click.option("--trials", type=int, default=1, help="Trainings like it, as of a sweep.")
 @click.option("--parallel", type=int, default=1, help="How many of them at a time.")
@@ -70,7 +53,9 @@ class Plan:
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Write the profile that follows.")
 @click.option("--prices", type=click.Path(path_type=Path), help="Prices of yours, over those that come with this.")
 @click.option("--capacity", type=click.Path(path_type=Path), help="Recorded up and wait hours of a pod, CSV or JSON.")
+@click.pass_context
 def main(  # noqa: PLR0913 - an argument for each option
+    ctx: click.Context,
     measured: tuple[str, ...],
     deadline: float | None,
     budget: float | None,
@@ -89,6 +74,9 @@ def main(  # noqa: PLR0913 - an argument for each option
 
     Example: slipstream plan --measured runs/2026-11-26T11-33-03 --deadline 8h --write mine.toml
     """
+    if ctx.invoked_subcommand:
+        refuse_options_before(ctx.invoked_subcommand, ctx)
+        return
     for name, number in (("trials", trials), ("parallel", parallel), ("rows", rows)):
         if number is not None and number < 1:
             raise UserError(f"--{name} {number}: expected a whole number from 1 on")
@@ -104,6 +92,18 @@ def main(  # noqa: PLR0913 - an argument for each option
             raise UserError(f"--write {write}: {' '.join(sentences(made.found, made.wanted))} Expected more of either")
         write_profile(best, write)
     click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
+
+
+main.add_command(serve)
+
+
+def refuse_options_before(subcommand: str, ctx: click.Context) -> None:
+    """Raises ``UserError`` for an option that no subcommand reads."""
+    for parameter in ctx.command.params:
+        if parameter.name and ctx.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            raise UserError(
+                f"slipstream plan {parameter.opts[0]} … {subcommand}: expected its own options after {subcommand}"
+            )
 
 
 def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
@@ -148,11 +148,9 @@ def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
 
 def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:
     """Which prices are old."""
-    today = today or datetime.now(UTC).date()
-    dated = {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}
-    past = {name: on for name, on in dated.items() if (today - date.fromisoformat(on)).days > OLD_DAYS}
-    for on in sorted(set(past.values())):
-        yield f"prices of {on} are older than {OLD_DAYS} days: {', '.join(n for n, d in past.items() if d == on)}"
+    return old_prices(
+        {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
+    )
 
 
 def text(made: Plan) -> str:

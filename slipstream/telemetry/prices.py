@@ -8,9 +8,9 @@ partition, a shared one) and pods without GPUs have the price that the profile g
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,8 @@ FILE = Path(__file__).with_name("prices.toml")
 #: Labels of nodes that say what the node is, if the placement selects by them.
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
+TABLES = ("sources", "instances", "accelerators", "cpu_instances")
+OLD_DAYS = 90
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,27 @@ class Instance:
 
 
 @dataclass(frozen=True)
+class CpuInstance:
+    """A type of node without GPUs, on which models are served: its CPU, by a word of the name that Linux gives it, its
+    cores (of two hardware threads each, where there are such), and its dollars per hour."""
+
+    name: str
+    cpu: str
+    cores: int
+    region: str
+    on_demand: Decimal
+    spot: Decimal | None
+    source: str
+    dated: str
+
+
+@dataclass(frozen=True)
 class PriceList:
     """Instances by name, and the name of the one that stands for an accelerator."""
 
     instances: Mapping[str, Instance]
     accelerators: Mapping[str, str]
+    cpu_instances: Mapping[str, CpuInstance] = field(default_factory=dict)
 
 
 def pod_price(
@@ -114,19 +132,32 @@ def read_prices(path: Path) -> PriceList:
         data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if extra := sorted(set(data) - {"sources", "instances", "accelerators"}):
-        raise UserError(f"{path}: {extra[0]}: unknown table; expected sources, instances, accelerators")
-    sources, instances, accelerators = (table(path, data, name) for name in ("sources", "instances", "accelerators"))
+    if extra := sorted(set(data) - set(TABLES)):
+        raise UserError(f"{path}: {extra[0]}: unknown table; expected {', '.join(TABLES)}")
+    sources, instances, accelerators, cpus = (table(path, data, name) for name in TABLES)
     read = {name: instance(f"{path}: {name}", name, instances[name], sources) for name in instances}
+    read_cpus = {name: cpu_instance(f"{path}: {name}", name, cpus[name], sources) for name in cpus}
     for accelerator, name in accelerators.items():
         if name not in read:
             raise UserError(f"{path}: accelerators.{accelerator}: there is no instance {name}")
-    return PriceList(read, accelerators)
+    return PriceList(read, accelerators, read_cpus)
 
 
 def over(below: PriceList, above: PriceList) -> PriceList:
     """Prices of your own laid over others: an instance that both have is yours."""
-    return PriceList({**below.instances, **above.instances}, {**below.accelerators, **above.accelerators})
+    return PriceList(
+        {**below.instances, **above.instances},
+        {**below.accelerators, **above.accelerators},
+        {**below.cpu_instances, **above.cpu_instances},
+    )
+
+
+def old_prices(dated: Mapping[str, str], today: date | None = None) -> Iterator[str]:
+    """Which of the prices, by the date of each, are old: a line for each date."""
+    today = today or datetime.now(UTC).date()
+    past = {name: on for name, on in dated.items() if (today - date.fromisoformat(on)).days > OLD_DAYS}
+    for on in sorted(set(past.values())):
+        yield f"prices of {on} are older than {OLD_DAYS} days: {', '.join(n for n, d in past.items() if d == on)}"
 
 
 def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -141,10 +172,26 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
     required, optional = {"gpus", "region", "on_demand", "source"}, {"spot", "gpu"}
     if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
         raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where they are known, spot and gpu")
-    gpus, region, on_demand, spot = (entry.get(key) for key in ("gpus", "region", "on_demand", "spot"))
-    if type(gpus) is not int or gpus < 1:
-        raise UserError(f"{where}: gpus: {gpus}; expected a whole number from 1 on")
-    on_demand = dollars(f"{where}: on_demand", on_demand)
+    gpus = whole(f"{where}: gpus", entry["gpus"])
+    return Instance(name, gpus, *priced(where, entry, sources), gpu=str(entry.get("gpu", "")))
+
+
+def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> CpuInstance:
+    """One entry of an instance without GPUs, checked."""
+    required, optional = {"cpu", "cores", "region", "on_demand", "source"}, {"spot"}
+    if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
+        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where it is known, spot")
+    if not isinstance(entry["cpu"], str) or not entry["cpu"]:
+        raise UserError(f"{where}: cpu: {entry['cpu']}; expected a word of the name that Linux gives it, as 8481C")
+    cores = whole(f"{where}: cores", entry["cores"])
+    return CpuInstance(name, entry["cpu"], cores, *priced(where, entry, sources))
+
+
+def priced(
+    where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]
+) -> tuple[str, Decimal, Decimal | None, str, str]:
+    """Region, dollars on demand and on spot, and the address and the date of their source."""
+    on_demand, spot = dollars(f"{where}: on_demand", entry["on_demand"]), entry.get("spot")
     spot = None if spot is None else dollars(f"{where}: spot", spot)
     if spot is not None and spot > on_demand:
         raise UserError(f"{where}: spot: {spot} is above on_demand, {on_demand}; expected at most that")
@@ -153,8 +200,13 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
         raise UserError(f"{where}: source: {entry['source']}; expected a table of sources with address and date")
     if type(source["date"]) is not date or not str(source["address"]).startswith("https://"):
         raise UserError(f"{where}: source: {entry['source']}; expected a date and an address with https://")
-    gpu, dated = str(entry.get("gpu", "")), source["date"].isoformat()
-    return Instance(name, gpus, str(region), on_demand, spot, source["address"], dated, gpu)
+    return str(entry["region"]), on_demand, spot, source["address"], source["date"].isoformat()
+
+
+def whole(where: str, value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise UserError(f"{where}: {value}; expected a whole number from 1 on")
+    return value
 
 
 def dollars(where: str, value: object) -> Decimal:

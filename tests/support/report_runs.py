@@ -184,7 +184,7 @@ def latency_of(p50: float, calls: int, speed: float) -> LatencyFigures:
     quoted = {"p50": 20, "p90": 100, "p99": 1000}
     scales = {"p50": 1.0, "p90": 1.4, "p99": 2.0}
     found = {name: around(scales[name] * p50) if calls >= least else None for name, least in quoted.items()}
-    return LatencyFigures(**found, calls=calls, speedup=around(speed))
+    return LatencyFigures(found["p50"], found["p90"], found["p99"], calls, around(speed))
 
 
 def variant(

@@ -12,7 +12,7 @@ import pytest
 from slipstream.errors import UserError
 from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import load, names
-from slipstream.telemetry.prices import FILE, PodPrice, pod_price, read_prices
+from slipstream.telemetry.prices import FILE, CpuInstance, Instance, PodPrice, pod_price, read_prices
 
 EIGHT = Placement(gpu="8", processes=8, accelerator="nvidia-a100-80gb")
 GOOD = """
@@ -26,6 +26,12 @@ gpus = 4
 region = "here"
 on_demand = 4.004
 spot = 1.6
+source = "list"
+[cpu_instances.two]
+cpu = "8481C"
+cores = 2
+region = "here"
+on_demand = 0.17
 source = "list"
 """
 
@@ -100,7 +106,9 @@ def test_a_spot_price_alone_is_no_contradiction() -> None:
 def test_every_price_that_comes_with_the_project_has_its_source_and_date() -> None:
     prices = read_prices(FILE)
     assert len(prices.instances) >= 25
-    for instance in prices.instances.values():
+    assert len(prices.cpu_instances) >= 4
+    every: list[Instance | CpuInstance] = [*prices.instances.values(), *prices.cpu_instances.values()]
+    for instance in every:
         assert instance.source.startswith("https://") and date.fromisoformat(instance.dated) >= date(2025, 1, 1)
     assert {type(pod_price(load(name).asked("train"))) for name in names()} == {PodPrice, type(None)}
 
@@ -117,6 +125,10 @@ def test_every_price_that_comes_with_the_project_has_its_source_and_date() -> No
         ("spot = 1.6", "spot = 4.1", "four: spot: 4.1 is above on_demand, 4.004"),
         ("gpus = 4", "gpus = 0", "four: gpus: 0; expected a whole number from 1 on"),
         ("gpus = 4", "gpus = 4\nnote = 1", "four: expected gpus"),
+        ('cpu = "8481C"', "cpu = 8481", "two: cpu: 8481; expected a word of the name"),
+        ('cpu = "8481C"', "", "two: expected cores, cpu, on_demand, region, source"),
+        ("cores = 2", "cores = 0", "two: cores: 0; expected a whole number from 1 on"),
+        ("on_demand = 0.17", "on_demand = -1", "two: on_demand: -1; expected dollars"),
         ('source = "list"', 'source = "hearsay"', "four: source: hearsay; expected a table of sources"),
         ("date = 2026-11-01", 'date = "then"', "four: source: list; expected a date"),
         ("https://", "ftp://", "four: source: list; expected a date and an address with https://"),

@@ -46,6 +46,9 @@ class LatencyFigures:
     calls: int
     #: How many times as fast as ``onnx-fp32``, in paired turns; each limit holds with 95 %.
     speedup: Estimate | None = None
+    #: The mean, and the coefficient of variation; None in files from before they were recorded.
+    mean: float | None = None
+    variation: float | None = None
 
     def percentile(self, name: str) -> Estimate | None:
         return {"p50": self.p50, "p90": self.p90, "p99": self.p99}[name]

@@ -1,0 +1,125 @@
+"""What to serve on, what it saves, and what would change the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from slipstream.plan.serving.decide import (
+    COOLDOWN_S,
+    MONTHS,
+    Row,
+    Wanted,
+    recommended,
+    room,
+    saved_by_optimising,
+    sleeping,
+)
+from slipstream.plan.serving.load import Load
+from slipstream.plan.serving.model import FP32
+from slipstream.plan.serving.queueing import BEYOND
+from slipstream.plan.times import milliseconds
+
+
+def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
+    best = recommended(rows)
+    assert best and best.planned
+    yield (
+        f"Take {best.variant} on {best.place.name}: {spread(best.planned.replicas)}, {money(best.dollars)} a month"
+        f"{at_worst(best)}, {money(per_million(best, load))} per million requests; p99 "
+        f"{milliseconds(best.planned.p99)} in the busiest minute."
+    )
+    all_day = 24 * max(best.planned.instances) / sum(best.planned.instances) * best.dollars
+    if all_day > best.dollars:
+        yield (
+            f"It saves {money(all_day - best.dollars)} a month over the instances of the busiest hour around the clock."
+        )
+    yield from optimisation(rows, best, wanted)
+    yield from nightly(rows, best)
+    yield from no_replica(best, load, wanted)
+    yield from what_changes_it(rows, best, load, wanted)
+
+
+def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str]:
+    """Whether a faster model is worth an engineer's time."""
+    saved = saved_by_optimising(rows, best)
+    if saved is not None:
+        worth = f"in {MONTHS} months {money(MONTHS * saved)}"
+        yield f"{best.variant} saves {money(saved)} a month over {FP32}, {worth}{pays(saved, wanted)}."
+    # The least that must run, whatever the model does.
+    assert best.planned
+    possible = best.dollars * (1 - 24 / sum(best.planned.instances))
+    if not possible:
+        yield "No faster model saves anything there: one instance, the least, does."
+    elif saved is None:
+        worth = f"in {MONTHS} months {money(MONTHS * possible)}"
+        yield f"A model that took no time would save {money(possible)} a month, {worth}{pays(possible, wanted)}."
+
+
+def pays(saved: float, wanted: Wanted) -> str:
+    if wanted.effort is None:
+        return ", and pays if it costs less (--engineer-hours, --engineer-rate)"
+    return f": it {'pays' if MONTHS * saved > wanted.effort else 'does not pay'}, at a cost of {money(wanted.effort)}"
+
+
+def nightly(rows: Sequence[Row], best: Row) -> Iterator[str]:
+    least = min(rows, key=lambda row: row.nightly)
+    if least.nightly < best.dollars:
+        yield (
+            f"If predictions may be a day old: scoring a day's requests each night takes {money(least.nightly)} a "
+            f"month, {least.variant} on {least.place.name}."
+        )
+
+
+def no_replica(best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
+    its = sleeping(best, load, wanted)
+    spell = (COOLDOWN_S + wanted.cold_start) / 60
+    how = f"{its.spells:.3g} spells a month" if its.spells else "one spell a day"
+    pays_from = (
+        f"Scaling to zero pays from an idle share of {its.pays_from:.2%} on ({how}, {spell:.3g} min paid in each)"
+    )
+    if its.saves <= 0:
+        yield f"{pays_from}; the load is idle for {its.idle:.2%}."
+        return
+    late = f"{its.late:.2%} of the requests wait up to {wanted.cold_start:.3g} s"
+    kept = "which keeps" if its.late <= BEYOND else "more than the 1 % of"
+    yield f"{pays_from}; the load is idle for {its.idle:.2%}: it saves {money(its.saves)}, but {late}, {kept} the p99."
+
+
+def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
+    busiest = max(load.rates)
+    up_to = room(best, load, wanted)
+    yield f"An instance more is needed from {number(up_to)} requests/s on; the busiest minute has {number(busiest)}."
+    if best.at_worst is None:
+        yield "If it takes as much longer as a prediction was ever off, no number of replicas keeps the p99."
+    if best.time.error:
+        yield f"Its times are {best.time.how}: a model exported there would make them sure."
+    sure = recommended([row for row in rows if not row.time.error])
+    if best.time.error and sure:
+        yield f"Measured: {sure.variant} on {sure.place.name}, {money(sure.dollars)} a month."
+
+
+def per_million(row: Row, load: Load) -> float:
+    return row.dollars / load.month * 1e6
+
+
+def at_worst(row: Row) -> str:
+    if not row.time.error:
+        return ""
+    return f" (up to {money(row.worst_dollars)})" if row.at_worst else ""
+
+
+def spread(replicas: Sequence[int]) -> str:
+    low, high = min(replicas), max(replicas)
+    return f"{low} to {high} replicas" if low < high else f"{high} replica{'s' if high > 1 else ''}"
+
+
+def number(value: float) -> str:
+    """ "12,345", "12.3"."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def money(dollars: float) -> str:
+    """ "$1,234", "$12.34", "$0.0123"."""
+    if dollars >= 1000:
+        return f"${dollars:,.0f}"
+    return f"${dollars:.2f}" if dollars >= 1 or not dollars else f"${dollars:.3g}"

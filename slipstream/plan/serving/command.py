@@ -1,0 +1,168 @@
+"""``slipstream plan serve``: on what to serve a model, how many replicas at which hour, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from slipstream.errors import UserError
+from slipstream.plan.serving.advice import number, per_million, sentences
+from slipstream.plan.serving.decide import Replicas, Row, Wanted, plan, recommended, sleeping
+from slipstream.plan.serving.load import HOUR_S, Load, read_load
+from slipstream.plan.serving.model import Exported, not_served, read_model, served
+from slipstream.plan.serving.places import places, why_not
+from slipstream.plan.serving.table import by_hour, table
+from slipstream.plan.times import Time
+from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
+
+#: Seconds from the order of an instance to its first answer: a node boots, pulls an image, loads a model. Assumed.
+COLD_START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is printed."""
+
+    model: Exported
+    load: Load
+    wanted: Wanted
+    rows: Sequence[Row]
+    best: Row
+    notes: Sequence[str]
+
+
+@click.command()
+@click.argument("model")
+@click.option("--load", required=True, type=click.Path(path_type=Path), help="Recorded requests, CSV.")
+@click.option("--p99", required=True, type=Time("ms", "20ms or 0.5s"), help="The most that 99 % may take: 20ms.")
+@click.option("--instance", multiple=True, help="Only these instances of the price file.")
+@click.option(
+    "--cold-start", type=Time("s", "30s or 2min"), default=COLD_START_S, help="To a new instance's first answer."
+)
+@click.option("--engineer-hours", type=float, help="What an optimisation takes, with --engineer-rate.")
+@click.option("--engineer-rate", type=float, help="Dollars an hour of an engineer.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--prices", type=click.Path(path_type=Path), help="Prices of yours, over those that come with this.")
+def serve(  # noqa: PLR0913 - an argument for each option
+    model: str,
+    load: Path,
+    p99: float,
+    instance: tuple[str, ...],
+    cold_start: float,
+    engineer_hours: float | None,
+    engineer_rate: float | None,
+    as_json: bool,
+    prices: Path | None,
+) -> None:
+    """Say on which instances the exported MODEL answers 99 % of the requests in time: replicas by the hour of the day,
+    dollars a month and per million requests; what scoring each night would take, and whether an optimisation pays.
+
+    MODEL is runs/… or an exported model's directory. The load is a CSV with the column time, a line for each request,
+    or with time and requests, a line for each interval.
+
+    Example: slipstream plan serve runs/2026-11-26T11-33-03 --load requests.csv --p99 20ms
+    """
+    effort = effort_of(engineer_hours, engineer_rate)
+    exported = read_model(model)
+    listed = over(built_in_prices(), read_prices(prices)) if prices else built_in_prices()
+    wanted = Wanted(p99 / 1e3, cold_start, effort)
+    made = make(exported, read_load(load), listed, instance, wanted)
+    click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
+
+
+def effort_of(hours: float | None, rate: float | None) -> float | None:
+    """Dollars of an optimisation. Raises ``UserError`` if one of both is missing."""
+    if hours is None and rate is None:
+        return None
+    for name, value in (("hours", hours), ("rate", rate)):
+        if value is None or not 0 < value < math.inf:
+            raise UserError(f"--engineer-{name} {'is missing' if value is None else value}: expected a number above 0")
+    assert hours and rate
+    return hours * rate
+
+
+def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str], wanted: Wanted) -> Plan:
+    """Raises ``UserError`` if nothing can be planned."""
+    variants = served(exported.report)
+    if not variants:
+        raise UserError(
+            f"{exported.name}: too few calls of single rows were timed to know their 90th percentile; expected a model "
+            "exported with more export.seconds"
+        )
+    found = places(prices, exported.report.machine.threads, only)
+    rows = plan(exported, variants, found, load, wanted)
+    best = recommended(rows)
+    assert best, "one is fast enough"
+    notes = [
+        f"gaps between requests vary by {load.cv2:.3g} (coefficient of variation squared): {load.cv2_from}",
+        *times(rows),
+        f"a start takes {wanted.cold_start:.3g} s{' (assumed)' if wanted.cold_start == COLD_START_S else ''}",
+        "a request is the model's own time: what a server and the network add is in neither p99 nor dollars",
+        *not_served(exported.report),
+        *why_not(exported, variants, found),
+        *old_prices({row.place.name: row.place.dated for row in rows}),
+    ]
+    return Plan(exported, load, wanted, rows, best, notes)
+
+
+def times(rows: Sequence[Row]) -> Iterator[str]:
+    """What the times are from, a line for each way, with its processors."""
+    hows: dict[str, list[str]] = {}
+    for row in rows:
+        hows.setdefault(row.time.how, []).append(row.place.computes_on)
+    for how, on in hows.items():
+        yield f"times {how}: {', '.join(dict.fromkeys(on))}"
+
+
+def text(made: Plan) -> str:
+    """The plan for a terminal."""
+    load = made.load
+    busiest = max(range(24), key=lambda hour: load.rates[hour])
+    head = (
+        f"{load.name}: {number(load.month)} requests a month by {load.seconds / HOUR_S:,.3g} hours recorded; "
+        f"{number(max(load.rates))} requests/s in the busiest minute, at {busiest:02}h; idle for {load.idle_share:.2%}"
+    )
+    hours = f"{made.best.variant} on {made.best.place.name}, by the hour of the day\n{by_hour(made.best, load)}"
+    advice = " ".join(sentences(made.rows, load, made.wanted))
+    notes = "\n".join(f"  {note}" for note in made.notes)
+    return "\n\n".join([head, table(made.rows, made.best, load), hours, advice, notes])
+
+
+def tree(made: Plan) -> dict[str, object]:
+    """The same as JSON."""
+    return {
+        "load": {**vars(made.load), "idle": made.load.idle_share},
+        "rows": [row_tree(row, made.load) for row in made.rows],
+        "take": f"{made.best.variant} on {made.best.place.name}",
+        "scale_to_zero": vars(sleeping(made.best, made.load, made.wanted)),
+        "because": list(sentences(made.rows, made.load, made.wanted)),
+        "notes": list(made.notes),
+    }
+
+
+def row_tree(row: Row, load: Load) -> dict[str, object]:
+    return {
+        "variant": row.variant,
+        "instance": row.place.name,
+        "region": row.place.region,
+        "computes_on": row.place.computes_on,
+        "dollars_per_hour": row.place.per_hour,
+        "replicas_of_each": row.place.holds,
+        "time": row.time.how,
+        "request_seconds": {"median": row.time.service.median, "p99": row.time.service.p99},
+        "planned": planned_tree(row.planned),
+        "at_worst": planned_tree(row.at_worst),
+        "dollars_a_month": None if row.planned is None else row.dollars,
+        "dollars_a_month_at_worst": None if row.at_worst is None else row.worst_dollars,
+        "dollars_per_million": None if row.planned is None else per_million(row, load),
+        "nightly_dollars_a_month": row.nightly,
+    }
+
+
+def planned_tree(planned: Replicas | None) -> dict[str, object] | None:
+    return vars(planned) if planned else None

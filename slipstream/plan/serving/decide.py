@@ -1,0 +1,190 @@
+"""What each variant costs on each instance, and whether batches, an instance that sleeps or an optimisation cost less.
+Dollars are of an average month, on demand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from slipstream.artifacts.results.export import VariantFigures
+from slipstream.errors import UserError
+from slipstream.plan.serving.load import DAY_S, HOUR_S, MONTH_S, Load
+from slipstream.plan.serving.model import FP32, Exported
+from slipstream.plan.serving.places import Place, ServingTime, serving_time
+from slipstream.plan.serving.queueing import Service, p99, servers_needed
+from slipstream.plan.times import milliseconds
+
+#: Hours of each hour of the day, and nights, in a month.
+DAYS = MONTH_S / DAY_S
+#: Seconds without a request after which KEDA takes the last replica away, if nothing else is set (`cooldownPeriod`).
+COOLDOWN_S = 300.0
+#: Months in which an optimisation has to pay.
+MONTHS = 6
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The most seconds that 99 % of the requests may take, from an instance's order to its first answer, and what an
+    optimisation costs, in dollars, if that is known."""
+
+    p99: float
+    cold_start: float
+    effort: float | None = None
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Of a variant on an instance: replicas and instances by the hour of the day, and the p99 of the busiest in
+    seconds."""
+
+    replicas: tuple[int, ...]
+    instances: tuple[int, ...]
+    p99: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant on an instance. ``planned`` is None if a request alone takes longer than the p99 may; ``at_worst`` is
+    the same if the prediction is off by as much as any was, and as planned if it was measured."""
+
+    variant: str
+    place: Place
+    time: ServingTime
+    planned: Replicas | None
+    at_worst: Replicas | None
+    #: Dollars of scoring a day's requests each night instead, on one instance.
+    nightly: float
+
+    def month(self, planned: Replicas | None) -> float:
+        return math.inf if planned is None else sum(planned.instances) * self.place.per_hour * DAYS
+
+    @cached_property
+    def dollars(self) -> float:
+        """Infinite if the p99 cannot be kept."""
+        return self.month(self.planned)
+
+    @cached_property
+    def worst_dollars(self) -> float:
+        return self.month(self.at_worst)
+
+
+@dataclass(frozen=True)
+class Sleeping:
+    """No replica between requests: from which share of idle time it pays, with as many spells as were recorded (one a
+    day if there was none); what it saves a month, which may be less than nothing; spells in which it sleeps; and the
+    share of requests that wait for a start."""
+
+    pays_from: float
+    idle: float
+    saves: float
+    spells: float
+    late: float
+
+
+def plan(
+    model: Exported, variants: Sequence[VariantFigures], found: Sequence[Place], load: Load, wanted: Wanted
+) -> list[Row]:
+    """A row for each variant and instance of which anything is known, the cheapest first. Raises ``UserError`` if there
+    is none, or a request alone takes longer than asked for on all of them."""
+    times = [(each, place, serving_time(model, each, place)) for each in variants for place in found]
+    known = [(each, place, time) for each, place, time in times if isinstance(time, ServingTime)]
+    if not known:
+        raise UserError(
+            f"{model.name}: how long a request takes is known on no instance: {times[0][2]}; expected prices of the "
+            "instance that it was exported on (--prices), or runs/…"
+        )
+    fastest = min(known, key=lambda each: each[2].planned.p99)
+    if fastest[2].planned.p99 > wanted.p99:
+        raise UserError(
+            f"--p99 {milliseconds(wanted.p99)}: is below one request, which takes "
+            f"{milliseconds(fastest[2].planned.p99)} (99 %) without waiting on the fastest, "
+            f"{fastest[0].name} on {fastest[1].name}; expected more"
+        )
+    memory: dict[Service, tuple[tuple[int, ...], float] | None] = {}
+    rows = [row_of(each.name, place, time, load, wanted, memory) for each, place, time in known]
+    return sorted(rows, key=lambda row: (row.dollars, row.worst_dollars, row.nightly))
+
+
+def row_of(
+    variant: str,
+    place: Place,
+    time: ServingTime,
+    load: Load,
+    wanted: Wanted,
+    memory: dict[Service, tuple[tuple[int, ...], float] | None],
+) -> Row:
+    def replicas(service: Service) -> Replicas | None:
+        if service not in memory:
+            memory[service] = by_hour(service, load, wanted.p99)
+        found = memory[service]
+        if found is None:
+            return None
+        return Replicas(found[0], tuple(math.ceil(each / place.holds) for each in found[0]), found[1])
+
+    night = load.month / DAYS / (time.rows_per_second * place.holds) + wanted.cold_start
+    return Row(
+        variant,
+        place,
+        time,
+        replicas(time.planned),
+        replicas(time.at_worst),
+        nightly=night / HOUR_S * place.per_hour * DAYS,
+    )
+
+
+def by_hour(service: Service, load: Load, limit: float) -> tuple[tuple[int, ...], float] | None:
+    """Replicas for each hour of the day, and the largest p99; None if no number keeps it."""
+    if service.p99 > limit:
+        return None
+    needed = {rate: servers_needed(rate, service, limit, load.cv2) for rate in set(load.rates)}
+    slowest = max(p99(rate, service, servers, load.cv2) for rate, servers in needed.items())
+    return tuple(needed[rate] for rate in load.rates), slowest
+
+
+def recommended(rows: Sequence[Row]) -> Row | None:
+    """The cheapest that keeps the p99 even if its prediction is off by as much as any was; else the cheapest."""
+    kept = [row for row in rows if row.planned]
+    return next((row for row in sorted(kept, key=lambda row: row.at_worst is None)), None)
+
+
+def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
+    """What it would be to have no replica while there is no request. A spell costs the time until it is noticed and a
+    start, in both of which an instance is paid and none of which an idle one would need."""
+    spells = [spell for spell in load.idle if spell > COOLDOWN_S]
+    a_month = len(spells) / load.seconds * MONTH_S
+    saved = sum(spell - COOLDOWN_S - wanted.cold_start for spell in spells) / load.seconds * MONTH_S
+    late = 0.0
+    if spells:
+        # Those that come while the first one waits.
+        busy = load.month / (MONTH_S * (1 - load.idle_share))
+        late = min(1.0, a_month * (1 + busy * wanted.cold_start) / load.month)
+    pays_from = (a_month or DAYS) * (COOLDOWN_S + wanted.cold_start) / MONTH_S
+    return Sleeping(pays_from, load.idle_share, saved / HOUR_S * row.place.per_hour, a_month, late)
+
+
+def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
+    """Dollars a month that the best saves over the cheapest with FP32; None if it is FP32 itself, or FP32 cannot keep
+    the p99."""
+    if best.variant == FP32:
+        return None
+    plain = recommended([row for row in rows if row.variant == FP32])
+    return plain.dollars - best.dollars if plain else None
+
+
+def room(row: Row, load: Load, wanted: Wanted) -> float:
+    """Requests a second in the busiest hour up to which its replicas keep the p99."""
+    assert row.planned
+    servers = max(row.planned.instances) * row.place.holds
+    low = max(load.rates)
+    high = 2 * low
+    while servers_needed(high, row.time.planned, wanted.p99, load.cv2) <= servers:
+        low, high = high, 2 * high
+    for _ in range(30):
+        middle = (low + high) / 2
+        if servers_needed(middle, row.time.planned, wanted.p99, load.cv2) <= servers:
+            low = middle
+        else:
+            high = middle
+    return low

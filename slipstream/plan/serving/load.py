@@ -1,0 +1,172 @@
+"""The requests that a model gets, as somebody recorded them: by the hour of the day, and how unevenly they come."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from slipstream.errors import UserError
+
+TIME, REQUESTS = "time", "requests"
+EXPECTED = (
+    f"expected a CSV with the column {TIME}, a line for each request, or {TIME} and {REQUESTS}, a line for each "
+    "interval of an hour at most"
+)
+HOUR_S, DAY_S = 3600, 86400
+HOURS = range(24)
+MONTH_S = DAY_S * 365 / 12
+#: Seconds over which a rate is averaged: the busiest of an hour is planned for.
+MINUTE_S = 60
+#: Windows in a minute from which on their counts say how unevenly requests come.
+WINDOWS = 20
+#: A day that misses its last minutes, without a request, is one.
+WHOLE_DAY_S = DAY_S - HOUR_S
+#: Of Poisson's arrivals, which many users make who do not know of each other.
+POISSON = 1.0
+#: Seconds that are counted at once if there is a line for each request.
+SECOND = 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests by the hour of the day, and what was recorded of them."""
+
+    name: str
+    #: Requests a second in the busiest minute (or interval, if that is longer) of each hour of the day.
+    rates: tuple[float, ...]
+    #: Requests of an average month, and the seconds that were recorded.
+    month: float
+    seconds: float
+    #: The square of the coefficient of variation of the gaps between requests; and how it is known.
+    cv2: float
+    cv2_from: str
+    #: Seconds of each spell without a request, as far as minutes or intervals tell.
+    idle: tuple[float, ...]
+
+    @property
+    def idle_share(self) -> float:
+        return sum(self.idle) / self.seconds
+
+    def months(self) -> float:
+        return self.seconds / MONTH_S
+
+
+def read_load(path: Path) -> Load:
+    """Read what was recorded. Raises ``UserError`` with the line that is wrong."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            counts, length = counted(path, file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"--load {path}: cannot be read: {error}; {EXPECTED}") from None
+    if not sum(counts.values()):
+        raise UserError(f"--load {path}: there is no request in it; {EXPECTED}")
+    return load_of(path.name, counts, length)
+
+
+def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
+    """Of requests by the second at which their interval of ``length`` begins. Raises ``UserError`` if that is not a
+    day."""
+    block = max(length, MINUTE_S)
+    begin, end = min(counts) // block * block, -(-(max(counts) + length) // block) * block
+    if end - begin < WHOLE_DAY_S:
+        raise UserError(
+            f"--load {name}: covers {(end - begin) / HOUR_S:.3g} h; expected a day or more, as replicas are planned "
+            "for each hour of the day"
+        )
+    fine = np.zeros(((end - begin) // block, block // length))
+    for at, requests in counts.items():
+        fine[(at - begin) // block, (at - begin) % block // length] = requests
+    blocks = fine.sum(axis=1)
+    hours = (begin + block * np.arange(len(blocks))) % DAY_S // HOUR_S
+    rates = tuple(float(blocks[hours == hour].max(initial=0.0)) / block for hour in HOURS)
+    cv2, cv2_from = unevenness(fine, length)
+    idle = tuple(float(block * len(list(spell))) for empty, spell in groupby(blocks == 0) if empty)
+    return Load(name, rates, float(blocks.sum()) * MONTH_S / (end - begin), float(end - begin), cv2, cv2_from, idle)
+
+
+def unevenness(fine: np.ndarray, length: int) -> tuple[float, str]:
+    """The index of dispersion of counts within minutes ``[minutes, windows]``, which is that of gaps squared if these
+    are independent (Cox and Lewis 1966); and how it is known."""
+    windows = fine.shape[1]
+    if windows < WINDOWS:
+        return POISSON, "Poisson arrivals assumed: intervals are too long to tell"
+    spread = np.square(fine - fine.mean(axis=1, keepdims=True)).sum() / (windows - 1)
+    return float(spread / fine.mean(axis=1).sum()), f"by the counts of each {length} s"
+
+
+def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
+    """Requests by the second at which their interval begins, on the clock of the first line's zone; and its length."""
+    reader = csv.reader(file)
+    header = [name.strip().lower() for name in next(reader, [])]
+    if header.count(TIME) != 1 or header.count(REQUESTS) > 1:
+        raise UserError(f"--load {path}: its first line is {','.join(header) or 'empty'}; {EXPECTED}")
+    time_at, count_at = header.index(TIME), header.index(REQUESTS) if REQUESTS in header else None
+    counts, first = defaultdict[int, float](float), None
+    for row in filter(None, reader):
+        where = f"--load {path}: line {reader.line_num}"
+        if len(row) != len(header):
+            raise UserError(f"{where}: {len(row)} values; expected {len(header)}, as in the first line")
+        at = instant(where, row[time_at])
+        first = first or at
+        counts[second(where, at, first)] += 1.0 if count_at is None else requests_of(where, row[count_at])
+    if not counts:
+        raise UserError(f"--load {path}: has no line below its first; {EXPECTED}")
+    if count_at is not None:
+        return counts, interval(path, counts)
+    # Logs that tell minutes only would seem to have all requests of one in its first second.
+    return counts, MINUTE_S if all(at % MINUTE_S == 0 for at in counts) else SECOND
+
+
+def second(where: str, at: datetime, first: datetime) -> int:
+    """Since 1970 on the clock of the zone of the first time, or on the clock that none of them names."""
+    if (at.tzinfo is None) != (first.tzinfo is None):
+        raise UserError(f"{where}: {TIME} {at.isoformat()}: expected all times with a zone, or all without")
+    local = at.astimezone(first.tzinfo).replace(tzinfo=None) if first.tzinfo else at
+    return (local - datetime(1970, 1, 1)) // timedelta(seconds=1)
+
+
+def instant(where: str, text: str) -> datetime:
+    """A time in ISO 8601, or in seconds since 1970."""
+    text = text.strip()
+    try:
+        return datetime.fromtimestamp(float(text), UTC)
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise UserError(
+            f"{where}: {TIME} {text or 'is missing'}: expected a time such as 2026-11-01T09:00, or seconds since 1970"
+        ) from None
+
+
+def requests_of(where: str, text: str) -> float:
+    try:
+        requests = float(text)
+    except ValueError:
+        requests = math.nan
+    if not 0 <= requests < math.inf:
+        raise UserError(f"{where}: {REQUESTS} {text.strip() or 'is missing'}: expected a number of at least 0")
+    return requests
+
+
+def interval(path: Path, counts: Mapping[int, float]) -> int:
+    """Seconds of the intervals whose begins are given, some of which may be missing: these had no requests."""
+    begins = np.array(sorted(counts))
+    between = np.diff(begins)
+    length = int(between.min(initial=2 * HOUR_S))
+    if HOUR_S % length or (between % length).any() or begins[0] % length:
+        raise UserError(
+            f"--load {path}: its times are no intervals of one length that divides an hour and begins with it; "
+            f"expected such, or the column {TIME} alone, with a line for each request"
+        )
+    return length

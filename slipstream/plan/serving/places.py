@@ -1,0 +1,159 @@
+"""What models can be served on: the instances of the price file, and how long a request takes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slipstream.artifacts.results.export import VariantFigures
+from slipstream.errors import UserError
+from slipstream.plan.estimate import (
+    LARGEST_BY_OPERATIONS,
+    LARGEST_ERROR,
+    LEAST_STEP_S,
+    MEASURED,
+    ONE_RUN,
+    Gpu,
+    gpus,
+)
+from slipstream.plan.serving.model import FP32, ONE, Exported, cpu_peak, service_of
+from slipstream.plan.serving.queueing import Service
+from slipstream.telemetry.prices import PriceList
+
+
+@dataclass(frozen=True)
+class Place:
+    """An instance: its GPU, or a word of its CPU's name, and how many replicas it holds: one for each GPU, or for as
+    many cores as a call had threads when it was measured."""
+
+    name: str
+    region: str
+    per_hour: float
+    dated: str
+    holds: int
+    gpu: Gpu | None
+    cpu: str
+
+    @property
+    def computes_on(self) -> str:
+        return self.gpu.name if self.gpu else self.cpu
+
+
+@dataclass(frozen=True)
+class ServingTime:
+    """Of a variant at one replica: a request, rows a second of scoring in batches, where both are from, and by which
+    share a prediction may be too short (0 if they were measured)."""
+
+    service: Service
+    rows_per_second: float
+    how: str
+    error: float
+
+    @property
+    def planned(self) -> Service:
+        """With as much to spare as two runs of the same differ."""
+        return self.service.times_as_long(1 + ONE_RUN)
+
+    @property
+    def at_worst(self) -> Service:
+        return self.service.times_as_long(1 + max(self.error, ONE_RUN))
+
+
+def places(prices: PriceList, threads: int, only: Sequence[str]) -> list[Place]:
+    """Those of the price file, or ``only`` these. Raises ``UserError`` if one of them is not in it."""
+    known = {
+        **{
+            each.name: Place(
+                each.name, each.region, float(each.on_demand), each.dated, each.cores // threads, None, each.cpu
+            )
+            for each in prices.cpu_instances.values()
+        },
+        **{
+            each.name: Place(each.name, each.region, float(each.on_demand), each.dated, each.gpus, gpus()[each.gpu], "")
+            for each in prices.instances.values()
+            if each.gpu in gpus()
+        },
+    }
+    for name in only:
+        if name not in known:
+            raise UserError(
+                f"--instance {name}: no such instance among the prices; expected one of {', '.join(known)}, or a file "
+                "with its price: --prices"
+            )
+    return [known[name] for name in dict.fromkeys(only)] if only else list(known.values())
+
+
+def serving_time(model: Exported, variant: VariantFigures, place: Place) -> ServingTime | str:
+    """How long it takes there; or why nobody knows."""
+    service = service_of(variant.latency_ms.get(ONE))
+    assert service is not None, "only variants that were timed are served"
+    if not place.holds:
+        return f"has fewer cores than a call has threads, {model.report.machine.threads}"
+    batch, rate = max(variant.rows_per_second.items(), key=lambda each: each[1])
+    if is_measured(model, place):
+        return ServingTime(service, rate, MEASURED, 0.0)
+    if variant.name != FP32 and (place.gpu or not model.sums_exactly):
+        return "quantised variants are for CPUs like the one that they were made on"
+    factors = [slowdown(model, variant, place, int(rows)) for rows in (ONE, batch)]
+    if factors[0] is None or factors[1] is None:
+        return unknown(model, place)
+    how = f"predicted from {model.report.machine.device}"
+    if model.cpu:
+        how += ", by operations alone"
+    service, seconds = service.times_as_long(factors[0]), factors[1] * int(batch) / rate
+    if place.gpu and model.cpu and service.median < LEAST_STEP_S:
+        how += f", {LEAST_STEP_S * 1e3:g} ms a call assumed for launching"
+        service = service.times_as_long(LEAST_STEP_S / service.median)
+        seconds = max(seconds, LEAST_STEP_S)
+    return ServingTime(service, int(batch) / seconds, how, LARGEST_BY_OPERATIONS if model.cpu else LARGEST_ERROR)
+
+
+def is_measured(model: Exported, place: Place) -> bool:
+    """Whether its CPU or GPU is the one that the model was measured on."""
+    return place.gpu == model.gpu if place.gpu else place.cpu in model.cpu.split()
+
+
+def unknown(model: Exported, place: Place) -> str:
+    if place.gpu is None and model.cpu and cpu_peak(place.cpu) is None:
+        return f"nothing is known of its CPU {place.cpu}"
+    if place.gpu is None and not model.cpu:
+        return "no CPU is predicted from a GPU"
+    return (
+        f"{model.name} does not say what {model.report.machine.device} computes; give the run that it is of, runs/…, "
+        "whose training does"
+    )
+
+
+def slowdown(model: Exported, variant: VariantFigures, place: Place, rows: int) -> float | None:
+    """How many times as long so many rows take there, by the ratio of two rooflines; None if one is not known. From a
+    CPU by operations alone, as in plans of trainings."""
+    if model.cpu:
+        own = model.core_peak and model.core_peak * model.report.machine.threads
+    else:
+        own = model.gpu.peak("fp32") if model.gpu else None
+    if not own:
+        return None
+    if place.gpu is None:
+        peak = cpu_peak(place.cpu) if model.cpu else None
+        return own / (peak * model.report.machine.threads) if peak else None
+    if model.flops is None or not variant.bytes:
+        return None
+    here = roof(rows * model.flops, variant.bytes, own, model.gpu)
+    return roof(rows * model.flops, variant.bytes, place.gpu.peak("fp32"), place.gpu if model.gpu else None) / here
+
+
+def roof(flops: float, moved: float, peak: float, gpu: Gpu | None) -> float:
+    """Seconds at the limits of a processor: of computing, and on a GPU of reading the weights once."""
+    return max(flops / peak, moved / gpu.bandwidth if gpu else 0.0)
+
+
+def why_not(model: Exported, variants: Sequence[VariantFigures], found: Sequence[Place]) -> Iterator[str]:
+    """Why variants are not planned on instances, a line for each reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for variant in variants:
+        for place in found:
+            time = serving_time(model, variant, place)
+            if isinstance(time, str):
+                reasons.setdefault((time, variant.name), []).append(place.computes_on)
+    for (reason, name), where in reasons.items():
+        yield f"{name}: not planned on {', '.join(dict.fromkeys(where))}: {reason}"

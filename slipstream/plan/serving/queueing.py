@@ -1,0 +1,110 @@
+"""How long a request takes at replicas that share one queue, waiting included, and how many replicas that asks for.
+
+Whether it waits is Erlang's C. How long, given that it does, is taken to be exponential, with the mean that M/M/c has
+times (ca² + cs²)/2, of the coefficients of variation of gaps between arrivals and of service times (Allen and Cunneen;
+Allen, "Probability, Statistics, and Queueing Theory", 1990). Seconds throughout; loads are arrivals a second times mean
+service seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+#: The share of requests that the percentile leaves beyond it.
+BEYOND = 0.01
+#: The largest share of their time for which replicas are planned to be busy: up to here the formula was compared with
+#: simulated queues, and above it a load that is a tenth higher never ends.
+MOST_BUSY = 0.9
+HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Service:
+    """How long answering takes, without waiting: each of the ``times``, ascending, with its share of the requests; the
+    mean, and the square of the coefficient of variation, which need not be those of the few times."""
+
+    times: tuple[float, ...]
+    shares: tuple[float, ...]
+    mean: float
+    cv2: float
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for what is no distribution of times."""
+        whole = math.isclose(sum(self.shares), 1.0) and min(self.shares, default=0.0) >= 0
+        ascending = list(self.times) == sorted(self.times) and all(0 < time < math.inf for time in self.times)
+        if len(self.times) != len(self.shares) or not whole or not ascending or self.mean <= 0 or self.cv2 < 0:
+            raise ValueError("expected ascending times above 0, and a share for each, which make 1 together")
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Service:
+        """Of times that are equally frequent."""
+        return cls.weighted(sorted(times), [1 / len(times)] * len(times))
+
+    @classmethod
+    def weighted(cls, times: Sequence[float], shares: Sequence[float]) -> Service:
+        """Of these times and no others."""
+        mean = float(np.dot(times, shares))
+        cv2 = max(0.0, float(np.dot(np.square(times), shares)) / mean**2 - 1)
+        return cls(tuple(times), tuple(shares), mean, cv2)
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def p99(self) -> float:
+        """The least time that at most :data:`BEYOND` of the requests exceed."""
+        return self.quantile(1 - BEYOND)
+
+    def quantile(self, share: float) -> float:
+        return self.times[int(np.argmax(np.cumsum(self.shares) >= share - 1e-12))]
+
+    def times_as_long(self, factor: float) -> Service:
+        return Service(tuple(factor * time for time in self.times), self.shares, factor * self.mean, self.cv2)
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """The probability that a request of M/M/c waits; 1 from a load on that the servers cannot carry."""
+    if load >= servers:
+        return 1.0
+    lost = 1.0
+    for busy in range(1, servers + 1):
+        lost = load * lost / (busy + load * lost)
+    return lost / (1 - load / servers * (1 - lost))
+
+
+def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> float:
+    """The 99th percentile of waiting and service at so many arrivals a second; infinite if the queue never ends."""
+    load = rate * service.mean
+    if load >= servers:
+        return math.inf
+    waits = erlang_c(servers, load)
+    mean_wait = service.mean / (servers - load) * (arrivals_cv2 + service.cv2) / 2
+    if not mean_wait or waits <= 0:
+        return service.p99
+    times, shares = np.array(service.times), np.array(service.shares)
+
+    def longer(than: float) -> float:
+        """The share of requests that take longer."""
+        left = np.maximum(than - times, 0.0)
+        return float(np.dot(np.where(times > than, 1.0, waits * np.exp(-left / mean_wait)), shares))
+
+    low, high = 0.0, service.times[-1] - mean_wait * math.log(BEYOND)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if longer(middle) > BEYOND else (low, middle)
+    return high
+
+
+def servers_needed(rate: float, service: Service, limit: float, arrivals_cv2: float) -> int:
+    """The fewest that keep the p99 within ``limit`` and are at most :data:`MOST_BUSY` busy; at least one. Raises
+    ``ValueError`` if no number does: service alone takes longer."""
+    if service.p99 > limit:
+        raise ValueError(f"a p99 of {limit:g} s is less than service alone takes, {service.p99:g} s")
+    fewest = max(1, math.ceil(rate * service.mean / MOST_BUSY))
+    return next(servers for servers in count(fewest) if p99(rate, service, servers, arrivals_cv2) <= limit * (1 + 1e-9))

@@ -1,0 +1,82 @@
+"""A plan of serving as tables for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from slipstream.plan.serving.advice import money, number, per_million, spread
+from slipstream.plan.serving.decide import Row
+from slipstream.plan.serving.load import Load
+from slipstream.plan.serving.queueing import Service
+from slipstream.plan.times import milliseconds
+from slipstream.text_table import aligned
+
+COLUMNS = ("variant", "instance", "replicas", "of each", "one request", "p99", "$ a month", "up to", "per million")
+MORE = ("nightly $", "time")
+LEFT = ("", "variant", "instance", "time")
+HOURS = ("hours", "requests/s", "replicas", "instances")
+#: Rows that are printed; JSON has all.
+SHOWN = 16
+
+
+def table(rows: Sequence[Row], best: Row, load: Load) -> str:
+    """A line for each variant and instance, the cheapest first; what is recommended is marked."""
+    shown = rows[:SHOWN] if best in rows[:SHOWN] else [*rows[: SHOWN - 1], best]
+    lines = [["▸" if row is best else "", *cells(row, load)] for row in shown]
+    left = len(rows) - len(shown)
+    more = f"\n  and {left} that cost more: --json has them, --instance asks for some" if left else ""
+    return aligned(("", *COLUMNS, *MORE), lines, left=LEFT) + more
+
+
+def cells(row: Row, load: Load) -> list[str]:
+    named = [row.variant, f"{row.place.name} ({row.place.computes_on})"]
+    time = row.time.how.split()[0].rstrip(",")
+    if row.planned is None:
+        return [
+            *named,
+            "-",
+            str(row.place.holds),
+            request(row.time.service),
+            "not kept",
+            *["-"] * 3,
+            cash(row.nightly),
+            time,
+        ]
+    worst = cash(row.worst_dollars) if row.time.error else "-"
+    return [
+        *named,
+        spread(row.planned.replicas).split(" replica")[0],
+        str(row.place.holds),
+        request(row.time.service),
+        milliseconds(row.planned.p99),
+        cash(row.dollars),
+        worst,
+        money(per_million(row, load)),
+        cash(row.nightly),
+        time,
+    ]
+
+
+def request(service: Service) -> str:
+    """The median of a request alone, and its p99."""
+    return f"{milliseconds(service.median)} ({milliseconds(service.p99)})"
+
+
+def cash(dollars: float) -> str:
+    return f"{dollars:,.2f}" if math.isfinite(dollars) else "not kept"
+
+
+def by_hour(row: Row, load: Load) -> str:
+    """Hours of the day with as many replicas, one after the other, in a line."""
+    assert row.planned
+    return aligned(HOURS, list(hour_lines(row.planned.replicas, row.planned.instances, load)), left=("hours",))
+
+
+def hour_lines(replicas: Sequence[int], instances: Sequence[int], load: Load) -> Iterator[list[str]]:
+    for its_replicas, each in groupby(range(24), key=lambda hour: replicas[hour]):
+        hours = list(each)
+        rates = [load.rates[hour] for hour in hours]
+        between = number(max(rates)) if len(hours) == 1 else f"{number(min(rates))} to {number(max(rates))}"
+        yield [f"{hours[0]:02}:00 to {hours[-1] + 1:02}:00", between, str(its_replicas), str(instances[hours[0]])]

@@ -1,0 +1,37 @@
+"""Times on the command line, and how they are read aloud."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from slipstream.errors import UserError
+
+TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|min|h|d)?")
+SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Time(click.ParamType):
+    """A time such as 20ms, 90min, 8h or 2d, as a number of ``unit``; of that is a number alone, too."""
+
+    name = "time"
+
+    def __init__(self, unit: str, such_as: str) -> None:
+        self.unit, self.such_as = unit, such_as
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = TIME.fullmatch(str(value).strip())
+        if not match or not float(match[1]):
+            option = param.opts[0] if param else "time"
+            raise UserError(f"{option} {value}: expected a time above 0, such as {self.such_as}")
+        unit = match[2] or self.unit
+        return float(match[1]) * (SECONDS[unit] / SECONDS[self.unit])
+
+
+def milliseconds(seconds: float) -> str:
+    """ "0.043 ms", "20 ms", "1.2 s"."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

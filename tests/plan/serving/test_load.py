@@ -1,0 +1,126 @@
+"""Recorded requests: rates by the hour of the day, how unevenly they come, idle spells; and what is no record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.errors import UserError
+from slipstream.plan.serving.load import MONTH_S, read_load
+
+BEGIN = datetime(2026, 11, 2)
+HOURLY = "time,requests\n" + "".join(f"2026-11-02T{hour:02}:00,{3600 * (hour + 1)}\n" for hour in range(24))
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def log(path: Path, seconds: Iterable[float]) -> Path:
+    """A line for each request."""
+    lines = (f"{(BEGIN + timedelta(seconds=float(at))).isoformat()}\n" for at in seconds)
+    return written(path, "time\n" + "".join(lines))
+
+
+def test_counts_of_each_hour_are_rates_of_the_hour(tmp_path: Path) -> None:
+    load = read_load(written(tmp_path / "load.csv", HOURLY))
+    assert load.rates == tuple(range(1, 25)) and load.seconds == 86_400 and load.idle == ()
+    assert load.month == pytest.approx(3600 * 300 / 86_400 * MONTH_S)
+    assert load.cv2 == 1.0 and "assumed" in load.cv2_from
+
+
+def test_the_busiest_minute_of_all_days_counts(tmp_path: Path) -> None:
+    """Of a log: a request each 10 s for two days, and 60 within a minute of the second day."""
+    each = [10.0 * index for index in range(2 * 8640)]
+    burst = [86_400.0 + 9 * 3600 + 300 + index for index in range(60)]
+    load = read_load(log(tmp_path / "load.csv", sorted(each + burst)))
+    assert load.rates[9] == pytest.approx(66 / 60)
+    assert {rate for hour, rate in enumerate(load.rates) if hour != 9} == {0.1}
+    assert load.month == pytest.approx((2 * 8640 + 60) / 2 / 86_400 * MONTH_S)
+
+
+def test_poisson_even_and_batched_arrivals_are_told_apart(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    poisson = np.sort(random.uniform(0, 86_400, 40_000))
+    batched = np.repeat(np.sort(random.uniform(0, 86_400, 8_000)), 5)
+    even = np.arange(0, 86_400, 0.5)
+    found = [read_load(log(tmp_path / "load.csv", each)) for each in (poisson, batched, even)]
+    assert [load.cv2 for load in found] == pytest.approx([1.0, 5.0, 0.0], abs=0.15)
+    assert "by the counts of each 1 s" in found[0].cv2_from
+
+
+def test_the_days_wave_is_no_unevenness(tmp_path: Path) -> None:
+    """Poisson arrivals whose rate goes up and down tenfold within a day."""
+    random = np.random.default_rng(0)
+    rates = 0.55 + 0.45 * np.sin(np.arange(86_400) / 86_400 * 2 * np.pi)
+    load = read_load(log(tmp_path / "load.csv", np.repeat(np.arange(86_400), random.poisson(rates))))
+    assert load.cv2 == pytest.approx(1.0, abs=0.05) and max(load.rates) > 5 * min(load.rates)
+
+
+def test_a_log_of_whole_minutes_says_nothing_of_seconds(tmp_path: Path) -> None:
+    load = read_load(log(tmp_path / "load.csv", np.repeat(np.arange(0, 86_400, 60), 30)))
+    assert load.cv2 == 1.0 and set(load.rates) == {0.5}
+
+
+def test_missing_intervals_had_no_requests(tmp_path: Path) -> None:
+    lines = HOURLY.splitlines(keepends=True)
+    load = read_load(written(tmp_path / "load.csv", "".join([*lines[:3], *lines[6:8], *lines[9:]])))
+    assert load.idle == (3 * 3600.0, 3600.0) and load.rates[2:5] == (0.0, 0.0, 0.0) and load.rates[7] == 0.0
+    assert load.idle_share == pytest.approx(4 / 24)
+
+
+def test_rows_of_the_same_time_are_added_in_any_order(tmp_path: Path) -> None:
+    """As of several servers; other columns are passed over."""
+    header, *lines = HOURLY.splitlines()
+    text = "\n".join([f"{header},pod", *(f"{line},a" for line in lines), *(f"{line},b" for line in reversed(lines))])
+    assert read_load(written(tmp_path / "load.csv", text)).rates == tuple(2.0 * hour for hour in range(1, 25))
+
+
+def test_hours_are_those_of_the_first_times_zone(tmp_path: Path) -> None:
+    """A clock that changes on the way counts on as it began; seconds since 1970 are UTC's."""
+    zoned = HOURLY.replace(":00,", ":00+02:00,").replace("T23:00+02:00", "T22:00+01:00")
+    assert read_load(written(tmp_path / "load.csv", zoned)).rates == tuple(range(1, 25))
+    began = 1_793_577_600  # 2026-11-02
+    seconds = "time,requests\n" + "".join(f"{began + 3600 * hour},{3600 * (hour + 1)}\n" for hour in range(24))
+    assert read_load(written(tmp_path / "load.csv", seconds)).rates == tuple(range(1, 25))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "its first line is empty; expected a CSV with the column time"),
+        ("time,requests\n", "has no line below its first"),
+        ("when,requests\n1,2\n", "its first line is when,requests; expected"),
+        ("time,time\n1,2\n", "its first line is time,time"),
+        (HOURLY.replace(",3600\n", ",-3600\n"), "line 2: requests -3600: expected a number of at least 0"),
+        (HOURLY.replace(",7200\n", ",nan\n"), "line 3: requests nan: expected a number"),
+        (HOURLY.replace(",7200\n", ",inf\n"), "line 3: requests inf: expected a number"),
+        (HOURLY.replace(",7200\n", ",many\n"), "line 3: requests many: expected a number"),
+        (HOURLY.replace(",7200\n", ",\n"), "line 3: requests is missing: expected a number"),
+        (HOURLY.replace(",7200\n", "\n"), "line 3: 1 values; expected 2"),
+        (HOURLY.replace("2026-11-02T01:00", "nan"), "line 3: time nan: expected a time such as"),
+        (HOURLY.replace("2026-11-02T01:00", "yesterday"), "line 3: time yesterday: expected a time such as"),
+        (HOURLY.replace("T01:00", "T01:00Z"), "line 3: time 2026-11-02T01:00:00+00:00: expected all times with a zone"),
+        (HOURLY.replace("T01:00", "T01:07"), "its times are no intervals of one length"),
+        (HOURLY.replace("T01:00", "T01:00:01"), "its times are no intervals of one length"),
+        ("time,requests\n2026-11-02,86400\n2026-11-03,86400\n", "its times are no intervals of one length"),
+        ("".join(HOURLY.splitlines(keepends=True)[:5]), "covers 4 h; expected a day or more"),
+        ("time,requests\n" + "".join(f"2026-11-02T{h:02}:00,0\n" for h in range(24)), "there is no request in it"),
+    ],
+)
+def test_what_is_no_record_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_load(written(tmp_path / "load.csv", text))
+    assert said in error.value.message and "--load" in error.value.message and "\n" not in error.value.message
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "load.csv").write_bytes(b"time\n\xff\xfe\n")
+    for path in (tmp_path / "none.csv", tmp_path, tmp_path / "load.csv"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_load(path)

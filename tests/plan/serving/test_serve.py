@@ -1,0 +1,352 @@
+"""``slipstream plan serve`` from an exported model and recorded requests to replicas and dollars."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slipstream.artifacts.results.export import ExportReport, VariantFigures
+from slipstream.plan.command import main
+from slipstream.plan.estimate import LARGEST_BY_OPERATIONS, ONE_RUN
+from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS
+from slipstream.plan.serving.load import MONTH_S, read_load
+from slipstream.plan.serving.model import cpus, read_model, service_of
+from slipstream.plan.serving.places import places, serving_time
+from slipstream.plan.serving.queueing import Service, p99
+from slipstream.telemetry.prices import built_in_prices
+from tests.support.exported_models import report, write_exported
+from tests.support.measured_trainings import figures
+
+INT8, FP32 = "onnx-int8", "onnx-fp32"
+ON_CPU = figures(
+    gpu="", speed={"flops_per_row": 3e6, "peak_flops": 172.8e9}, world=replace(figures().world, device="cpu", threads=1)
+)
+MINE = """
+[sources.mine]
+{date}
+address = "https://example.com"
+
+[cpu_instances.mine]
+cpu = "8481C"
+cores = 3
+region = "here"
+on_demand = 0.3
+source = "mine"
+"""
+DATED = MINE.format(date="date = 2026-11-01")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_exported(tmp_path_factory.mktemp("runs") / "one", training=ON_CPU)
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 requests a second by night, 20,000 at noon, for a day."""
+    return hourly(tmp_path_factory.mktemp("load") / "load.csv", [30.0] * 8 + [5_000.0] * 4 + [20_000.0] + [200.0] * 11)
+
+
+def hourly(path: Path, rates: list[float]) -> Path:
+    lines = (f"2026-11-02T{hour:02}:00,{3600 * rate}\n" for hour, rate in enumerate(rates))
+    path.write_text("time,requests\n" + "".join(lines))
+    return path
+
+
+def called(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["serve", *(str(argument) for argument in arguments)])
+
+
+def planned(*arguments: object) -> dict[str, Any]:
+    ran = called(*arguments, "--json")
+    assert ran.exit_code == 0, ran.output
+    found: dict[str, Any] = json.loads(ran.output)
+    return found
+
+
+def row(found: dict[str, Any], variant: str, instance: str) -> dict[str, Any]:
+    return next(each for each in found["rows"] if (each["variant"], each["instance"]) == (variant, instance))
+
+
+def variant(its: ExportReport, name: str) -> VariantFigures:
+    return next(each for each in its.variants if each.name == name)
+
+
+def test_what_is_printed_says_what_to_take_and_why(model: str, load: Path) -> None:
+    ran = called(model, "--load", load, "--p99", "1ms")
+    assert ran.exit_code == 0, ran.output
+    for said in (
+        "▸  onnx-int8  c3d-highcpu-4 (9B14) ",
+        "Take onnx-int8 on c3d-highcpu-4: 1 to 4 replicas",
+        "Measured: onnx-int8 on c3-highcpu-4, $",
+        "per million requests",
+        "If predictions may be a day old",
+        "Scaling to zero pays from an idle share of 0.49% on",
+        "An instance more is needed from",
+        "times measured: 8481C",
+        "times predicted from Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, by operations alone: 9B14",
+        "onnx-int8: not planned on A100-40GB",
+        "what a server and the network add is in neither p99 nor dollars",
+        "08:00 to 12:00  5,000 to 5,000         2          1",
+        "load.csv: 4,647,180,000 requests a month by 24 hours recorded; 20,000 requests/s in the busiest minute",
+    ):
+        assert said in ran.output, ran.output
+
+
+def test_replicas_and_dollars_are_those_of_the_queue(model: str, load: Path, tmp_path: Path) -> None:
+    """By hand, of a file of prices of one's own: three replicas fit an instance."""
+    (tmp_path / "prices.toml").write_text(DATED)
+    found = planned(model, "--load", load, "--p99", "0.3ms", "--prices", tmp_path / "prices.toml")
+    its = row(found, FP32, "mine")
+    service = service_of(variant(report(), FP32).latency_ms["1"])
+    assert service and its["time"] == "measured" and its["replicas_of_each"] == 3
+    service = service.times_as_long(1 + ONE_RUN)
+    for hour, rate in ((0, 30.0), (8, 5_000.0), (12, 20_000.0), (20, 200.0)):
+        replicas = its["planned"]["replicas"][hour]
+        assert p99(rate, service, replicas, 1.0) <= 0.3e-3
+        assert replicas == 1 or p99(rate, service, replicas - 1, 1.0) > 0.3e-3
+    assert its["planned"]["p99"] == max(
+        p99(rate, service, its["planned"]["replicas"][hour], 1.0)
+        for hour, rate in ((0, 30.0), (8, 5_000.0), (12, 20_000.0), (20, 200.0))
+    )
+    instances = [-(-each // 3) for each in its["planned"]["replicas"]]
+    assert its["planned"]["instances"] == instances and max(instances) > 1
+    assert its["dollars_a_month"] == pytest.approx(sum(instances) * 0.3 * 365 / 12)
+    requests = 3600 * (8 * 30 + 4 * 5_000 + 20_000 + 11 * 200) * 365 / 12
+    assert its["dollars_per_million"] == pytest.approx(its["dollars_a_month"] / requests * 1e6)
+    assert its["at_worst"] == its["planned"]
+
+
+def test_scoring_each_night_takes_one_instance_for_a_while(model: str, load: Path) -> None:
+    its = row(planned(model, "--load", load, "--p99", "1ms", "--cold-start", "10min"), FP32, "c3-highcpu-8")
+    rows_a_day = 3600 * (8 * 30 + 4 * 5_000 + 20_000 + 11 * 200)
+    best = max(variant(report(), FP32).rows_per_second.values())
+    assert its["nightly_dollars_a_month"] == pytest.approx(
+        (rows_a_day / (4 * best) + 600) / 3600 * its["dollars_per_hour"] * 365 / 12
+    )
+
+
+def test_the_cheapest_that_keeps_the_p99_is_taken(model: str, load: Path) -> None:
+    found = planned(model, "--load", load, "--p99", "1ms")
+    kept = [each for each in found["rows"] if each["at_worst"]]
+    cheapest = min(kept, key=lambda each: each["dollars_a_month"])
+    assert found["take"] == f"{cheapest['variant']} on {cheapest['instance']}"
+    dollars = [each["dollars_a_month"] for each in found["rows"] if each["planned"]]
+    assert dollars == sorted(dollars) and found["rows"][-1]["planned"] is None, "GPUs take a millisecond at least"
+
+
+def test_a_prediction_is_the_ratio_of_what_cores_compute(model: str) -> None:
+    read, prices = read_model(model), built_in_prices()
+    (there,) = places(prices, 1, ["c3d-highcpu-4"])
+    for name in (FP32, INT8):
+        here = service_of(variant(read.report, name).latency_ms["1"])
+        time = serving_time(read, variant(read.report, name), there)
+        assert here and not isinstance(time, str) and time.error == LARGEST_BY_OPERATIONS
+        assert time.service.mean == pytest.approx(here.mean * cpus()["8481C"] / cpus()["9B14"])
+        assert time.at_worst.mean == pytest.approx(1.85 * time.service.mean)
+    assert there.holds == 2 and places(prices, 2, ["c3d-highcpu-4"])[0].holds == 1
+
+
+def test_a_gpu_is_predicted_by_operations_and_takes_a_launch_at_least(tmp_path: Path) -> None:
+    slow = figures(gpu="", speed={"flops_per_row": 3e9, "peak_flops": 100e9}, world=ON_CPU.world)
+    read = read_model(write_exported(tmp_path / "slow", report(cpu="Unknown CPU"), slow))
+    fp32 = variant(read.report, FP32)
+    (gpu,) = places(built_in_prices(), 1, ["g6.xlarge"])
+    time = serving_time(read, fp32, gpu)
+    assert not isinstance(time, str) and "1 ms a call assumed" in time.how
+    assert time.service.median == pytest.approx(1e-3)
+    # In batches of 256 the operations count: 100e9 a second here, 30.3e12 there.
+    batch, rate = max(fp32.rows_per_second.items(), key=lambda each: each[1])
+    assert batch == "256" and time.rows_per_second == pytest.approx(min(rate * 303, 256 / 1e-3))
+    assert isinstance(serving_time(read, variant(read.report, INT8), gpu), str)
+
+
+def test_a_model_measured_on_a_gpu_is_predicted_on_others_by_both_limits(tmp_path: Path) -> None:
+    read = read_model(write_exported(tmp_path / "gpu", report(gpu="NVIDIA L4"), ON_CPU))
+    l4, h100, cpu = places(built_in_prices(), 1, ["g6.xlarge", "p5.48xlarge", "c3-highcpu-4"])
+    fp32 = variant(read.report, FP32)
+    times = [serving_time(read, fp32, place) for place in (l4, h100, cpu)]
+    assert not isinstance(times[0], str) and times[0].how == "measured"
+    # A row's million operations are nothing beside reading the weights, which are counted once.
+    assert not isinstance(times[1], str)
+    assert times[1].service.mean == pytest.approx(times[0].service.mean * 300 / 3350, rel=0.01)
+    assert times[2] == "no CPU is predicted from a GPU"
+
+
+def test_without_a_run_only_its_own_cpu_is_known(tmp_path: Path, load: Path) -> None:
+    alone = write_exported(tmp_path / "alone", report(cpu="Unknown CPU 9"))
+    for place in (alone, f"{alone}/model"):
+        ran = called(place, "--load", load, "--p99", "1ms")
+        assert ran.exit_code == 1 and "does not say what Unknown CPU 9 computes; give the run" in ran.output
+    (tmp_path / "prices.toml").write_text(DATED.replace("8481C", "9"))
+    found = planned(alone, "--load", load, "--p99", "1ms", "--prices", tmp_path / "prices.toml")
+    assert [(each["instance"], each["time"]) for each in found["rows"]] == [("mine", "measured")] * 2
+
+
+def test_the_training_says_what_the_exports_cpu_computes(tmp_path: Path) -> None:
+    unknown = read_model(write_exported(tmp_path / "unknown", report(cpu="Unknown CPU"), ON_CPU))
+    assert unknown.core_peak == 172.8e9 and unknown.flops == 1e6
+    on_a_gpu = read_model(write_exported(tmp_path / "gpu", report(cpu="Unknown CPU"), figures()))
+    assert on_a_gpu.core_peak is None
+
+
+def test_variants_that_lose_too_much_are_not_served(tmp_path: Path, load: Path) -> None:
+    its = report()
+    int8 = variant(its, INT8)
+    assert int8.quality
+    worse = replace(int8, chosen=False, quality=replace(int8.quality, answer="can't tell"))
+    kept = [replace(each, chosen=each.name == FP32) for each in its.variants if each.name != INT8]
+    place = write_exported(tmp_path / "worse", replace(its, variants=[*kept, worse], chosen=FP32), ON_CPU)
+    ran = called(place, "--load", load, "--p99", "1ms")
+    assert "Take onnx-fp32" in ran.output
+    assert "onnx-int8: left out, as it was not shown to be good enough (can't tell)" in ran.output
+
+
+def test_quantised_variants_are_not_predicted_from_a_cpu_that_sums_otherwise(tmp_path: Path) -> None:
+    read = read_model(write_exported(tmp_path / "old", report(flags=["avx2"]), ON_CPU))
+    (there,) = places(built_in_prices(), 1, ["c3d-highcpu-4"])
+    assert "quantised variants are for CPUs like" in str(serving_time(read, variant(read.report, INT8), there))
+    assert not isinstance(serving_time(read, variant(read.report, FP32), there), str)
+
+
+def test_an_optimisation_pays_if_six_months_save_more_than_it_costs(model: str, tmp_path: Path) -> None:
+    busy = hourly(tmp_path / "busy.csv", [60_000.0] * 24)
+    found = planned(model, "--load", busy, "--p99", "1ms")
+    fp32, int8 = (row(found, name, "c3-highcpu-4")["dollars_a_month"] for name in (FP32, INT8))
+    # FP32 may be cheaper elsewhere, but not predicted so.
+    saved = (
+        min(each["dollars_a_month"] for each in found["rows"] if each["variant"] == FP32 and each["at_worst"]) - int8
+    )
+    assert found["take"].startswith(INT8) and 0 < saved <= fp32 - int8
+    rate = MONTHS * saved / 10
+    for hours, said in ((9.9, "it pays"), (10.1, "it does not pay")):
+        text = called(model, "--load", busy, "--p99", "1ms", "--engineer-hours", hours, "--engineer-rate", rate).output
+        assert f"in 6 months ${MONTHS * saved:,.0f}" in text or f"in 6 months ${MONTHS * saved:.2f}" in text
+        assert said in text
+    assert "--engineer-hours, --engineer-rate" in called(model, "--load", busy, "--p99", "1ms").output
+
+
+def test_a_load_that_one_instance_serves_has_nothing_to_optimise(model: str, tmp_path: Path) -> None:
+    quiet = hourly(tmp_path / "quiet.csv", [1.0] * 24)
+    ran = called(model, "--load", quiet, "--p99", "1ms", "--instance", "c3-highcpu-4")
+    assert "No faster model saves anything there: one instance, the least, does." in ran.output
+
+
+def spells(path: Path, idle: timedelta) -> Path:
+    """A request a second for a day, but for two spells."""
+    begin, lines = datetime(2026, 11, 2), ["time"]
+    for at in range(86_400):
+        if not any(timedelta(0) <= timedelta(seconds=at - hour * 3600) < idle for hour in (2, 14)):
+            lines.append((begin + timedelta(seconds=at)).isoformat())
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(("minutes", "pays"), [(3, False), (6, False), (7, False), (9, True), (120, True)])
+def test_scaling_to_zero_pays_for_spells_that_outlast_the_cooldown_and_a_start(
+    model: str, tmp_path: Path, minutes: int, pays: bool
+) -> None:
+    path = spells(tmp_path / "spells.csv", timedelta(minutes=minutes))
+    found = planned(model, "--load", path, "--p99", "1ms", "--cold-start", "2min")
+    zero = found["scale_to_zero"]
+    assert zero["idle"] == pytest.approx(2 * minutes / 1440)
+    assert (zero["saves"] > 0) == pays
+    if minutes * 60 > COOLDOWN_S:
+        per_hour = next(each for each in found["rows"])["dollars_per_hour"]
+        saved = 2 * (minutes * 60 - COOLDOWN_S - 120) / 86_400 * MONTH_S / 3600 * per_hour
+        assert zero["saves"] == pytest.approx(saved) and zero["pays_from"] == pytest.approx(2 * 420 / 86_400)
+        requests = 86_400 - 2 * minutes * 60
+        assert zero["late"] == pytest.approx(2 * (1 + 120) / requests, rel=0.01)
+    text = called(model, "--load", path, "--p99", "1ms").output
+    assert (f"the load is idle for {zero['idle']:.2%}: it saves" in text) == pays
+
+
+def test_more_requests_than_there_is_room_for_need_another_instance(model: str, load: Path) -> None:
+    text = called(model, "--load", load, "--p99", "1ms").output
+    up_to = float(text.split("needed from ")[1].split(" requests/s")[0].replace(",", ""))
+    taken = planned(model, "--load", load, "--p99", "1ms")["rows"][0]
+    instances = max(taken["planned"]["instances"])
+    for rate, needed in ((0.99 * up_to, instances), (1.02 * up_to, instances + 1)):
+        its = planned(model, "--load", hourly(load.with_name("more.csv"), [rate] * 24), "--p99", "1ms")
+        assert max(row(its, taken["variant"], taken["instance"])["planned"]["instances"]) == needed
+
+
+def test_percentiles_make_a_distribution() -> None:
+    figures_ = variant(report(), FP32).latency_ms["1"]
+    assert figures_.p50 and figures_.p90 and figures_.p99 and figures_.mean is None
+    service = service_of(figures_)
+    assert service and (service.median, service.p99) == pytest.approx((0.12e-3, 0.24e-3))
+    assert service.quantile(0.9) == pytest.approx(0.168e-3) and 0.12e-3 < service.mean < 0.168e-3
+    recorded = service_of(replace(figures_, mean=0.2, variation=0.5))
+    assert recorded == Service(service.times, service.shares, 0.2e-3, 0.25)
+    few = service_of(replace(figures_, p99=None))
+    assert few and few.p99 == pytest.approx(0.12e-3 * 1.4 ** (2.3263 / 1.2816))
+    assert service_of(replace(figures_, p90=None)) is None and service_of(None) is None
+    assert service_of(replace(figures_, p90=figures_.p50, p99=figures_.p50))
+
+
+def test_a_model_without_latencies_of_single_rows_cannot_be_planned(tmp_path: Path, load: Path) -> None:
+    its = report()
+    blind = [
+        replace(each, latency_ms={batch: at for batch, at in each.latency_ms.items() if batch != "1"})
+        for each in its.variants
+    ]
+    ran = called(write_exported(tmp_path / "blind", replace(its, variants=blind)), "--load", load, "--p99", "1ms")
+    assert ran.exit_code == 1 and "too few calls of single rows were timed" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["MODEL", "--p99", "1us"], "--p99 1us: expected a time above 0, such as 20ms or 0.5s"),
+        (["MODEL", "--p99", "-1ms"], "--p99 -1ms: expected a time above 0"),
+        (["MODEL", "--p99", "nan"], "--p99 nan: expected a time above 0"),
+        (["MODEL", "--p99", "0.05ms"], "--p99 0.05 ms: is below one request, which takes 0.13 ms (99 %)"),
+        (["MODEL", "--p99", "1ms", "--instance", "p9.huge"], "--instance p9.huge: no such instance among the prices"),
+        (["MODEL", "--p99", "1ms", "--prices", "none.toml"], "none.toml: cannot be read"),
+        (["MODEL", "--p99", "1ms", "--cold-start", "soon"], "--cold-start soon: expected a time above 0, such as 30s"),
+        (["MODEL", "--p99", "1ms", "--engineer-hours", "9"], "--engineer-rate is missing: expected a number above 0"),
+        (
+            ["MODEL", "--p99", "1ms", "--engineer-hours", "-9", "--engineer-rate", "100"],
+            "--engineer-hours -9.0: expected a number above 0",
+        ),
+        (["nowhere", "--p99", "1ms"], "nowhere: is not there; expected an exported model: runs/"),
+        (["HERE", "--p99", "1ms"], "no exported model is there; expected an exported model: runs/"),
+    ],
+)
+def test_bad_input_is_one_line(model: str, load: Path, arguments: list[str], said: str) -> None:
+    places_ = {"MODEL": model, "HERE": str(load.parent)}
+    ran = called(*(places_.get(each, each) for each in arguments), "--load", load)
+    assert ran.exit_code == 1 and said in ran.output and len(ran.output.strip().splitlines()) == 1, ran.output
+
+
+def test_a_price_without_date_is_one_line(model: str, load: Path, tmp_path: Path) -> None:
+    (tmp_path / "prices.toml").write_text(MINE.format(date=""))
+    ran = called(model, "--load", load, "--p99", "1ms", "--prices", tmp_path / "prices.toml")
+    assert ran.exit_code == 1 and "expected a table of sources with address and date" in ran.output
+
+
+def test_a_damaged_model_is_one_line(tmp_path: Path, load: Path) -> None:
+    place = write_exported(tmp_path / "damaged")
+    (Path(place) / "model" / "export.json").write_text("{}")
+    ran = called(place, "--load", load, "--p99", "1ms")
+    assert ran.exit_code == 1 and "export.json: 2 bytes, the manifest says" in ran.output
+    assert len(ran.output.strip().splitlines()) == 1
+
+
+def test_options_of_the_plan_of_trainings_are_not_passed_over(model: str, load: Path) -> None:
+    arguments = ["--deadline", "8h", "serve", model, "--load", str(load), "--p99", "1ms"]
+    ran = CliRunner().invoke(main, arguments)
+    assert ran.exit_code == 1 and "--deadline … serve: expected its own options after serve" in ran.output
+
+
+def test_the_load_that_was_read_is_the_one_planned(model: str, load: Path) -> None:
+    found = planned(model, "--load", load, "--p99", "1ms")["load"]
+    read = read_load(load)
+    assert tuple(found["rates"]) == read.rates and found["month"] == read.month
