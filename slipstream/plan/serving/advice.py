@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from slipstream.plan.serving.decide import (
     COOLDOWN_S,
+    DAYS,
     MONTHS,
     Row,
     Wanted,
+    p99_at_random,
     recommended,
     room,
     saved_by_optimising,
@@ -26,13 +28,12 @@ def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
     yield (
         f"Take {best.variant} on {best.place.name}: {spread(best.planned.replicas)}, {money(best.dollars)} a month"
         f"{at_worst(best)}, {money(per_million(best, load))} per million requests; p99 "
-        f"{milliseconds(best.planned.p99)} in the busiest minute."
+        f"{milliseconds(best.planned.p99)} at most."
     )
-    all_day = 24 * max(best.planned.instances) / sum(best.planned.instances) * best.dollars
-    if all_day > best.dollars:
-        yield (
-            f"It saves {money(all_day - best.dollars)} a month over the instances of the busiest hour around the clock."
-        )
+    around_the_clock = 24 * max(best.planned.instances) * best.place.per_hour * DAYS
+    if around_the_clock > best.dollars:
+        saved = money(around_the_clock - best.dollars)
+        yield f"It saves {saved} a month over the instances of the busiest hour around the clock."
     yield from optimisation(rows, best, wanted)
     yield from nightly(rows, best)
     yield from no_replica(best, load, wanted)
@@ -47,8 +48,8 @@ def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str
         yield f"{best.variant} saves {money(saved)} a month over {FP32}, {worth}{pays(saved, wanted)}."
     # The least that must run, whatever the model does.
     assert best.planned
-    possible = best.dollars * (1 - 24 / sum(best.planned.instances))
-    if not possible:
+    possible = best.dollars - 24 * best.place.per_hour * DAYS
+    if max(best.planned.instances) == 1:
         yield "No faster model saves anything there: one instance, the least, does."
     elif saved is None:
         worth = f"in {MONTHS} months {money(MONTHS * possible)}"
@@ -89,6 +90,9 @@ def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) 
     busiest = max(load.rates)
     up_to = room(best, load, wanted)
     yield f"An instance more is needed from {number(up_to)} requests/s on; the busiest minute has {number(busiest)}."
+    if max(best.planned.replicas) > 1:
+        at_random = milliseconds(p99_at_random(best, load))
+        yield f"Its replicas share one queue; if each request goes to one of them at random, the p99 is {at_random}."
     if best.at_worst is None:
         yield "If it takes as much longer as a prediction was ever off, no number of replicas keeps the p99."
     if best.time.error:

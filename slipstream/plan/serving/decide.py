@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.errors import UserError
@@ -36,12 +36,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Of a variant on an instance: replicas and instances by the hour of the day, and the p99 of the busiest in
-    seconds."""
+    """Of a variant on an instance: replicas and instances by the hour of the day, the longest p99 of these in seconds,
+    and dollars."""
 
     replicas: tuple[int, ...]
     instances: tuple[int, ...]
     p99: float
+    dollars: float
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,14 @@ class Row:
     #: Dollars of scoring a day's requests each night instead, on one instance.
     nightly: float
 
-    def month(self, planned: Replicas | None) -> float:
-        return math.inf if planned is None else sum(planned.instances) * self.place.per_hour * DAYS
-
-    @cached_property
+    @property
     def dollars(self) -> float:
         """Infinite if the p99 cannot be kept."""
-        return self.month(self.planned)
+        return self.planned.dollars if self.planned else math.inf
 
-    @cached_property
+    @property
     def worst_dollars(self) -> float:
-        return self.month(self.at_worst)
+        return self.at_worst.dollars if self.at_worst else math.inf
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,9 @@ def row_of(
         found = memory[service]
         if found is None:
             return None
-        return Replicas(found[0], tuple(math.ceil(each / place.holds) for each in found[0]), found[1])
+        instances = [math.ceil(each / place.holds) for each in found[0]]
+        dollars = paid_hours(instances, wanted.cold_start) * place.per_hour * DAYS
+        return Replicas(found[0], tuple(instances), found[1], dollars)
 
     night = load.month / DAYS / (time.rows_per_second * place.holds) + wanted.cold_start
     return Row(
@@ -141,6 +141,12 @@ def by_hour(service: Service, load: Load, limit: float) -> tuple[tuple[int, ...]
     needed = {rate: servers_needed(rate, service, limit, load.cv2) for rate in set(load.rates)}
     slowest = max(p99(rate, service, servers, load.cv2) for rate, servers in needed.items())
     return tuple(needed[rate] for rate in load.rates), slowest
+
+
+def paid_hours(instances: Sequence[int], cold_start: float) -> float:
+    """Of all instances in a day: those that are more than in the hour before start ahead of it."""
+    started = sum(max(0, now - before) for before, now in pairwise([instances[-1], *instances]))
+    return sum(instances) + started * cold_start / HOUR_S
 
 
 def recommended(rows: Sequence[Row]) -> Row | None:
@@ -171,6 +177,14 @@ def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
         return None
     plain = recommended([row for row in rows if row.variant == FP32])
     return plain.dollars - best.dollars if plain else None
+
+
+def p99_at_random(row: Row, load: Load) -> float:
+    """Of the busiest minute if each request goes to a replica at random, and waits there: that many queues, of which
+    each sees arrivals more like Poisson's than all together are."""
+    assert row.planned
+    rates = zip(load.rates, row.planned.replicas, strict=True)
+    return max(p99(rate / n, row.time.planned, 1, 1 + (load.cv2 - 1) / n) for rate, n in rates)
 
 
 def room(row: Row, load: Load, wanted: Wanted) -> float:

@@ -19,6 +19,7 @@ from slipstream.plan.serving.load import MONTH_S, read_load
 from slipstream.plan.serving.model import cpus, read_model, service_of
 from slipstream.plan.serving.places import places, serving_time
 from slipstream.plan.serving.queueing import Service, p99
+from slipstream.plan.times import milliseconds
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.exported_models import report, write_exported
 from tests.support.measured_trainings import figures
@@ -117,7 +118,9 @@ def test_replicas_and_dollars_are_those_of_the_queue(model: str, load: Path, tmp
     )
     instances = [-(-each // 3) for each in its["planned"]["replicas"]]
     assert its["planned"]["instances"] == instances and max(instances) > 1
-    assert its["dollars_a_month"] == pytest.approx(sum(instances) * 0.3 * 365 / 12)
+    # Each that starts in the course of the day is paid 2 minutes before.
+    started = max(instances) - min(instances)
+    assert its["dollars_a_month"] == pytest.approx((sum(instances) + started / 30) * 0.3 * 365 / 12)
     requests = 3600 * (8 * 30 + 4 * 5_000 + 20_000 + 11 * 200) * 365 / 12
     assert its["dollars_per_million"] == pytest.approx(its["dollars_a_month"] / requests * 1e6)
     assert its["at_worst"] == its["planned"]
@@ -236,6 +239,22 @@ def test_a_load_that_one_instance_serves_has_nothing_to_optimise(model: str, tmp
     quiet = hourly(tmp_path / "quiet.csv", [1.0] * 24)
     ran = called(model, "--load", quiet, "--p99", "1ms", "--instance", "c3-highcpu-4")
     assert "No faster model saves anything there: one instance, the least, does." in ran.output
+
+
+def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Path, tmp_path: Path) -> None:
+    """Of Poisson arrivals at replicas that share nothing, each is an M/G/1 queue."""
+    (tmp_path / "prices.toml").write_text(DATED)
+    asked = (model, "--load", load, "--p99", "0.3ms", "--prices", tmp_path / "prices.toml", "--instance", "mine")
+    taken = planned(*asked)["rows"][0]
+    service = service_of(variant(report(), taken["variant"]).latency_ms["1"])
+    assert service
+    rates = read_load(load).rates
+    longest = max(
+        p99(rate / replicas, service.times_as_long(1 + ONE_RUN), 1, 1.0)
+        for rate, replicas in zip(rates, taken["planned"]["replicas"], strict=True)
+    )
+    assert longest > taken["planned"]["p99"]
+    assert f"to one of them at random, the p99 is {milliseconds(longest)}." in called(*asked).output
 
 
 def spells(path: Path, idle: timedelta) -> Path:
