@@ -14,7 +14,7 @@ from slipstream.errors import UserError
 from slipstream.plan.serving.advice import number, per_million, sentences
 from slipstream.plan.serving.decide import Replicas, Row, Wanted, plan, recommended, sleeping
 from slipstream.plan.serving.load import HOUR_S, Load, read_load
-from slipstream.plan.serving.model import Exported, not_served, read_model, served
+from slipstream.plan.serving.model import Exported, disturbed, not_served, read_model, served
 from slipstream.plan.serving.places import places, why_not
 from slipstream.plan.serving.table import by_hour, table
 from slipstream.plan.times import Time
@@ -103,6 +103,7 @@ def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str],
         *times(rows),
         f"a start takes {wanted.cold_start:.3g} s{' (assumed)' if wanted.cold_start == COLD_START_S else ''}",
         "a request is the model's own time: what a server and the network add is in neither p99 nor dollars",
+        *disturbed(exported.report),
         *not_served(exported.report),
         *why_not(exported, variants, found),
         *old_prices({row.place.name: row.place.dated for row in rows}),

@@ -23,6 +23,8 @@ MODEL = "model"
 FP32 = "onnx-fp32"
 #: The batch of a request: one row.
 ONE = "1"
+#: A p99 of a request alone that is so many times its median is no property of most models.
+DISTURBED = 10
 #: Standard deviations of a normal distribution at which it reaches 90 and 99 %.
 AT_90, AT_99 = 1.2816, 2.3263
 
@@ -114,6 +116,17 @@ def not_served(report: ExportReport) -> Iterator[str]:
             yield f"{variant.name}: left out, as it was not shown to be good enough ({answer})"
         elif variant.file and not service_of(variant.latency_ms.get(ONE)):
             yield f"{variant.name}: left out, as too few single rows were timed; raise export.seconds"
+
+
+def disturbed(report: ExportReport) -> Iterator[str]:
+    """Variants some of whose requests took so long that other work may have had the processor, in a line."""
+    services = {each.name: service_of(each.latency_ms.get(ONE)) for each in served(report)}
+    tails = {name: service.p99 / service.median for name, service in services.items() if service}
+    if long := [f"{name} ({tail:.0f})" for name, tail in tails.items() if tail > DISTURBED]:
+        yield (
+            f"p99 over median of a request alone: {', '.join(long)}: other work may have had the processor when it was "
+            "timed; exported on a quiet machine it may take fewer replicas"
+        )
 
 
 def service_of(figures: LatencyFigures | None) -> Service | None:
