@@ -67,6 +67,14 @@ def test_a_log_of_whole_minutes_says_nothing_of_seconds(tmp_path: Path) -> None:
     assert load.cv2 == 1.0 and set(load.rates) == {0.5}
 
 
+@pytest.mark.parametrize(("length", "told"), [(3, True), (10, False), (60, False)])
+def test_counts_of_short_intervals_tell_how_uneven_requests_come(tmp_path: Path, length: int, told: bool) -> None:
+    counts = np.tile([0, 12], 86_400 // length // 2)
+    lines = (f"{(BEGIN + timedelta(seconds=length * index)).isoformat()},{each}" for index, each in enumerate(counts))
+    load = read_load(written(tmp_path / "load.csv", "\n".join(["time,requests", *lines])))
+    assert load.cv2 == (pytest.approx(6 * 20 / 19) if told else 1.0) and ("assumed" in load.cv2_from) != told
+
+
 def test_missing_intervals_had_no_requests(tmp_path: Path) -> None:
     lines = HOURLY.splitlines(keepends=True)
     load = read_load(written(tmp_path / "load.csv", "".join([*lines[:3], *lines[6:8], *lines[9:]])))
@@ -108,6 +116,10 @@ def test_hours_are_those_of_the_first_times_zone(tmp_path: Path) -> None:
         (HOURLY.replace("T01:00", "T01:00Z"), "line 3: time 2026-11-02T01:00:00+00:00: expected all times with a zone"),
         (HOURLY.replace("T01:00", "T01:07"), "its times are no intervals of one length"),
         (HOURLY.replace("T01:00", "T01:00:01"), "its times are no intervals of one length"),
+        (
+            "time,requests\n2026-11-02T00:00,1\n2026-11-02T00:30,1\n2026-11-03T01:15,1\n",
+            "are no intervals of one length",
+        ),
         ("time,requests\n2026-11-02,86400\n2026-11-03,86400\n", "its times are no intervals of one length"),
         ("".join(HOURLY.splitlines(keepends=True)[:5]), "covers 4 h; expected a day or more"),
         ("time,requests\n" + "".join(f"2026-11-02T{h:02}:00,0\n" for h in range(24)), "there is no request in it"),

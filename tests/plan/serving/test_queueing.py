@@ -84,6 +84,10 @@ def test_replicas_are_the_fewest_that_keep_the_p99(rate: float, limit: float) ->
         assert not fewer_do
 
 
+def test_no_replica_is_planned_to_be_busy_for_more_than_nine_tenths() -> None:
+    assert [servers_needed(rate, STEADY, 60.0, 1.0) for rate in (89.0, 91.0, 179.0, 181.0)] == [1, 2, 2, 3]
+
+
 def test_a_limit_below_the_service_is_refused() -> None:
     with pytest.raises(ValueError, match="less than service alone"):
         servers_needed(1.0, STEADY, 0.009, 1.0)

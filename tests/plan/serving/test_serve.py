@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from slipstream.artifacts.results.export import ExportReport, VariantFigures
 from slipstream.plan.command import main
 from slipstream.plan.estimate import LARGEST_BY_OPERATIONS, ONE_RUN
-from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS
+from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, Wanted, p99_at_random, plan
 from slipstream.plan.serving.load import MONTH_S, read_load
-from slipstream.plan.serving.model import cpus, read_model, service_of
+from slipstream.plan.serving.model import cpus, read_model, served, service_of
 from slipstream.plan.serving.places import places, serving_time
 from slipstream.plan.serving.queueing import Service, p99
 from slipstream.plan.times import milliseconds
@@ -144,6 +144,16 @@ def test_the_cheapest_that_keeps_the_p99_is_taken(model: str, load: Path) -> Non
     assert dollars == sorted(dollars) and found["rows"][-1]["planned"] is None, "GPUs take a millisecond at least"
 
 
+def test_what_might_not_keep_the_p99_is_not_taken_if_something_else_does(model: str, load: Path) -> None:
+    """A prediction that is cheaper, and too slow if it is off by as much as any was."""
+    found = planned(model, "--load", load, "--p99", "0.45ms")
+    cheapest = found["rows"][0]
+    assert cheapest["planned"] and cheapest["at_worst"] is None and cheapest["instance"] not in found["take"]
+    alone = called(model, "--load", load, "--p99", "0.45ms", "--instance", cheapest["instance"]).output
+    assert f"Take {cheapest['variant']} on {cheapest['instance']}" in alone
+    assert "no number of replicas keeps the p99" in alone
+
+
 def test_a_prediction_is_the_ratio_of_what_cores_compute(model: str) -> None:
     read, prices = read_model(model), built_in_prices()
     (there,) = places(prices, 1, ["c3d-highcpu-4"])
@@ -254,6 +264,17 @@ def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Pa
         for rate, replicas in zip(rates, taken["planned"]["replicas"], strict=True)
     )
     assert longest > taken["planned"]["p99"]
+    uneven = replace(read_load(load), cv2=5.0)
+    read = read_model(model)
+    found = plan(
+        read, served(read.report), places(built_in_prices(), 1, ["c3-highcpu-4"]), uneven, Wanted(0.002, 120.0)
+    )
+    its = found[0].planned
+    assert its and max(its.replicas) > 1
+    assert p99_at_random(found[0], uneven) == max(
+        p99(rate / replicas, found[0].time.planned, 1, 1 + 4 / replicas)
+        for rate, replicas in zip(rates, its.replicas, strict=True)
+    )
     assert f"to one of them at random, the p99 is {milliseconds(longest)}." in called(*asked).output
 
 
@@ -282,6 +303,8 @@ def test_scaling_to_zero_pays_for_spells_that_outlast_the_cooldown_and_a_start(
         assert zero["saves"] == pytest.approx(saved) and zero["pays_from"] == pytest.approx(2 * 420 / 86_400)
         requests = 86_400 - 2 * minutes * 60
         assert zero["late"] == pytest.approx(2 * (1 + 120) / requests, rel=0.01)
+    else:
+        assert zero["spells"] == 0 and zero["pays_from"] == pytest.approx(420 / 86_400), "of one spell a day"
     text = called(model, "--load", path, "--p99", "1ms").output
     assert (f"the load is idle for {zero['idle']:.2%}: it saves" in text) == pays
 
