@@ -87,6 +87,7 @@ def no_replica(best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
 
 
 def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
+    assert best.planned
     busiest = max(load.rates)
     up_to = room(best, load, wanted)
     yield f"An instance more is needed from {number(up_to)} requests/s on; the busiest minute has {number(busiest)}."

@@ -203,8 +203,9 @@ def test_without_a_run_only_its_own_cpu_is_known(tmp_path: Path, load: Path) -> 
 
 
 def test_the_training_says_what_the_exports_cpu_computes(tmp_path: Path) -> None:
-    unknown = read_model(write_exported(tmp_path / "unknown", report(cpu="Unknown CPU"), ON_CPU))
-    assert unknown.core_peak == 172.8e9 and unknown.flops == 1e6
+    six = replace(ON_CPU, world=replace(ON_CPU.world, size=2, threads=3))
+    unknown = read_model(write_exported(tmp_path / "unknown", report(cpu="Unknown CPU"), six))
+    assert unknown.core_peak == 172.8e9 / 6 and unknown.flops == 1e6
     on_a_gpu = read_model(write_exported(tmp_path / "gpu", report(cpu="Unknown CPU"), figures()))
     assert on_a_gpu.core_peak is None
 
@@ -307,6 +308,21 @@ def test_scaling_to_zero_pays_for_spells_that_outlast_the_cooldown_and_a_start(
         assert zero["spells"] == 0 and zero["pays_from"] == pytest.approx(420 / 86_400), "of one spell a day"
     text = called(model, "--load", path, "--p99", "1ms").output
     assert (f"the load is idle for {zero['idle']:.2%}: it saves" in text) == pays
+
+
+def test_it_is_said_whether_requests_that_wait_for_a_start_break_the_p99(model: str, tmp_path: Path) -> None:
+    path = spells(tmp_path / "spells.csv", timedelta(hours=2))
+    for start, said in (("1min", "which keeps the p99"), ("30min", "more than the 1 % of the p99")):
+        assert said in called(model, "--load", path, "--p99", "1ms", "--cold-start", start).output
+
+
+def test_what_is_to_be_taken_is_printed_though_many_cost_less(model: str, load: Path, tmp_path: Path) -> None:
+    """Twenty that are cheaper and may not keep the p99."""
+    head, entry = DATED.replace("8481C", "9B14").replace("0.3", "0.1").split("[cpu_instances.mine]")
+    entries = "".join(f"[cpu_instances.risky-{number}]{entry}" for number in range(20))
+    (tmp_path / "prices.toml").write_text(head + entries)
+    text = called(model, "--load", load, "--p99", "0.45ms", "--prices", tmp_path / "prices.toml").output
+    assert text.count("risky-") < 20 and "▸  onnx-int8  c3-highcpu-4" in text and "that cost more" in text
 
 
 def test_more_requests_than_there_is_room_for_need_another_instance(model: str, load: Path) -> None:
