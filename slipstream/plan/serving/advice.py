@@ -91,9 +91,10 @@ def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) 
     busiest = max(load.rates)
     up_to = room(best, load, wanted)
     yield f"An instance more is needed from {number(up_to)} requests/s on; the busiest minute has {number(busiest)}."
-    if max(best.planned.replicas) > 1:
-        at_random = milliseconds(p99_at_random(best, load))
-        yield f"Its replicas share one queue; if each request goes to one of them at random, the p99 is {at_random}."
+    at_random = p99_at_random(best, load)
+    if at_random > best.planned.p99:
+        said = milliseconds(at_random)
+        yield f"Its replicas share one queue; if each request goes to one of them at random, the p99 is {said}."
     if best.at_worst is None:
         yield "If it takes as much longer as a prediction was ever off, no number of replicas keeps the p99."
     if best.time.error:
