@@ -1,0 +1,341 @@
+"""What manifests say follows from the profile, and what does not apply is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipstream.errors import UserError
+from slipstream.machine.limits import parse_quantity
+from slipstream.manifests.command import manifests
+from slipstream.manifests.documents import MARK, rendered
+from slipstream.manifests.partitions import PARTITIONS
+from slipstream.manifests.site import Site, site_of
+from slipstream.manifests.triton import Serving
+from slipstream.profiles.needs import asked_by, placements, tolerates
+from slipstream.profiles.profile import Profile, load, parse
+from tests.support.written_manifests import PROFILES, files, named, objects, trees
+
+GPUS = {"processes": 8, "gpu": "8", "cpu": "88", "memory": "1000Gi", "accelerator": "nvidia-a100-80gb"}
+
+
+def site(**distributed: Any) -> Site:
+    return site_of(parse("mine", {"distributed": {**GPUS, **distributed}}), "churn", "mine")
+
+
+def of_kind(site: Site, kind: str) -> list[dict[str, Any]]:
+    found = [tree for file in manifests(site, None) for tree in trees(file)]
+    return [tree for tree in found if tree.get("kind") == kind]
+
+
+def paths(profile: str) -> list[str]:
+    return [file.path for file in files(profile)]
+
+
+def requirement(pool: dict[str, Any], key: str) -> list[str]:
+    (found,) = [each for each in pool["spec"]["template"]["spec"]["requirements"] if each["key"] == key]
+    values: list[str] = found["values"]
+    return values
+
+
+# Files
+
+
+def test_what_does_not_apply_is_not_there() -> None:
+    common = {"00-namespaces.yaml", "20-priorities.yaml", "30-kueue.yaml", "40-quota.yaml", "60-triton.yaml"}
+    common |= {"instead-of-kueue/volcano.yaml"}
+    nvidia = {"10-karpenter.yaml", "helm/gpu-operator.yaml"}
+    assert set(paths("a100-spot")) == set(paths("h100-efa-spot")) == common | nvidia
+    assert set(paths("a100-mig")) == common | nvidia | {"50-gpu-partitions.yaml"}
+    assert set(paths("t4-shared")) == common | nvidia | {"50-gpu-sharing.yaml"}
+    assert set(paths("mi300x")) == set(paths("l4-spot")) == common
+    assert "60-triton.yaml" not in {file.path for file in manifests(site(), None)}
+
+
+def test_amd_has_nothing_of_nvidias() -> None:
+    texts = [rendered(file, "mi300x").lower() for file in files("mi300x")]
+    assert not [text for text in texts if "nvidia.com" in text or "gpu-operator" in text]
+    assert any("requests.amd.com/gpu" in text for text in texts)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_files_are_in_the_order_in_which_kubectl_applies_them_and_each_says_why(profile: str) -> None:
+    applied = [path for path in paths(profile) if "/" not in path]
+    assert applied == sorted(applied) == paths(profile)[: len(applied)]
+    for file in files(profile):
+        first, second, *_ = rendered(file, profile).splitlines()
+        assert first.startswith(f"{MARK} for the profile {profile}: ") and second.startswith("#")
+        assert all(len(document.why) > 15 for document in file.documents)
+    namespaces = {tree["metadata"]["name"] for tree in objects(profile) if tree["kind"] == "Namespace"}
+    assert {tree["metadata"]["namespace"] for tree in objects(profile) if "namespace" in tree["metadata"]} <= namespaces
+
+
+def test_the_bytes_are_those_of_the_trees() -> None:
+    for file in files("h100-efa-spot"):
+        text = rendered(file, "h100-efa-spot")
+        assert text == rendered(file, "h100-efa-spot") and "&id" not in text
+        assert list(yaml.safe_load_all(text)) == list(trees(file))
+
+
+# Nodes
+
+
+@pytest.mark.parametrize("profile", ["a100-mig", "a100-spot", "h100-efa-spot", "t4-shared"])
+def test_every_pod_finds_a_pool_that_it_tolerates(profile: str) -> None:
+    pools = [tree for tree in objects(profile) if tree["kind"] == "NodePool"]
+    for stage, placement in placements(load(profile)).items():
+        kind = "gpu" if int(placement.gpu) else "cpu"
+        fit = [
+            pool["metadata"]["name"]
+            for pool in pools
+            if all(tolerates(placement, taint) for taint in pool["spec"]["template"]["spec"].get("taints", []))
+        ]
+        assert f"slipstream-{kind}-on-demand" in fit, stage
+        assert (f"slipstream-{kind}-spot" in fit) is placement.interruptible, stage
+
+
+def test_pods_of_others_stay_off_the_nodes_of_gpus_and_of_spot() -> None:
+    taints = {
+        tree["metadata"]["name"]: [each["key"] for each in tree["spec"]["template"]["spec"].get("taints", [])]
+        for tree in objects("a100-spot")
+        if tree["kind"] == "NodePool"
+    }
+    assert taints == {
+        "slipstream-gpu-spot": ["nvidia.com/gpu", "slipstream/spot"],
+        "slipstream-gpu-on-demand": ["nvidia.com/gpu"],
+        "slipstream-cpu-spot": ["slipstream/spot"],
+        "slipstream-cpu-on-demand": [],
+    }
+
+
+def test_instance_types_are_those_of_the_selector_or_the_accelerator() -> None:
+    key = "node.kubernetes.io/instance-type"
+    assert requirement(named("h100-efa-spot", "NodePool", "slipstream-gpu-spot"), key) == ["p5.48xlarge"]
+    assert requirement(named("a100-spot", "NodePool", "slipstream-gpu-spot"), key) == ["p4de.24xlarge"]
+    assert requirement(named("a100-mig", "NodePool", "slipstream-gpu-on-demand"), key) == ["p4d.24xlarge"]
+    pool = named("a100-spot", "NodePool", "slipstream-gpu-spot")
+    assert pool["spec"]["template"]["metadata"]["labels"] == {"k8s.amazonaws.com/accelerator": "nvidia-a100-80gb"}
+    (l4,) = (pool for pool in of_kind(site(accelerator="nvidia-l4"), "NodePool") if "gpu" in pool["metadata"]["name"])
+    assert requirement(l4, key) == ["g6.48xlarge"]
+
+
+def test_labels_that_pods_select_by_are_on_the_nodes_or_required_of_them() -> None:
+    selector = {"team": "vision", "topology.kubernetes.io/zone": "us-east-1a"}
+    for pool in of_kind(site(node_selector=selector), "NodePool"):
+        if "gpu" in pool["metadata"]["name"]:
+            assert pool["spec"]["template"]["metadata"]["labels"]["team"] == "vision"
+            assert requirement(pool, "topology.kubernetes.io/zone") == ["us-east-1a"]
+
+
+def test_a_node_that_is_busy_stays_and_a_drained_one_leaves_pods_their_time() -> None:
+    pools = {tree["metadata"]["name"]: tree["spec"] for tree in objects("a100-spot") if tree["kind"] == "NodePool"}
+    assert len(pools) == 4
+    for spec in pools.values():
+        assert spec["disruption"]["consolidationPolicy"] == "WhenEmpty"
+        assert {"nodes": "0", "reasons": ["Drifted", "Underutilized"]} in spec["disruption"]["budgets"]
+        assert spec["template"]["spec"]["expireAfter"] == "Never"
+    grace = {name: spec["template"]["spec"]["terminationGracePeriod"] for name, spec in pools.items()}
+    train = placements(load("a100-spot"))["train"]
+    assert grace["slipstream-gpu-spot"] == "120s" and grace["slipstream-gpu-on-demand"] == f"{train.timeout_minutes}m"
+
+
+@pytest.mark.parametrize("profile", ["a100-mig", "h100-efa-spot", "t4-shared"])
+def test_nodes_for_what_karpenter_does_not_count_are_asked_for_and_none_is_bought_unasked(profile: str) -> None:
+    for pool in (tree["spec"] for tree in objects(profile) if tree["kind"] == "NodePool"):
+        if "replicas" in pool:
+            assert pool["replicas"] == 0 and set(pool["limits"]) == {"nodes"} and "weight" not in pool
+    assert "replicas" in named(profile, "NodePool", "slipstream-gpu-on-demand")["spec"]
+    assert "replicas" not in named(profile, "NodePool", "slipstream-cpu-on-demand")["spec"]
+
+
+def test_a_limit_leaves_room_for_whole_nodes() -> None:
+    (pool,) = (each for each in of_kind(site(gpu="1", processes=1), "NodePool") if "gpu" in each["metadata"]["name"])
+    assert pool["spec"]["limits"] == {"nvidia.com/gpu": "8"}
+
+
+def test_adapters_pages_and_cpus_are_what_pods_ask_for() -> None:
+    spec = named("h100-efa-spot", "EC2NodeClass", "slipstream-gpu")["spec"]
+    adapters = [each for each in spec["networkInterfaces"] if each["interfaceType"] == "efa-only"]
+    assert len(adapters) == 32
+    places = [(each["networkCardIndex"], each["deviceIndex"]) for each in spec["networkInterfaces"]]
+    assert len(set(places)) == 33 and spec["networkInterfaces"][0]["interfaceType"] == "interface"
+    assert "vm.nr_hugepages=2560\n" in spec["userData"] and "cpuManagerPolicy: static" in spec["userData"]
+    assert not {"networkInterfaces", "userData"} & set(named("a100-spot", "EC2NodeClass", "slipstream-gpu")["spec"])
+
+
+def test_disks_hold_what_pods_ask_for() -> None:
+    for kind, stage in (("gpu", "train"), ("cpu", "prepare")):
+        asked = parse_quantity(placements(load("a100-spot"))[stage].resources["ephemeral-storage"])
+        (disk,) = named("a100-spot", "EC2NodeClass", f"slipstream-{kind}")["spec"]["blockDeviceMappings"]
+        assert asked < parse_quantity(disk["ebs"]["volumeSize"]) < 2 * asked
+
+
+# Queues and quotas
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_quotas_hold_what_any_stage_asks_for(profile: str) -> None:
+    for tree in (tree for tree in objects(profile) if tree["kind"] == "ResourceQuota"):
+        for placement in placements(load(profile)).values():
+            for name, amount in asked_by(placement).items():
+                assert parse_quantity(tree["spec"]["hard"][f"requests.{name}"]) >= amount
+    for tree in (tree for tree in objects(profile) if tree["kind"] == "ClusterQueue"):
+        (group,) = tree["spec"]["resourceGroups"]
+        for placement in placements(load(profile)).values():
+            asked = asked_by(placement)
+            assert set(asked) <= set(group["coveredResources"])
+            quotas = [{each["name"]: each["nominalQuota"] for each in f["resources"]} for f in group["flavors"]]
+            assert all(set(quota) == set(group["coveredResources"]) for quota in quotas)
+            assert any(all(parse_quantity(quota[name]) >= asked[name] for name in asked) for quota in quotas)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_namespace_may_use_what_its_queue_borrows(profile: str) -> None:
+    queues = [tree for tree in objects(profile) if tree["kind"] == "ClusterQueue"]
+    assert {queue["spec"]["cohortName"] for queue in queues} == {"slipstream"}
+    (gpus,) = {p.gpu_name for p in placements(load(profile)).values() if int(p.gpu)}
+    for flavour in {each["name"] for each in queues[0]["spec"]["resourceGroups"][0]["flavors"]}:
+        total = sum(
+            parse_quantity(resource["nominalQuota"])
+            for queue in queues
+            for each in queue["spec"]["resourceGroups"][0]["flavors"]
+            for resource in each["resources"]
+            if each["name"] == flavour and resource["name"] == gpus
+        )
+        for tree in (tree for tree in objects(profile) if tree["kind"] == "ResourceQuota"):
+            assert parse_quantity(tree["spec"]["hard"][f"requests.{gpus}"]) >= total
+
+
+def test_a_queue_of_a_namespace_leads_to_the_one_of_its_name() -> None:
+    queues = [tree for tree in objects("a100-spot") if tree["kind"] == "LocalQueue"]
+    local = {tree["metadata"]["namespace"]: tree["spec"]["clusterQueue"] for tree in queues}
+    assert local == {"churn-production": "slipstream-production", "churn-development": "slipstream-research"}
+    for tree in objects("a100-spot"):
+        if tree["kind"] == "ClusterQueue":
+            (namespace,) = tree["spec"]["namespaceSelector"]["matchLabels"].values()
+            assert local[namespace] == tree["metadata"]["name"]
+        if tree["kind"] == "Namespace" and tree["metadata"]["name"] in local:
+            assert list(tree["metadata"]["annotations"].values()) == [local[tree["metadata"]["name"]]]
+
+
+def test_production_goes_first_and_research_pays_for_no_capacity_on_demand() -> None:
+    priorities = {t["metadata"]["name"]: t["value"] for t in objects("a100-spot") if t["kind"] == "PriorityClass"}
+    assert sorted(priorities, key=priorities.__getitem__) == [
+        *("slipstream-research", "slipstream-production", "slipstream-serving"),
+    ]
+    for queue, gpus in (("production", "16"), ("research", "0")):
+        (group,) = named("a100-spot", "ClusterQueue", f"slipstream-{queue}")["spec"]["resourceGroups"]
+        quotas = {f["name"]: {r["name"]: r["nominalQuota"] for r in f["resources"]} for f in group["flavors"]}
+        assert quotas["slipstream-gpu-on-demand"]["nvidia.com/gpu"] == gpus
+        assert quotas["slipstream-gpu-spot"]["nvidia.com/gpu"] == "16"
+
+
+def test_a_profile_with_volcanos_scheduler_has_its_queues_and_none_of_kueues() -> None:
+    found = manifests(site(scheduler="volcano"), None)
+    assert "30-volcano.yaml" in {file.path for file in found}
+    assert not [file.path for file in found if "kueue" in file.path]
+
+
+# The GPU operator
+
+
+def operator(profile: str) -> dict[str, Any]:
+    (file,) = (file for file in files(profile) if file.path.startswith("helm/"))
+    (values,) = trees(file)
+    return values
+
+
+def test_the_operators_pods_tolerate_what_nodes_are_tainted_with() -> None:
+    values = operator("a100-spot")
+    for tolerations in (
+        values["daemonsets"]["tolerations"],
+        values["node-feature-discovery"]["worker"]["tolerations"],
+    ):
+        assert {"nvidia.com/gpu", "slipstream/spot"} <= {each["key"] for each in tolerations}
+
+
+def test_partitions_are_those_of_the_profile_and_their_nodes_are_labelled() -> None:
+    config = yaml.safe_load(named("a100-mig", "ConfigMap")["data"]["config.yaml"])["mig-configs"]
+    labels = named("a100-mig", "NodePool", "slipstream-gpu-on-demand")["spec"]["template"]["metadata"]["labels"]
+    (divided,) = config[labels["nvidia.com/mig.config"]]
+    assert divided["mig-devices"] == {"1g.5gb": 7} and divided["mig-enabled"] is True
+    values = operator("a100-mig")
+    assert values["mig"]["strategy"] == "mixed" and values["migManager"]["enabled"] is True
+    assert values["migManager"]["config"]["name"] == named("a100-mig", "ConfigMap")["metadata"]["name"]
+    assert values["migManager"]["config"]["default"] in config
+    assert operator("a100-spot")["migManager"] == {"enabled": False}
+
+
+def test_a_partition_that_nobody_knows_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"profile\.mig: 9g\.1gb: no partition that is known; expected one of 1g\.5gb"):
+        manifests(site(mig="9g.1gb", gpu="1", processes=1, accelerator=""), None)
+
+
+def test_partitions_fill_a_gpu_and_no_more() -> None:
+    for name, known in PARTITIONS.items():
+        slices = int(name[0]) * known.number
+        assert slices <= 7 < slices + 4
+
+
+@pytest.mark.parametrize(("kind", "key"), [("time-slicing", "timeSlicing"), ("mps", "mps")])
+@pytest.mark.parametrize("resource", ["", "nvidia.com/gpu"])
+def test_a_shared_gpu_has_the_name_that_pods_ask_for(kind: str, key: str, resource: str) -> None:
+    shared = site(shared_gpu=kind, gpu_resource=resource, gpu="1", processes=1, accelerator="")
+    (tree,) = of_kind(shared, "ConfigMap")
+    pool = next(pool for pool in of_kind(shared, "NodePool") if "gpu" in pool["metadata"]["name"])
+    config = tree["data"][pool["spec"]["template"]["metadata"]["labels"]["nvidia.com/device-plugin.config"]]
+    entry = yaml.safe_load(config)["sharing"][key]
+    assert entry["renameByDefault"] is (resource == "")
+    assert ("failRequestsGreaterThanOne" in entry) is (kind == "time-slicing")
+    assert entry["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
+    (values,) = (tree for file in manifests(shared, None) for tree in trees(file) if "devicePlugin" in tree)
+    assert values["devicePlugin"]["config"]["default"] in tree["data"]
+
+
+# A model in service
+
+
+def test_a_model_is_served_by_pods_like_those_that_timed_it_on_capacity_that_stays() -> None:
+    for profile in PROFILES:
+        pod = named(profile, "Deployment")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        export = load(profile).asked("export")
+        assert container["resources"]["requests"] == container["resources"]["limits"] == export.resources
+        assert not [word for word in str(pod).split() if "spot" in word]
+        assert pod["terminationGracePeriodSeconds"] <= (15 if profile == "l4-spot" else 30)
+        assert f"--model-repository={'s3://bucket/triton'}" in container["args"]
+    assert named("a100-spot", "Deployment")["spec"]["template"]["spec"]["nodeSelector"] == {
+        "karpenter.sh/capacity-type": "on-demand"
+    }
+
+
+def test_it_scales_by_cpus_or_by_its_queue_and_never_to_none() -> None:
+    (metric,) = named("a100-spot", "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["resource"]["name"] == "cpu"
+    scaled = named("a100-spot", "ScaledObject", keda=True)["spec"]
+    assert scaled["minReplicaCount"] == 2
+    assert "nv_inference_queue_duration_us" in scaled["triggers"][0]["metadata"]["query"]
+    assert not [tree for tree in objects("a100-spot", keda=True) if tree["kind"] == "HorizontalPodAutoscaler"]
+
+
+def test_a_model_on_gpus_is_not_scaled_by_its_cpus() -> None:
+    own = {"gpu": "1", "accelerator": "nvidia-l4"}
+    profile: Profile = parse("mine", {"stages": {"export": own}})
+    made = manifests(site_of(profile, "churn", "mine"), Serving("s3://bucket/triton", keda=False))
+    found = [tree["kind"] for file in made for tree in trees(file) if "kind" in tree]
+    assert "ScaledObject" in found and "HorizontalPodAutoscaler" not in found
+
+
+def test_a_profile_of_the_plan_is_one_of_amazons_if_its_instance_is(tmp_path: Path) -> None:
+    for name, clouds in (("g6.2xlarge", "aws"), ("g2-standard-4", "gcp"), ("Standard_NC24ads_A100_v4", "azure")):
+        file = tmp_path / "mine.toml"
+        file.write_text(
+            '[distributed]\ngpu = "1"\ninterruptible = true\n'
+            f'node_selector = {{ "node.kubernetes.io/instance-type" = "{name}" }}\n'
+        )
+        found = site_of(load(str(file)), "churn", "mine")
+        assert found.cloud == clouds
+        assert bool(of_kind(found, "NodePool")) is (clouds == "aws")
