@@ -17,7 +17,7 @@ from slipstream.manifests.pools import pools
 from slipstream.manifests.queues import priorities, queues
 from slipstream.manifests.quota import namespaces, quota
 from slipstream.manifests.site import Site, site_of
-from slipstream.manifests.triton import IMAGE, PROMETHEUS, Serving, triton
+from slipstream.manifests.triton import IMAGE, PROMETHEUS, Serving, needs_keda, triton
 from slipstream.manifests.write import write
 from slipstream.profiles.needs import cloud_of
 from slipstream.profiles.profile import load
@@ -87,13 +87,15 @@ def assumed(site: Site, serving: Serving | None) -> Iterator[str]:
     if any(placement.shared_gpu for placement in site.gpus.values()):
         yield f"assumed: {SHARES} pods share a GPU"
     if serving:
-        server = f", Prometheus at {PROMETHEUS}" if serving.keda else ""
+        server = f", Prometheus at {PROMETHEUS}" if needs_keda(site, serving) else ""
         yield f"assumed: models at {serving.models} (--models), the image {IMAGE}{server}"
 
 
 def left_out(site: Site) -> Iterator[str]:
     if site.cloud != "aws":
         yield "left out: node pools, which are written for Karpenter on EKS only"
+    if any("nodeAffinity" in placement.affinity for placement in site.stages.values()):
+        yield "left out: what nodes the profile's affinity asks for; give the pools such labels or requirements"
     if not site.nvidia:
         yield "left out: the GPU operator and its settings, as these GPUs are not NVIDIA's"
     elif site.cloud == "gcp":
@@ -102,7 +104,7 @@ def left_out(site: Site) -> Iterator[str]:
 
 def next_steps(site: Site, profile: str, files: Sequence[File], out: Path) -> Iterator[str]:
     where = shlex.quote(str(out))
-    yield f"check: slipstream doctor {where} --profile {profile}"
+    yield f"check: slipstream doctor {where} --profile {shlex.quote(profile)}"
     yield f"apply: kubectl apply -f {where}"
     if any(file.path == VALUES for file in files):
         yield (

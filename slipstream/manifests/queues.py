@@ -12,6 +12,10 @@ COHORT = "slipstream"
 #: The LocalQueue's name in either namespace, which executions are labelled with.
 QUEUE = "slipstream"
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
+KUEUE_WHY = (
+    "Kueue admits a job when there is quota for all of its pods. Its configuration has to name the integration "
+    "kubeflow.org/pytorchjob, and waitForPodsReady, without which two jobs can each hold half of the nodes."
+)
 PRIORITIES = {PRODUCTION: 100_000, RESEARCH: 10_000}
 #: Above all that is trained: somebody waits for the answer.
 SERVING, SERVING_PRIORITY = "slipstream-serving", 200_000
@@ -53,7 +57,7 @@ def queues(site: Site) -> list[File]:
     if any(placement.scheduler == VOLCANO for placement in site.stages.values()):
         return [File("30-volcano.yaml", "queues for research and production (needs Volcano)", volcano(site))]
     return [
-        File("30-kueue.yaml", "queues for research and production (needs Kueue)", kueue(site)),
+        File("30-kueue.yaml", "queues for research and production (needs Kueue)", kueue(site), KUEUE_WHY),
         File("instead-of-kueue/volcano.yaml", "the same for clusters with Volcano instead", volcano(site)),
     ]
 
@@ -90,7 +94,7 @@ def cluster_queue(site: Site, queue: str, flavours: list[Pool]) -> Document:
         text += ". What it leaves idle research may borrow, and gives back at once when a job of production waits."
         preemption = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
     else:
-        text += "; on demand nothing of its own where there is spot. Nobody's pod is ended for a job that waits here."
+        text += "; on demand nothing of its own for what runs on spot. Nobody's pod is ended for a job that waits here."
         preemption = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
     spec = {
         "cohortName": COHORT,
@@ -109,9 +113,10 @@ def cluster_queue(site: Site, queue: str, flavours: list[Pool]) -> Document:
 
 
 def quotas(pool: Pool, queue: str, covered: list[str]) -> list[Tree]:
-    has_spot = any(placement.interruptible for placement in pool.stages.values())
-    none = queue == RESEARCH and pool.capacity == ON_DEMAND and has_spot
-    needs = {} if none else pool.needs
+    stages = pool.stages
+    if queue == RESEARCH and pool.capacity == ON_DEMAND:
+        stages = {name: placement for name, placement in stages.items() if not placement.interruptible}
+    needs = at_once(stages)
     return [{"name": name, "nominalQuota": quantity(name, needs.get(name, 0.0))} for name in covered]
 
 

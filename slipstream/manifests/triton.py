@@ -38,8 +38,7 @@ class Serving:
 def triton(site: Site, serving: Serving) -> File:
     # Where variants were timed: the figures in the model card hold for such pods.
     placement = site.profile.asked("export")
-    # Of a GPU's pods the CPUs say nothing.
-    keda = serving.keda or bool(int(placement.gpu))
+    keda = needs_keda(site, serving)
     scaler = scaled_object() if keda else autoscaler()
     needs = " (needs KEDA and monitoring/podmonitor-triton.yaml)" if keda else ""
     account = Document(
@@ -48,6 +47,11 @@ def triton(site: Site, serving: Serving) -> File:
     )
     documents = (account, deployment(site, placement, serving), service(), scaler, budget())
     return File("60-triton.yaml", f"the model in service: Triton and what scales it{needs}", documents)
+
+
+def needs_keda(site: Site, serving: Serving) -> bool:
+    """Also where pods have GPUs: of these their CPUs say nothing."""
+    return serving.keda or bool(int(site.profile.asked("export").gpu))
 
 
 def deployment(site: Site, placement: Placement, serving: Serving) -> Document:

@@ -17,6 +17,7 @@ from slipstream.manifests.site import Site, site_of
 from slipstream.manifests.triton import Serving
 from slipstream.profiles.needs import asked_by, placements, tolerates
 from slipstream.profiles.profile import Profile, load, parse
+from tests.support import REPOSITORY
 from tests.support.written_manifests import PROFILES, files, named, objects, trees
 
 GPUS = {"processes": 8, "gpu": "8", "cpu": "88", "memory": "1000Gi", "accelerator": "nvidia-a100-80gb"}
@@ -239,6 +240,15 @@ def test_a_profile_with_volcanos_scheduler_has_its_queues_and_none_of_kueues() -
     assert not [file.path for file in found if "kueue" in file.path]
 
 
+def test_research_has_its_own_on_demand_for_what_does_not_run_on_spot() -> None:
+    tables = {"distributed": {**GPUS, "interruptible": True}, "stages": {"collectives": {"interruptible": False}}}
+    found = of_kind(site_of(parse("mine", tables), "churn", "mine"), "ClusterQueue")
+    (queue,) = (tree for tree in found if tree["metadata"]["name"] == "slipstream-research")
+    flavours = {each["name"]: each["resources"] for each in queue["spec"]["resourceGroups"][0]["flavors"]}
+    gpus = {name: [r["nominalQuota"] for r in each if r["name"] == "nvidia.com/gpu"] for name, each in flavours.items()}
+    assert gpus["slipstream-gpu-on-demand"] == gpus["slipstream-gpu-spot"] == ["8"]
+
+
 # The GPU operator
 
 
@@ -319,6 +329,17 @@ def test_it_scales_by_cpus_or_by_its_queue_and_never_to_none() -> None:
     assert scaled["minReplicaCount"] == 2
     assert "nv_inference_queue_duration_us" in scaled["triggers"][0]["metadata"]["query"]
     assert not [tree for tree in objects("a100-spot", keda=True) if tree["kind"] == "HorizontalPodAutoscaler"]
+
+
+def test_what_keda_reads_is_scraped() -> None:
+    monitor = yaml.safe_load((REPOSITORY / "monitoring/podmonitor-triton.yaml").read_text(encoding="utf-8"))["spec"]
+    served = named("a100-spot", "Deployment")
+    assert monitor["selector"]["matchLabels"] == served["spec"]["template"]["metadata"]["labels"]
+    assert monitor["namespaceSelector"]["matchNames"] == [served["metadata"]["namespace"]]
+    (container,) = served["spec"]["template"]["spec"]["containers"]
+    assert monitor["podMetricsEndpoints"][0]["port"] in {each["name"] for each in container["ports"]}
+    (trigger,) = named("a100-spot", "ScaledObject", keda=True)["spec"]["triggers"]
+    assert f'namespace="{served["metadata"]["namespace"]}"' in trigger["metadata"]["query"]
 
 
 def test_a_model_on_gpus_is_not_scaled_by_its_cpus() -> None:
