@@ -10,37 +10,22 @@ from pathlib import Path
 import click
 
 from slipstream.errors import UserError
+from slipstream.manifests.build import manifests
 from slipstream.manifests.documents import File
-from slipstream.manifests.gpu_operator import SHARES, VALUES, gpu_operator
-from slipstream.manifests.karpenter import karpenter, static_pools
+from slipstream.manifests.gpu_operator import SHARES, VALUES
+from slipstream.manifests.karpenter import static_pools
 from slipstream.manifests.pools import pools
-from slipstream.manifests.queues import priorities, queues
-from slipstream.manifests.quota import namespaces, quota
 from slipstream.manifests.site import Site, site_of
-from slipstream.manifests.triton import IMAGE, PROMETHEUS, Serving, needs_keda, triton
+from slipstream.manifests.triton import IMAGE, PROMETHEUS, Serving, needs_keda
 from slipstream.manifests.write import write
 from slipstream.profiles.needs import cloud_of
 from slipstream.profiles.profile import load
 from slipstream.text_table import aligned
 
 NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "nodes that are there"}
-#: What Kubernetes calls namespaces, with room for Flyte's domain.
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
-
-
-def manifests(site: Site, serving: Serving | None) -> list[File]:
-    """All files for a site, in the order in which kubectl applies them; folders are not applied with them."""
-    operator = gpu_operator(site)
-    applied = [
-        namespaces(site, serving is not None, bool(operator)),
-        *karpenter(site),
-        priorities(serving is not None),
-        *queues(site),
-        quota(site),
-        *operator,
-        *([triton(site, serving)] if serving else []),
-    ]
-    return sorted(applied, key=lambda file: ("/" in file.path, file.path))
+#: As Kubernetes names namespaces, with room for Flyte's domain; and as EKS names clusters, with room for the role's.
+PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
+CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
 
 
 @click.command()
@@ -56,9 +41,10 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
 
     Example: slipstream manifests a100-spot --out manifests --serve
     """
-    for option, name in (("--project", project), ("--cluster", cluster)):
-        if not NAME.fullmatch(name):
-            raise UserError(f"{option}: {name!r} is not allowed; expected small letters, digits and '-', at most 50")
+    if not PROJECT.fullmatch(project):
+        raise UserError(f"--project: {project!r} is not allowed; expected small letters, digits and '-', at most 50")
+    if not CLUSTER.fullmatch(cluster):
+        raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
     if keda and not serve:
         raise UserError("--keda: scales a model in service; expected --serve with it")
     site = site_of(load(profile), project, cluster)

@@ -6,12 +6,11 @@ import math
 
 from slipstream.manifests.documents import Document, File, Tree, kube
 from slipstream.manifests.node_class import GROUP, class_name, classes
-from slipstream.manifests.pools import ON_DEMAND, SPOT, Pool, pools
+from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, SPOT, Pool, pools
 from slipstream.manifests.site import DOMAINS, Site
 from slipstream.profiles.needs import NOTICE_S, quantity
 from slipstream.profiles.placement import TYPE_LABEL
 
-CAPACITY_LABEL = "karpenter.sh/capacity-type"
 #: Karpenter takes what a pod tolerates and fits on in the order of these.
 WEIGHTS = {SPOT: 50, ON_DEMAND: 10}
 #: So long an empty node waits for the next stage, or the next attempt.

@@ -51,7 +51,7 @@ def node_class(site: Site, pool: Pool) -> Document:
         ],
     }
     placement = pool.placement
-    spec |= {"networkInterfaces": interfaces(placement.efa)} if placement.efa else {}
+    spec |= {"networkInterfaces": interfaces(pool.pods_per_node * placement.efa)} if placement.efa else {}
     data = user_data(pool)
     spec |= {"userData": data} if data else {}
     text = (
@@ -80,8 +80,7 @@ def user_data(pool: Pool) -> str:
     """What the machine does at its start: a script for pages, and the kubelet's settings; "" if there is nothing."""
     placement, parts = pool.placement, []
     if placement.hugepages:
-        pods = max(1, pool.gpus_per_node // max(1, int(placement.gpu)))
-        pages = math.ceil(pods * parse_quantity(placement.hugepages) / (2 * MIB))
+        pages = math.ceil(pool.pods_per_node * parse_quantity(placement.hugepages) / (2 * MIB))
         parts.append(("text/x-shellscript", f"#!/bin/bash\nsysctl -w vm.nr_hugepages={pages}\n"))
     if placement.numa:
         policies = {"cpuManagerPolicy": "static", "topologyManagerPolicy": "best-effort"}

@@ -10,17 +10,20 @@ from slipstream.manifests.documents import Tree
 from slipstream.manifests.partitions import partition
 from slipstream.manifests.site import Site
 from slipstream.profiles.needs import at_once
-from slipstream.profiles.placement import EFA, NVIDIA, TYPE_LABEL, Placement, Toleration
+from slipstream.profiles.placement import EFA, TYPE_LABEL, Placement, Toleration
 from slipstream.settings import to_dict
 from slipstream.telemetry.prices import built_in_prices
 
 SPOT, ON_DEMAND = "spot", "on-demand"
+CAPACITY_LABEL = "karpenter.sh/capacity-type"
 #: What Karpenter knows that a node will have, before there is one.
 COUNTED = ("cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", "amd.com/gpu", EFA)
 #: GPUs of the largest instances, where no price list says how many one has.
 LARGEST_NODE = 8
 #: Labels of nodes by which the GPU operator chooses what it does there.
 MIG_LABEL, SHARING_LABEL = "nvidia.com/mig.config", "nvidia.com/device-plugin.config"
+#: Taints that Kubernetes and Karpenter put on nodes while something is wrong with them.
+CONDITIONS = ("node.kubernetes.io/", "karpenter.sh/")
 #: Labels that Flyte's propeller selects by for ``accelerator``, as long as its configuration names no others.
 FLYTE_ACCELERATOR, FLYTE_PARTITION = "k8s.amazonaws.com/accelerator", "k8s.amazonaws.com/gpu-partition-size"
 
@@ -60,13 +63,15 @@ class Pool:
     def taints(self) -> list[Tree]:
         """Such as the pods tolerate, and others do not: the nodes are theirs. That of spot is not on demand's, and that
         of GPUs on no node without."""
-        return [
+        tolerated = [
             taint_of(toleration)
             for toleration in self.placement.tolerations
             if toleration.key
+            and not toleration.key.startswith(CONDITIONS)
             and (self.capacity != ON_DEMAND or not about_spot(toleration.key, toleration.value))
             and (self.has_gpus or not toleration.key.endswith("/gpu"))
         ]
+        return list({(taint["key"], taint["effect"]): taint for taint in tolerated}.values())
 
     @property
     def instance_types(self) -> list[str]:
@@ -76,11 +81,10 @@ class Pool:
         known, placement = built_in_prices(), self.placement
         like = known.instances.get(known.accelerators.get(placement.accelerator, ""))
         gpus = partition(placement.mig).gpus if placement.mig else (like.gpu,) if like else ()
-        least = int(placement.gpu) if placement.gpu_name == NVIDIA else 1
         return [
             name
             for name, each in known.instances.items()
-            if "." in name and each.gpu and each.gpu in gpus and each.gpus >= least
+            if "." in name and each.gpu and each.gpu in gpus and each.gpus >= int(placement.gpu)
         ]
 
     @property
@@ -89,6 +93,11 @@ class Pool:
         instances = built_in_prices().instances
         known = [instances[name].gpus for name in self.instance_types if name in instances]
         return max(known, default=LARGEST_NODE)
+
+    @property
+    def pods_per_node(self) -> int:
+        """The most that share a node's GPUs."""
+        return max(1, self.gpus_per_node // max(1, int(self.placement.gpu)))
 
     @property
     def operator_labels(self) -> dict[str, str]:
@@ -118,7 +127,7 @@ def taint_of(toleration: Toleration) -> Tree:
 
 
 def pools(site: Site) -> list[Pool]:
-    """Those of GPUs first, of each kind spot first: what is tried in this order."""
+    """Those of GPUs first, of each kind spot first. What selects by one capacity has no nodes of the other."""
     return list(each_pool(site))
 
 
@@ -126,13 +135,16 @@ def each_pool(site: Site) -> Iterator[Pool]:
     for kind, wanted in (("gpu", site.gpus), ("cpu", {k: v for k, v in site.stages.items() if k not in site.gpus})):
         for number, stages in enumerate(alike(wanted), 1):
             name = kind if number == 1 else f"{kind}-{number}"
-            spot = {stage: placement for stage, placement in stages.items() if placement.interruptible}
             if site.cloud != "aws":
                 yield Pool(name, "", stages)
                 continue
-            if spot:
-                yield Pool(name, SPOT, spot)
-            yield Pool(name, ON_DEMAND, stages)
+            spot = {stage: placement for stage, placement in stages.items() if placement.interruptible}
+            selected = next(iter(stages.values())).node_selector
+            only_spot = any(about_spot(key.lower(), value.lower()) for key, value in selected.items())
+            if (spot or only_spot) and selected.get(CAPACITY_LABEL) != ON_DEMAND:
+                yield Pool(name, SPOT, spot or stages)
+            if not only_spot:
+                yield Pool(name, ON_DEMAND, stages)
 
 
 def alike(stages: Mapping[str, Placement]) -> list[dict[str, Placement]]:

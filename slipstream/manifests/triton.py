@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.manifests.documents import Document, File, Tree, kube
-from slipstream.manifests.karpenter import CAPACITY_LABEL
-from slipstream.manifests.pools import ON_DEMAND, about_spot
+from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, about_spot
 from slipstream.manifests.queues import SERVING
 from slipstream.manifests.site import Site
 from slipstream.profiles.needs import NOTICE_S

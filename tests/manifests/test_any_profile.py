@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.doctor.manifests import check_manifests
 from slipstream.doctor.objects import Manifest
-from slipstream.manifests.command import manifests
+from slipstream.manifests.build import manifests
 from slipstream.manifests.site import site_of
 from slipstream.manifests.triton import Serving
 from slipstream.profiles.profile import parse
@@ -17,6 +17,7 @@ from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core
 from tests.support.written_manifests import trees
 
 ONE = {"gpu": "1", "cpu": "3500m", "memory": "12288Mi"}
+LOST = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
 DEDICATED = {"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "NoExecute"}
 SPOT_AKS = {
     "key": "kubernetes.azure.com/scalesetpriority",
@@ -29,6 +30,9 @@ TABLES: dict[str, dict[str, Any]] = {
     "no tolerations, on spot": {"default": {"interruptible": True}, "distributed": {**ONE, "nodes": 3}},
     "tolerates all": {"default": {"tolerations": [{"operator": "Exists"}]}, "distributed": ONE},
     "any effect": {"distributed": {**ONE, "tolerations": [{"key": "nvidia.com/gpu"}, DEDICATED]}},
+    "twice the same, and a lost node's": {
+        "distributed": {**ONE, "tolerations": [DEDICATED, {**DEDICATED, "operator": "Exists", "value": ""}, LOST]}
+    },
     "GPUs tolerated by all": {"default": {"tolerations": [{"key": "nvidia.com/gpu"}]}, "distributed": ONE},
     "partitions as GPUs": {
         "distributed": {**ONE, "mig": "3g.40gb", "mig_strategy": "single", "accelerator": "nvidia-h100-80gb"}
@@ -73,6 +77,21 @@ def test_they_are_valid_and_the_doctor_finds_nothing(tables: dict[str, Any]) -> 
     assert len(set(names)) == len(names)
     report = check_manifests([Manifest("file.yaml", tree) for tree in found], parse("mine", tables))
     assert not report.findings
+
+
+def test_nodes_are_tainted_once_and_not_as_lost() -> None:
+    found = objects(TABLES["twice the same, and a lost node's"], keda=False)
+    taints = [tree["spec"]["template"]["spec"].get("taints") for tree in found if tree["kind"] == "NodePool"]
+    assert [{"key": "dedicated", "effect": "NoExecute"}] in taints and sum(map(bool, taints)) == 1
+
+
+def test_nodes_without_gpus_are_not_tainted_as_if_they_had_some() -> None:
+    found = objects(TABLES["GPUs tolerated by all"], keda=False)
+    taints = {
+        t["metadata"]["name"]: t["spec"]["template"]["spec"].get("taints") for t in found if t["kind"] == "NodePool"
+    }
+    gpu = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
+    assert taints == {"slipstream-gpu-on-demand": gpu, "slipstream-cpu-on-demand": None}
 
 
 def test_of_two_kinds_of_gpus_each_has_its_pool_and_machines() -> None:

@@ -39,7 +39,10 @@ def test_it_lists_what_it_wrote_and_what_each_is_for(tmp_path: Path) -> None:
     assert sorted(listed) == list(contents(tmp_path / "out"))
     assert f"apply: kubectl apply -f {tmp_path / 'out'}" in lines
     assert any(line.startswith("assumed: Amazon's nodes") for line in lines)
-    assert called("h100-efa-spot", "--out", tmp_path / "h100").output.count("kubectl scale nodepool") == 2
+    assert "StaticCapacity" not in ended.output
+    h100 = called("h100-efa-spot", "--out", tmp_path / "h100").output
+    assert "(needs Karpenter with its feature gate StaticCapacity)" in h100
+    assert h100.count("--replicas=2, as Karpenter makes none for hugepages-2Mi\n") == 2
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

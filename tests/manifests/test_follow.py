@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from email import message_from_string
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ import yaml
 
 from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
-from slipstream.manifests.command import manifests
+from slipstream.manifests.build import manifests
 from slipstream.manifests.documents import MARK, rendered
 from slipstream.manifests.partitions import PARTITIONS
 from slipstream.manifests.site import Site, site_of
 from slipstream.manifests.triton import Serving
 from slipstream.profiles.needs import asked_by, placements, tolerates
+from slipstream.profiles.placement import TYPE_LABEL
 from slipstream.profiles.profile import Profile, load, parse
 from tests.support import REPOSITORY
 from tests.support.written_manifests import PROFILES, files, named, objects, trees
 
+SCRIPT_AND_SETTINGS = ["text/x-shellscript", "application/node.eks.aws"]
+BOTH, BOTH_QUEUES = ("spot", "on-demand"), ("production", "research")
 GPUS = {"processes": 8, "gpu": "8", "cpu": "88", "memory": "1000Gi", "accelerator": "nvidia-a100-80gb"}
 
 
@@ -152,6 +156,54 @@ def test_nodes_for_what_karpenter_does_not_count_are_asked_for_and_none_is_bough
     assert "replicas" not in named(profile, "NodePool", "slipstream-cpu-on-demand")["spec"]
 
 
+def test_spot_comes_first_where_a_pod_may_use_both() -> None:
+    weights = {name: named("a100-spot", "NodePool", f"slipstream-gpu-{name}")["spec"]["weight"] for name in BOTH}
+    assert weights["spot"] > weights["on-demand"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "capacities"),
+    [
+        ({}, ["spot", "on-demand"]),
+        ({"karpenter.sh/capacity-type": "spot"}, ["spot"]),
+        ({"eks.amazonaws.com/capacityType": "SPOT"}, ["spot"]),
+        ({"karpenter.sh/capacity-type": "on-demand"}, ["on-demand"]),
+    ],
+)
+def test_what_selects_by_a_capacity_has_no_nodes_of_the_other(selector: dict[str, str], capacities: list[str]) -> None:
+    found = [
+        requirement(pool, "karpenter.sh/capacity-type")
+        for pool in of_kind(site(node_selector=selector, interruptible=True), "NodePool")
+        if "gpu" in pool["metadata"]["name"]
+    ]
+    assert found == [[capacity] for capacity in capacities]
+
+
+def test_pods_reach_the_metadata_server_for_notices() -> None:
+    for kind in ("cpu", "gpu"):
+        options = named("a100-spot", "EC2NodeClass", f"slipstream-{kind}")["spec"]["metadataOptions"]
+        assert options["httpPutResponseHopLimit"] == 2 and options["httpTokens"] == "required"
+
+
+def test_flyte_finds_the_partitions_that_count_as_gpus() -> None:
+    divided = site(mig="1g.10gb", mig_strategy="single", gpu="1", processes=1)
+    (pool,) = (each for each in of_kind(divided, "NodePool") if "gpu" in each["metadata"]["name"])
+    assert pool["spec"]["template"]["metadata"]["labels"] == {
+        "k8s.amazonaws.com/accelerator": "nvidia-a100-80gb",
+        "k8s.amazonaws.com/gpu-partition-size": "1g.10gb",
+        "nvidia.com/mig.config": "slipstream-1g.10gb",
+    }
+    assert "replicas" not in pool["spec"]
+    (values,) = (tree for file in manifests(divided, None) for tree in trees(file) if "mig" in tree)
+    assert values["mig"]["strategy"] == "single"
+
+
+def test_gpus_of_another_maker_are_asked_for_by_its_name() -> None:
+    amd = site(gpu_resource="amd.com/gpu", accelerator="", notices="aws")
+    (pool,) = (each for each in of_kind(amd, "NodePool") if "gpu" in each["metadata"]["name"])
+    assert requirement(pool, "karpenter.k8s.aws/instance-gpu-manufacturer") == ["amd"]
+
+
 def test_a_limit_leaves_room_for_whole_nodes() -> None:
     (pool,) = (each for each in of_kind(site(gpu="1", processes=1), "NodePool") if "gpu" in each["metadata"]["name"])
     assert pool["spec"]["limits"] == {"nvidia.com/gpu": "8"}
@@ -163,7 +215,16 @@ def test_adapters_pages_and_cpus_are_what_pods_ask_for() -> None:
     assert len(adapters) == 32
     places = [(each["networkCardIndex"], each["deviceIndex"]) for each in spec["networkInterfaces"]]
     assert len(set(places)) == 33 and spec["networkInterfaces"][0]["interfaceType"] == "interface"
-    assert "vm.nr_hugepages=2560\n" in spec["userData"] and "cpuManagerPolicy: static" in spec["userData"]
+    _, script, settings = message_from_string(spec["userData"]).walk()
+    assert [part.get_content_type() for part in (script, settings)] == SCRIPT_AND_SETTINGS
+    assert "vm.nr_hugepages=2560\n" in str(script.get_payload())
+    assert yaml.safe_load(str(settings.get_payload()))["spec"]["kubelet"]["config"]["cpuManagerPolicy"] == "static"
+    half = site(
+        gpu="4", processes=4, efa=16, hugepages="512Mi", node_selector={TYPE_LABEL: "p5.48xlarge"}, accelerator=""
+    )
+    (machine,) = (each for each in of_kind(half, "EC2NodeClass") if "gpu" in each["metadata"]["name"])
+    assert "vm.nr_hugepages=512\n" in machine["spec"]["userData"]
+    assert len(machine["spec"]["networkInterfaces"]) == 33
     assert not {"networkInterfaces", "userData"} & set(named("a100-spot", "EC2NodeClass", "slipstream-gpu")["spec"])
 
 
@@ -234,6 +295,30 @@ def test_production_goes_first_and_research_pays_for_no_capacity_on_demand() -> 
         assert quotas["slipstream-gpu-spot"]["nvidia.com/gpu"] == "16"
 
 
+def test_what_is_lent_is_given_back_to_production_only() -> None:
+    policies = {
+        queue: named("a100-spot", "ClusterQueue", f"slipstream-{queue}")["spec"]["preemption"] for queue in BOTH_QUEUES
+    }
+    assert policies["production"] == {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
+    assert policies["research"] == {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
+    lent = {queue: named("a100-spot", "Queue", f"slipstream-{queue}")["spec"]["reclaimable"] for queue in BOTH_QUEUES}
+    assert lent == {"production": False, "research": True}
+    classes = {queue: named("a100-spot", "PriorityClass", f"slipstream-{queue}") for queue in BOTH_QUEUES}
+    assert classes["research"]["preemptionPolicy"] == "Never" != classes["production"]["preemptionPolicy"]
+
+
+def test_a_flavour_is_of_a_pool_and_has_its_taints() -> None:
+    pools = {tree["metadata"]["name"]: tree for tree in objects("a100-spot") if tree["kind"] == "NodePool"}
+    found = [tree for tree in objects("a100-spot") if tree["kind"] == "ResourceFlavor"]
+    assert {tree["metadata"]["name"] for tree in found} == set(pools)
+    for tree in found:
+        name = tree["metadata"]["name"]
+        assert tree["spec"]["nodeLabels"] == {"karpenter.sh/nodepool": name}
+        assert tree["spec"].get("nodeTaints") == pools[name]["spec"]["template"]["spec"].get("taints")
+    labels = named("l4-spot", "ResourceFlavor", "slipstream-gpu")["spec"]["nodeLabels"]
+    assert labels == load("l4-spot").asked("train").node_selector
+
+
 def test_a_profile_with_volcanos_scheduler_has_its_queues_and_none_of_kueues() -> None:
     found = manifests(site(scheduler="volcano"), None)
     assert "30-volcano.yaml" in {file.path for file in found}
@@ -265,6 +350,15 @@ def test_the_operators_pods_tolerate_what_nodes_are_tainted_with() -> None:
         values["node-feature-discovery"]["worker"]["tolerations"],
     ):
         assert {"nvidia.com/gpu", "slipstream/spot"} <= {each["key"] for each in tolerations}
+
+
+def test_driver_and_toolkit_are_those_of_the_nodes_image() -> None:
+    values = operator("a100-spot")
+    assert values["driver"] == values["toolkit"] == {"enabled": False}
+    monitor = values["dcgmExporter"]["serviceMonitor"]
+    assert monitor["enabled"] is True
+    ours = yaml.safe_load((REPOSITORY / "monitoring/podmonitor.yaml").read_text(encoding="utf-8"))
+    assert monitor["additionalLabels"] == ours["metadata"]["labels"]
 
 
 def test_partitions_are_those_of_the_profile_and_their_nodes_are_labelled() -> None:
@@ -299,10 +393,24 @@ def test_a_shared_gpu_has_the_name_that_pods_ask_for(kind: str, key: str, resour
     config = tree["data"][pool["spec"]["template"]["metadata"]["labels"]["nvidia.com/device-plugin.config"]]
     entry = yaml.safe_load(config)["sharing"][key]
     assert entry["renameByDefault"] is (resource == "")
-    assert ("failRequestsGreaterThanOne" in entry) is (kind == "time-slicing")
+    assert entry.get("failRequestsGreaterThanOne") is (True if kind == "time-slicing" else None)
     assert entry["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
     (values,) = (tree for file in manifests(shared, None) for tree in trees(file) if "devicePlugin" in tree)
     assert values["devicePlugin"]["config"]["default"] in tree["data"]
+
+
+def test_a_shared_partition_is_one_of_its_kind() -> None:
+    found = of_kind(site(shared_gpu="mps", mig="1g.10gb", gpu="1", processes=1, accelerator=""), "ConfigMap")
+    (config,) = (yaml.safe_load(tree["data"]["mps"]) for tree in found if "mps" in tree["data"])
+    assert config["flags"] == {"migStrategy": "mixed"}
+    assert [each["name"] for each in config["sharing"]["mps"]["resources"]] == ["nvidia.com/mig-1g.10gb"]
+
+
+def test_the_operator_stays_off_nodes_without_gpus() -> None:
+    tables = {"default": {"tolerations": [{"key": "cpus"}]}, "distributed": {**GPUS, "tolerations": [{"key": "gpus"}]}}
+    made = manifests(site_of(parse("mine", tables), "churn", "mine"), None)
+    (values,) = (tree for file in made for tree in trees(file) if "daemonsets" in tree)
+    assert [each["key"] for each in values["daemonsets"]["tolerations"]] == ["gpus"]
 
 
 # A model in service
@@ -316,7 +424,10 @@ def test_a_model_is_served_by_pods_like_those_that_timed_it_on_capacity_that_sta
         assert container["resources"]["requests"] == container["resources"]["limits"] == export.resources
         assert not [word for word in str(pod).split() if "spot" in word]
         assert pod["terminationGracePeriodSeconds"] <= (15 if profile == "l4-spot" else 30)
-        assert f"--model-repository={'s3://bucket/triton'}" in container["args"]
+        assert "--model-repository=s3://bucket/triton" in container["args"]
+        (exit_s,) = (int(arg.partition("=")[2]) for arg in container["args"] if arg.startswith("--exit-timeout"))
+        drain_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+        assert exit_s + drain_s <= pod["terminationGracePeriodSeconds"]
     assert named("a100-spot", "Deployment")["spec"]["template"]["spec"]["nodeSelector"] == {
         "karpenter.sh/capacity-type": "on-demand"
     }
@@ -327,8 +438,15 @@ def test_it_scales_by_cpus_or_by_its_queue_and_never_to_none() -> None:
     assert metric["resource"]["name"] == "cpu"
     scaled = named("a100-spot", "ScaledObject", keda=True)["spec"]
     assert scaled["minReplicaCount"] == 2
-    assert "nv_inference_queue_duration_us" in scaled["triggers"][0]["metadata"]["query"]
+    (trigger,) = scaled["triggers"]
+    assert "nv_inference_queue_duration_us" in trigger["metadata"]["query"] and trigger["metricType"] == "Value"
+    assert trigger["metadata"]["ignoreNullValues"] == "false"  # else a figure that is missing scales to the least
     assert not [tree for tree in objects("a100-spot", keda=True) if tree["kind"] == "HorizontalPodAutoscaler"]
+
+
+def test_a_node_can_be_drained_though_a_model_is_served() -> None:
+    assert named("a100-spot", "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert named("a100-spot", "HorizontalPodAutoscaler")["spec"]["minReplicas"] > 1
 
 
 def test_what_keda_reads_is_scraped() -> None:

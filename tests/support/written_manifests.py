@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from slipstream.manifests.command import manifests
+from slipstream.manifests.build import manifests
 from slipstream.manifests.documents import File
 from slipstream.manifests.site import site_of
 from slipstream.manifests.triton import Serving
