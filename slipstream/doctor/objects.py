@@ -11,6 +11,15 @@ import yaml
 
 from slipstream.errors import UserError
 
+#: Whose kinds are meant: others call theirs the same.
+GROUPS = {
+    "ClusterQueue": "kueue.x-k8s.io",
+    "NodePool": "karpenter.sh",
+    "Queue": "scheduling.volcano.sh",
+    "ResourceFlavor": "kueue.x-k8s.io",
+    "ScaledObject": "keda.sh",
+}
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -21,7 +30,9 @@ class Manifest:
 
     @property
     def kind(self) -> str:
-        return str(self.tree["kind"])
+        """With the group, if it is not the one that this kind is known of."""
+        kind, group = str(self.tree["kind"]), str(self.tree.get("apiVersion")).partition("/")[0]
+        return kind if GROUPS.get(kind, group) == group else f"{kind} of {group}"
 
     @property
     def where(self) -> str:

@@ -82,6 +82,10 @@ def left_out(site: Site) -> Iterator[str]:
         yield "left out: node pools, which are written for Karpenter on EKS only"
     if any("nodeAffinity" in placement.affinity for placement in site.stages.values()):
         yield "left out: what nodes the profile's affinity asks for; give the pools such labels or requirements"
+    if any(placement.efa for placement in site.stages.values()):
+        yield "left out: AWS's device plugin for Elastic Fabric Adapters (the chart aws-efa-k8s-device-plugin)"
+    if named := sorted({name for placement in site.stages.values() for name in placement.rdma}):
+        yield f"left out: the device plugin for {', '.join(named)}"
     if not site.nvidia:
         yield "left out: the GPU operator and its settings, as these GPUs are not NVIDIA's"
     elif site.cloud == "gcp":

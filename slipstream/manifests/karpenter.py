@@ -72,7 +72,7 @@ def why(pool: Pool) -> str:
         text += (
             f"Pods ask for {', '.join(pool.uncounted)}, and Karpenter cannot know that a new node will have it: it "
             f"makes none. Ask for nodes, kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, "
-            "and afterwards for 0: they cost as long as they are there. "
+            "and afterwards for 0: they cost as long as they are there. Applying this file again asks for 0. "
         )
     return text
 

@@ -51,6 +51,13 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         assert said.count("left out: ") == 2 and "helm" not in said
 
 
+def test_plugins_of_adapters_are_the_users_matter(tmp_path: Path) -> None:
+    assert "aws-efa-k8s-device-plugin" in called("h100-efa-spot", "--out", tmp_path / "h100").output
+    (tmp_path / "mine.toml").write_text('[distributed]\ngpu = "1"\nrdma = { "rdma/hca" = "1" }\n')
+    said = called(tmp_path / "mine.toml", "--out", tmp_path / "mine").output
+    assert "left out: the device plugin for rdma/hca\n" in said and "aws-efa" not in said
+
+
 def test_the_same_call_writes_the_same_bytes_and_another_leaves_nothing_of_the_first(tmp_path: Path) -> None:
     out = tmp_path / "out"
     called("a100-spot", "--out", out, "--serve")

@@ -82,6 +82,7 @@ def test_the_bytes_are_those_of_the_trees() -> None:
     for file in files("h100-efa-spot"):
         text = rendered(file, "h100-efa-spot")
         assert text == rendered(file, "h100-efa-spot") and "&id" not in text
+        assert ("userData: |\n" in text) is (file.path == "10-karpenter.yaml")
         assert list(yaml.safe_load_all(text)) == list(trees(file))
 
 
@@ -269,6 +270,14 @@ def test_a_namespace_may_use_what_its_queue_borrows(profile: str) -> None:
         )
         for tree in (tree for tree in objects(profile) if tree["kind"] == "ResourceQuota"):
             assert parse_quantity(tree["spec"]["hard"][f"requests.{gpus}"]) >= total
+
+
+def test_a_quota_is_twice_a_training_and_what_may_run_beside() -> None:
+    train, prepare = (placements(load("a100-spot"))[stage] for stage in ("train", "prepare"))
+    both = sum(parse_quantity(each.cpu) * each.nodes for each in (train, prepare))
+    quotas = [tree for tree in objects("a100-spot") if tree["kind"] == "ResourceQuota"]
+    assert [parse_quantity(tree["spec"]["hard"]["requests.cpu"]) for tree in quotas] == [2 * both] * 2
+    assert [tree["spec"]["hard"]["requests.nvidia.com/gpu"] for tree in quotas] == ["32"] * 2
 
 
 def test_a_queue_of_a_namespace_leads_to_the_one_of_its_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -106,6 +107,28 @@ def test_the_chart_of_the_gpu_operator_knows_the_values(profile: str) -> None:
     every = [path for path in dict_paths(ours) if "additionalLabels" not in path[:-1]]
     assert len(every) > 10
     assert not [path for path in every if not strange(mutated(ours, path, f"{path[-1]}x"), theirs)]
+
+
+@needs_definitions
+@pytest.mark.parametrize("profile", ["a100-mig", "a100-spot", "h100-efa-spot", "t4-shared"])
+def test_what_the_chart_makes_of_them_is_a_cluster_policy(profile: str) -> None:
+    (file,) = [file for file in files(profile) if file.path.startswith("helm/")]
+    (values,) = trees(file)
+    asked = {name: value for name, value in copy.deepcopy(values).items() if name != "node-feature-discovery"}
+    for section in asked.values():
+        section.get("config", {}).pop("create", None)  # the chart's own
+    required = ("operator", "driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "daemonsets", "gfd")
+    spec = {
+        **{name: {} for name in (*required, "nodeStatusExporter")},
+        "operator": {"defaultRuntime": "containerd"},
+        **asked,
+    }
+    policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "mine"}, "spec": spec}
+    assert not errors(policy)
+    closed = [
+        path for path, is_closed, _ in keys(policy) if is_closed and path[0] == "spec" and path[1:2] != ("operator",)
+    ]
+    assert len(closed) > 10 and all(errors(mutated(policy, path, f"{path[-1]}x")) for path in closed)
 
 
 def dict_paths(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -20,6 +20,8 @@ CRDS = REPOSITORY.parent / "shared/data/crds"
 VERSIONS = ("1.31", "1.34", "1.36")
 BASE = "https://kubernetes.io/api/"
 Schema = dict[str, Any]
+#: kubernetes-validate would read its files, of megabytes, for each object.
+utils.schema_contents = cache(utils.schema_contents)
 Path = tuple[str | int, ...]
 
 
