@@ -19,7 +19,9 @@ def namespaces(site: Site, serve: bool, operator: bool) -> File:
         text = f"Flyte makes it for its domain {DOMAINS[queue]}, if it is not there. Volcano goes by the annotation."
         documents.append(Document(text, tree))
     if operator:
-        documents.append(Document("Of the GPU operator's chart.", kube("v1", "Namespace", OPERATOR_NAMESPACE)))
+        tree = kube("v1", "Namespace", OPERATOR_NAMESPACE)
+        tree["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged"
+        documents.append(Document("Of the GPU operator's chart, whose pods reach into the node.", tree))
     if serve:
         documents.append(Document("Of the models in service.", kube("v1", "Namespace", SERVING)))
     return File("00-namespaces.yaml", "namespaces that the others are in", tuple(documents))

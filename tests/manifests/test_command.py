@@ -12,6 +12,7 @@ from slipstream.manifests import write
 from slipstream.manifests.command import main
 from slipstream.manifests.documents import MARK
 from slipstream.profiles.profile import names
+from tests.support import REPOSITORY
 
 
 def called(*arguments: object) -> Result:
@@ -43,6 +44,12 @@ def test_it_lists_what_it_wrote_and_what_each_is_for(tmp_path: Path) -> None:
     h100 = called("h100-efa-spot", "--out", tmp_path / "h100").output
     assert "(needs Karpenter with its feature gate StaticCapacity)" in h100
     assert h100.count("--replicas=2, as Karpenter makes none for hugepages-2Mi\n") == 2
+
+
+def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = called("a100-spot", "--out", "cluster", "--cluster", "prod", "--serve").output
+    assert said in (REPOSITORY / "docs/manifests.md").read_text(encoding="utf-8")
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
