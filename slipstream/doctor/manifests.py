@@ -7,6 +7,7 @@ Kubernetes' schemas are for, and is passed over.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slipstream.doctor.archive import quantity
@@ -21,6 +22,9 @@ from slipstream.stages import DISTRIBUTED
 from slipstream.telemetry.prices import built_in_prices
 
 CAPACITY_LABEL = "karpenter.sh/capacity-type"
+#: Where a NodePool says what its nodes are like; and where nodes' taints are.
+NODE = ("spec", "template", "spec")
+TAINTS = {"NodePool": (*NODE, "taints"), "ResourceFlavor": ("spec", "nodeTaints")}
 #: How the namespaces of Flyte's own domains end: in these are the profile's pods.
 FLYTE_DOMAINS = ("-development", "-staging", "-production")
 #: Keys of a quota that have a slash and count no device.
@@ -30,9 +34,8 @@ COUNTING = ("requests.", "count/")
 def check_manifests(manifests: Sequence[Manifest], profile: Profile) -> Report:
     """Compare manifests with a profile."""
     stages = placements(profile)
-    findings: list[Finding] = []
+    findings = list(check_taints(manifests, stages))
     for manifest in manifests:
-        findings += check_taints(manifest, stages)
         findings += check_quotas(manifest, stages)
         findings += check_consolidation(manifest)
         findings += check_scaled_object(manifest)
@@ -51,30 +54,36 @@ def is_amazons(manifest: Manifest) -> bool:
     return manifest.kind == "NodePool" and manifest.at(*NODE, "nodeClassRef", "group") == "karpenter.k8s.aws"
 
 
-#: Where a NodePool says what its nodes are like.
-NODE = ("spec", "template", "spec")
-
-
 # Taints
 
 
-def check_taints(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterator[Finding]:
-    if manifest.kind == "NodePool":
-        taints = manifest.listed(*NODE, "taints")
-        wanted = [each for each in stages.values() if bool(int(each.gpu)) is has_gpus(manifest, stages)]
-    elif manifest.kind == "ResourceFlavor":
-        taints, wanted = manifest.listed("spec", "nodeTaints"), list(stages.values())
-    else:
-        return
-    bothering = [[taint for taint in taints if not tolerates(each, taint)] for each in wanted or stages.values()]
-    if fewest := min(bothering, key=len):
-        yield Finding(
-            "error",
-            manifest.where,
-            f"no pod of the profile tolerates its taint {', '.join(map(taint_text, fewest))}",
-            "none is placed on these nodes: they wait as Pending",
-            "add the toleration to the profile, or take the taint out",
-        )
+def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement]) -> Iterator[Finding]:
+    """Nodes that no pod of the profile may run on; they may be somebody else's if there are others of their kind."""
+    bothering = {manifest: fewest_taints(manifest, stages) for manifest in manifests if manifest.kind in TAINTS}
+    open_to_pods = {sort_of(manifest, stages) for manifest, taints in bothering.items() if not taints}
+    for manifest, taints in bothering.items():
+        others = sort_of(manifest, stages) in open_to_pods
+        if taints:
+            yield Finding(
+                "warning" if others else "error",
+                manifest.where,
+                f"no pod of the profile tolerates its taint {', '.join(map(taint_text, taints))}",
+                f"none is placed on these nodes{': others have to do' if others else ', and all wait as Pending'}",
+                "add the toleration to the profile, or take the taint out",
+            )
+
+
+def fewest_taints(manifest: Manifest, stages: Mapping[str, Placement]) -> list[Mapping[str, Any]]:
+    """The taints that keep away those pods that the fewest do, of the stages that such nodes are for."""
+    taints = manifest.listed(*TAINTS[manifest.kind])
+    wanted = [each for each in stages.values() if bool(int(each.gpu)) is has_gpus(manifest, stages)]
+    if manifest.kind == "ResourceFlavor" or not wanted:
+        wanted = list(stages.values())
+    return min(([taint for taint in taints if not tolerates(each, taint)] for each in wanted), key=len)
+
+
+def sort_of(manifest: Manifest, stages: Mapping[str, Placement]) -> tuple[str, bool]:
+    return manifest.kind, manifest.kind == "NodePool" and has_gpus(manifest, stages)
 
 
 def texts(found: object) -> list[str]:
@@ -118,7 +127,8 @@ def check_quotas(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterato
         wanted = has_gpus(manifest, stages)
         fitting = {name: each for name, each in stages.items() if bool(int(each.gpu)) is wanted}
         limits = manifest.mapping("spec", "limits")
-        yield from below(manifest, [limits], ("",), fitting, "no more nodes are made for its pods")
+        for finding in below(manifest, [limits], ("",), fitting, "the pool makes no more nodes for its pods"):
+            yield replace(finding, severity="warning")  # other pools may
 
 
 def flavours(queue: Manifest) -> list[dict[str, Any]]:

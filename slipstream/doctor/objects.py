@@ -21,7 +21,7 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Manifest:
     """One object, and the file that it is in, relative to the directory."""
 

@@ -47,6 +47,8 @@ def put_in_place(whole: Path, out: Path, old: Path) -> None:
 def refuse_others(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is no directory; choose another name")
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise UserError(f"--out {out}: holds the working directory, and is to be replaced; choose one below, or beside")
     for parent, _, names in os.walk(out):
         for name in sorted(names):
             if not is_own(path := Path(parent, name)):

@@ -211,7 +211,18 @@ def test_a_flaw_is_found_as_itself_alone(which: tuple[str, ...], flaw: Callable[
     (finding,) = found(flawed(which, flaw))
     assert said in finding.what and which[0] in finding.where and finding.where.startswith("file.yaml: ")
     assert finding.consequence and finding.fix
-    assert finding.severity == ("warning" if "serves custom" in said else "error")
+    may_do_otherwise = which[0] in ("NodePool", "ResourceFlavor") and ("taint" in said or "below" in said)
+    assert finding.severity == ("warning" if may_do_otherwise or "serves custom" in said else "error")
+
+
+def test_pods_that_find_no_nodes_at_all_are_an_error() -> None:
+    trees = [copy.deepcopy(tree) for tree in objects(PROFILE)]
+    for tree in trees:
+        if tree["kind"] == "NodePool" and "gpu" in tree["metadata"]["name"]:
+            node(tree)["taints"].append(DEDICATED)
+    assert [(finding.severity, finding.consequence) for finding in found(trees)] == [
+        ("error", "none is placed on these nodes, and all wait as Pending")
+    ] * 2
 
 
 # What looks like a flaw and is none
@@ -235,6 +246,13 @@ def test_what_others_call_the_same_is_not_meant() -> None:
         assert found([tree])
         tree["apiVersion"] = "example.com/v1"
         assert not found([tree])
+
+
+def test_of_what_is_too_little_devices_are_named_first() -> None:
+    quota = next(copy.deepcopy(tree) for tree in objects(PROFILE) if tree["kind"] == "ResourceQuota")
+    quota["spec"]["hard"] |= {"requests.cpu": "1", "requests.nvidia.com/gpu": "1"}
+    (finding,) = found([quota])
+    assert finding.what.startswith("requests.nvidia.com/gpu 1 is below the 16")
 
 
 def test_a_quota_of_a_namespace_that_is_not_flytes_is_not_the_profiles() -> None:

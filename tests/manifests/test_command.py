@@ -108,6 +108,13 @@ def test_a_directory_with_others_files_is_refused_and_stays(tmp_path: Path) -> N
     assert "10-karpenter.yaml was not written" in refused("a100-spot", "--out", tmp_path / "other")
 
 
+def test_the_ground_that_one_stands_on_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in (".", tmp_path, tmp_path.parent):
+        assert "holds the working directory" in refused("a100-spot", "--out", out)
+    assert not list(tmp_path.iterdir()) and called("a100-spot", "--out", "below").exit_code == 0
+
+
 def test_an_empty_directory_is_taken_and_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
