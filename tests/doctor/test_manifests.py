@@ -77,6 +77,7 @@ def gpu_metric(tree: Tree, kind: str) -> None:
 
 
 GPU_SPOT = ("NodePool", "slipstream-gpu-spot")
+ANSWERED = {"url": "http://slipstream-triton.slipstream-serving.svc:8002/metrics", "valueLocation": "waiting"}
 DEDICATED = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
 FLAWS: list[tuple[str, tuple[str, ...], Callable[[Tree], None], str]] = [
     ("a taint", GPU_SPOT, lambda t: node(t)["taints"].append(DEDICATED), "tolerates its taint dedicated=ml:NoSchedule"),
@@ -183,6 +184,12 @@ FLAWS: list[tuple[str, tuple[str, ...], Callable[[Tree], None], str]] = [
         "idleReplicaCount 0 with a trigger from the replicas' own metrics",
     ),
     (
+        "none, by what the replicas answer",
+        ("ScaledObject",),
+        lambda t: t["spec"].update(minReplicaCount=0, triggers=[{"type": "metrics-api", "metadata": ANSWERED}]),
+        "minReplicaCount 0 with a trigger from the replicas' own metrics",
+    ),
+    (
         "GPUs by metrics-server",
         ("HorizontalPodAutoscaler",),
         lambda t: put(t["spec"]["metrics"][0], "resource", "name", "nvidia.com/gpu"),
@@ -237,6 +244,10 @@ def test_what_is_no_flaw_is_not_found() -> None:
     other = copy.deepcopy(named(PROFILE, "Deployment"))
     node(other)["terminationGracePeriodSeconds"] = 3600  # on demand nobody takes the machine away
     assert not found([pool, other])
+    unsaid = copy.deepcopy(pool)  # Karpenter buys on demand if nothing is said
+    node(unsaid)["requirements"] = [r for r in node(unsaid)["requirements"] if "capacity-type" not in r["key"]]
+    node(unsaid)["terminationGracePeriod"] = "24h"
+    assert not found([unsaid])
 
 
 def test_what_others_call_the_same_is_not_meant() -> None:

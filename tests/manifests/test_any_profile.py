@@ -41,6 +41,14 @@ TABLES: dict[str, dict[str, Any]] = {
     "shared, not renamed": {"distributed": {**ONE, "shared_gpu": "time-slicing", "gpu_resource": "nvidia.com/gpu"}},
     "adapters of the site's own": {"distributed": {**ONE, "nodes": 2, "rdma": {"rdma/hca_shared": "1"}}},
     "adapters, no pages' plugin": {"distributed": {**ONE, "efa": 1, "hugepages": "512Mi", "numa": True, "cpu": "8"}},
+    "machines that no price is known of": {
+        "distributed": {
+            **ONE,
+            "hugepages": "512Mi",
+            "tolerations": [{"key": "nvidia.com/gpu"}],
+            "node_selector": {"node.kubernetes.io/instance-type": "p6-b200.48xlarge"},
+        }
+    },
     "zones and labels": {
         "distributed": {**ONE, "node_selector": {"team": "a", "topology.kubernetes.io/zone": "us-east-1a"}}
     },
