@@ -29,13 +29,18 @@ def classes(site: Site, made: list[Pool]) -> Iterator[Document]:
 
 def node_class(site: Site, pool: Pool) -> Document:
     disk = max(parse_quantity(placement.resources["ephemeral-storage"]) for placement in pool.stages.values())
+    notices = any(placement.notices in ("auto", "aws") for placement in pool.stages.values())
     found = [{"tags": {"karpenter.sh/discovery": site.cluster}}]
     spec: Tree = {
         "amiSelectorTerms": [{"alias": "al2023@latest"}],
         "role": f"KarpenterNodeRole-{site.cluster}",
         "subnetSelectorTerms": found,
         "securityGroupSelectorTerms": found,
-        "metadataOptions": {"httpEndpoint": "enabled", "httpTokens": "required", "httpPutResponseHopLimit": 2},
+        "metadataOptions": {
+            "httpEndpoint": "enabled",
+            "httpTokens": "required",
+            "httpPutResponseHopLimit": 1 + notices,
+        },
         "instanceStorePolicy": "RAID0",
         "blockDeviceMappings": [
             {
@@ -50,20 +55,24 @@ def node_class(site: Site, pool: Pool) -> Document:
             }
         ],
     }
-    placement = pool.placement
-    spec |= {"networkInterfaces": interfaces(pool.pods_per_node * placement.efa)} if placement.efa else {}
+    efa = max(placement.efa for placement in pool.stages.values())
+    spec |= {"networkInterfaces": interfaces(pool.pods_per_node * efa)} if efa else {}
     data = user_data(pool)
     spec |= {"userData": data} if data else {}
     text = (
         f"Machines of the pools {class_name(pool)}-*. Karpenter finds subnets, security groups and role by the name of "
-        f"the cluster, {site.cluster}. Pods ask the metadata server for notices through one more hop than the node. "
-        "Local disks of the machine are one volume for pods, where it has any. "
+        f"the cluster, {site.cluster}. Local disks of the machine are one volume for pods, where it has any. "
     )
-    if placement.efa:
+    if notices:
+        text += (
+            "Pods ask the metadata server for notices, one hop further than the node; it also gives them the node's "
+            "role, so let that do little. "
+        )
+    if efa:
         text += "A network interface for each Elastic Fabric Adapter; the EFA device plugin hands them to pods. "
-    if placement.numa:
+    if whole_cpus(pool):
         text += "CPUs are given to one pod alone, near its devices if they fit there. "
-    if placement.hugepages:
+    if bytes_of_pages(pool):
         text += "Pages of 2 MiB are set aside before the kubelet counts them. "
     return Document(text, kube(f"{GROUP}/v1", "EC2NodeClass", class_name(pool), spec=spec))
 
@@ -76,13 +85,22 @@ def interfaces(adapters: int) -> list[Tree]:
     ]
 
 
+def bytes_of_pages(pool: Pool) -> float:
+    """Of 2 MiB each, for all pods of a node."""
+    return pool.pods_per_node * max(parse_quantity(each.hugepages or "0") for each in pool.stages.values())
+
+
+def whole_cpus(pool: Pool) -> bool:
+    return any(placement.numa for placement in pool.stages.values())
+
+
 def user_data(pool: Pool) -> str:
     """What the machine does at its start: a script for pages, and the kubelet's settings; "" if there is nothing."""
-    placement, parts = pool.placement, []
-    if placement.hugepages:
-        pages = math.ceil(pool.pods_per_node * parse_quantity(placement.hugepages) / (2 * MIB))
-        parts.append(("text/x-shellscript", f"#!/bin/bash\nsysctl -w vm.nr_hugepages={pages}\n"))
-    if placement.numa:
+    parts = []
+    if size := bytes_of_pages(pool):
+        script = f"#!/bin/bash\nsysctl -w vm.nr_hugepages={math.ceil(size / (2 * MIB))}\n"
+        parts.append(("text/x-shellscript", script))
+    if whole_cpus(pool):
         policies = {"cpuManagerPolicy": "static", "topologyManagerPolicy": "best-effort"}
         config: Tree = {"apiVersion": "node.eks.aws/v1alpha1", "kind": "NodeConfig"}
         config["spec"] = {"kubelet": {"config": policies}}

@@ -180,10 +180,10 @@ def test_what_selects_by_a_capacity_has_no_nodes_of_the_other(selector: dict[str
     assert found == [[capacity] for capacity in capacities]
 
 
-def test_pods_reach_the_metadata_server_for_notices() -> None:
-    for kind in ("cpu", "gpu"):
+def test_pods_that_watch_for_notices_reach_the_metadata_server_and_no_others() -> None:
+    for kind, hops in (("gpu", 2), ("cpu", 1)):
         options = named("a100-spot", "EC2NodeClass", f"slipstream-{kind}")["spec"]["metadataOptions"]
-        assert options["httpPutResponseHopLimit"] == 2 and options["httpTokens"] == "required"
+        assert options["httpPutResponseHopLimit"] == hops and options["httpTokens"] == "required"
 
 
 def test_flyte_finds_the_partitions_that_count_as_gpus() -> None:
@@ -227,6 +227,17 @@ def test_adapters_pages_and_cpus_are_what_pods_ask_for() -> None:
     assert "vm.nr_hugepages=512\n" in machine["spec"]["userData"]
     assert len(machine["spec"]["networkInterfaces"]) == 33
     assert not {"networkInterfaces", "userData"} & set(named("a100-spot", "EC2NodeClass", "slipstream-gpu")["spec"])
+
+
+def test_machines_have_what_any_of_their_stages_asks_for() -> None:
+    tables = {
+        "distributed": {**GPUS, "nodes": 2},
+        "stages": {"collectives": {"efa": 4, "hugepages": "512Mi", "numa": True, "nodes": 1}},
+    }
+    found = of_kind(site_of(parse("mine", tables), "churn", "mine"), "EC2NodeClass")
+    (machine,) = (tree["spec"] for tree in found if "gpu" in tree["metadata"]["name"])
+    assert len(machine["networkInterfaces"]) == 5
+    assert "nr_hugepages=256" in machine["userData"] and "cpuManagerPolicy" in machine["userData"]
 
 
 def test_disks_hold_what_pods_ask_for() -> None:
