@@ -38,8 +38,11 @@ PARTITIONS = {
 }
 
 
-def partition(name: str) -> Partition:
-    """Raises ``UserError`` if none is known by this name."""
-    if name not in PARTITIONS:
-        raise UserError(f"profile.mig: {name}: no partition that is known; expected one of {', '.join(PARTITIONS)}")
-    return PARTITIONS[name]
+def partition(name: str, gpu: str = "") -> Partition:
+    """That of a GPU, or of whichever has it. Raises ``UserError`` if none is known by this name."""
+    known = {each: found for each, found in PARTITIONS.items() if not gpu or gpu in found.gpus}
+    if name not in known:
+        of = f" of {gpu}" if gpu else ""
+        expected = f"one of {', '.join(known)}" if known else "another accelerator"
+        raise UserError(f"profile.mig: {name}: no partition{of} that is known; expected {expected}")
+    return Partition((gpu,), known[name].number) if gpu else known[name]

@@ -80,7 +80,8 @@ class Pool:
             return [named]
         known, placement = built_in_prices(), self.placement
         like = known.instances.get(known.accelerators.get(placement.accelerator, ""))
-        gpus = partition(placement.mig).gpus if placement.mig else (like.gpu,) if like else ()
+        gpu = like.gpu if like else ""
+        gpus = partition(placement.mig, gpu).gpus if placement.mig else (gpu,)
         return [
             name
             for name, each in known.instances.items()
