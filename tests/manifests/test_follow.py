@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
@@ -16,10 +17,12 @@ from slipstream.manifests.documents import MARK, rendered
 from slipstream.manifests.partitions import PARTITIONS
 from slipstream.manifests.site import Site, site_of
 from slipstream.manifests.triton import Serving
+from slipstream.plan.command import main as plan
 from slipstream.profiles.needs import asked_by, placements, tolerates
 from slipstream.profiles.placement import TYPE_LABEL
 from slipstream.profiles.profile import Profile, load, parse
 from tests.support import REPOSITORY
+from tests.support.measured_trainings import write_run
 from tests.support.written_manifests import PROFILES, files, named, objects, trees
 
 SCRIPT_AND_SETTINGS = ["text/x-shellscript", "application/node.eks.aws"]
@@ -508,3 +511,14 @@ def test_a_profile_of_the_plan_is_one_of_amazons_if_its_instance_is(tmp_path: Pa
         found = site_of(load(str(file)), "churn", "mine")
         assert found.cloud == clouds
         assert bool(of_kind(found, "NodePool")) is (clouds == "aws")
+
+
+def test_the_profile_that_a_plan_writes_has_its_manifests(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    planned = CliRunner().invoke(plan, ["--measured", run, "--write", str(tmp_path / "mine.toml")])
+    assert planned.exit_code == 0, planned.output
+    profile = load(str(tmp_path / "mine.toml"))
+    made = [tree for file in manifests(site_of(profile, "churn", "mine"), None) for tree in trees(file)]
+    quotas = [tree["spec"]["hard"] for tree in made if tree.get("kind") == "ResourceQuota"]
+    gpus = int(profile.asked("train").gpu) * profile.asked("train").nodes
+    assert [int(hard["requests.nvidia.com/gpu"]) for hard in quotas] == [2 * gpus] * 2 and gpus > 0
