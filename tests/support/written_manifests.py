@@ -8,9 +8,9 @@ from typing import Any
 
 from slipstream.manifests.build import manifests
 from slipstream.manifests.documents import File
-from slipstream.manifests.site import site_of
+from slipstream.manifests.site import Site, site_of
 from slipstream.manifests.triton import Serving
-from slipstream.profiles.profile import load
+from slipstream.profiles.profile import load, parse
 
 #: All that have GPUs.
 PROFILES = ("a100-mig", "a100-spot", "h100-efa-spot", "l4-spot", "mi300x", "t4-shared")
@@ -41,3 +41,24 @@ def named(profile: str, kind: str, name: str = "", keda: bool = False) -> dict[s
     ]
     (tree,) = found
     return tree
+
+
+#: Eight whole GPUs, as a placement.
+GPUS = {"processes": 8, "gpu": "8", "cpu": "88", "memory": "1000Gi", "accelerator": "nvidia-a100-80gb"}
+
+
+def site(**distributed: Any) -> Site:
+    """Of a profile whose process groups ask for ``GPUS``, and for these."""
+    return site_of(parse("mine", {"distributed": {**GPUS, **distributed}}), "churn", "mine")
+
+
+def of_kind(site: Site, kind: str) -> list[dict[str, Any]]:
+    found = [tree for file in manifests(site, None) for tree in trees(file)]
+    return [tree for tree in found if tree.get("kind") == kind]
+
+
+def requirement(pool: dict[str, Any], key: str) -> list[str]:
+    """What a NodePool requires of this label."""
+    (found,) = [each for each in pool["spec"]["template"]["spec"]["requirements"] if each["key"] == key]
+    values: list[str] = found["values"]
+    return values
