@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "sweep": FOUNDATIONS | {"train", "config"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
     "plan": FOUNDATIONS,
+    "manifests": FOUNDATIONS,
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
     "cli": {"subcommands", "export"},

@@ -26,6 +26,7 @@ from slipstream.artifacts.format import MANIFEST
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.results.ledger import AttemptRecord, read_attempts
 from slipstream.models.config import ModelConfig
+from slipstream.settings import to_dict
 from slipstream.storage import storage_for
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.probe import ROWS
@@ -122,18 +123,19 @@ def rank_main(rank: int, port: int, job: Job) -> None:
     logs.configure("error")
     with redirect_stdout(io.StringIO()):
         try:
+            training = TrainingConfig(
+                batch_size=math.ceil(rows / STEPS_PER_EPOCH),
+                epochs=job.steps // STEPS_PER_EPOCH,
+                patience=0,
+                **job.saving,
+            )
             request = TrainingRequest(
                 prepared=job.place / "prepared",
                 model=ModelConfig("harness.preempted:build", {"counter": str(job.counter), "step_s": job.step_s}),
-                training=TrainingConfig(
-                    batch_size=math.ceil(rows / STEPS_PER_EPOCH),
-                    epochs=job.steps // STEPS_PER_EPOCH,
-                    patience=0,
-                    **job.saving,
-                ),
+                training=training,
                 directory=job.model,
                 home=f"{job.place}/{job.name}.home",
-                made_by={},
+                made_by={"training": to_dict(training)},
             )
             run(request)
         except Preempted:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from slipstream.doctor.findings import Report
 from slipstream.errors import UserError
 
 
@@ -19,22 +20,25 @@ from slipstream.errors import UserError
 @click.option(
     "--trained", type=click.Path(path_type=Path), help="A trained model, whose record says how long saves take."
 )
+@click.option("--profile", default="", help="With a directory of manifests: the profile that they have to fit.")
 @click.option("--node", is_flag=True, help="Look at this machine instead.")
 @click.option("--store", default="", help="With --node: a directory or URI whose speed to measure.")
 @click.option("--endpoint", default="", help="With --node: an HTTP(S) address whose clock to compare with.")
 def main(
-    package: Path | None, limits: Path | None, trained: Path | None, node: bool, store: str, endpoint: str
+    package: Path | None, limits: Path | None, trained: Path | None, profile: str, node: bool, store: str, endpoint: str
 ) -> None:
-    """Say what a PACKAGE and the cluster of kubectl's context lack, or this node. Exits 1 if something will fail.
+    """Say what a PACKAGE and the cluster of kubectl's context lack, a directory of manifests, or this node. Exits 1 if
+    something will fail.
 
     \b
     Example: slipstream doctor flyte-package.tgz --limits cluster.toml
+             slipstream doctor manifests --profile a100-spot
              slipstream doctor --node --store s3://flyte
     """
     width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
     if node:
-        if package or limits or trained:
-            raise UserError("--node looks at this machine; leave PACKAGE, --limits and --trained out")
+        if package or limits or trained or profile:
+            raise UserError("--node looks at this machine; leave PACKAGE, --limits, --trained and --profile out")
         from slipstream.doctor.findings import readings_text
         from slipstream.doctor.node import read_node
 
@@ -44,6 +48,9 @@ def main(
         raise UserError(
             "expected PACKAGE.tgz, an archive of `pyflyte package`; or --node [--store URI] [--endpoint URL]"
         )
+    if profile or package.is_dir():
+        click.echo((fitting := check_directory(package, profile, bool(limits or trained))).text(width))
+        sys.exit(int(fitting.failed))
     from slipstream.doctor.archive import Limits, read_limits, read_package
     from slipstream.doctor.cluster import check_cluster
     from slipstream.doctor.package import Save, check_package, measured_save
@@ -59,3 +66,18 @@ def main(
     report += check_cluster(packaged)
     click.echo(report.text(width))
     sys.exit(int(report.failed))
+
+
+def check_directory(directory: Path, profile: str, of_package: bool) -> Report:
+    """What is wrong with the manifests of a directory. ``of_package``: there are options that are for packages."""
+    from slipstream.doctor.manifests import check_manifests
+    from slipstream.doctor.objects import read_manifests
+    from slipstream.profiles.profile import load
+
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no directory of manifests; expected one with --profile, or leave --profile out")
+    if not profile:
+        raise UserError(f"{directory}: a directory; of manifests expected --profile, of a package the archive's name")
+    if of_package:
+        raise UserError("--profile is for a directory of manifests; leave --limits and --trained out")
+    return check_manifests(read_manifests(directory), load(profile))

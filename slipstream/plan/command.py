@@ -21,7 +21,7 @@ from slipstream.plan.options import left_out, options
 from slipstream.plan.serving.command import serve
 from slipstream.plan.table import chart, table
 from slipstream.plan.times import Time
-from slipstream.plan.write import write_profile
+from slipstream.plan.write import planned_of, profile_of, write_profile
 from slipstream.profiles.profile import CHOICE, Profile, load, names
 from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
 
@@ -90,7 +90,7 @@ def main(  # noqa: PLR0913 - an argument for each option
         best = recommended(made.found, made.wanted)
         if best is None:
             raise UserError(f"--write {write}: {' '.join(sentences(made.found, made.wanted))} Expected more of either")
-        write_profile(best, write)
+        write_profile(profile_of(best, planned_of(best, made.planned, made.wanted)), write)
     click.echo(json.dumps(tree(made), indent=1, allow_nan=False) if as_json else text(made))
 
 

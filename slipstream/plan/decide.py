@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -124,13 +125,8 @@ def row_of(
     if not option.gpu.fits(planned.memory_bytes):
         return Row(option, fits=False, time=None)
     time = work_time(planned, runs, option.gpu, option.processes, networks)
-    stall, publish = planned.stall_s / HOUR_S, planned.figures.save_seconds / HOUR_S
     scale = 1.0 if wanted.rows is None else wanted.rows / planned.rows
-    restart, work = planned.start_s / HOUR_S, time.seconds * scale / HOUR_S
-
-    def job_at(between: float) -> Job:
-        return Job(work, own_interval(stall, publish, between), stall, publish, restart)
-
+    job_at = partial(job_of, planned, time.seconds * scale)
     capacity, no_spot = capacity_of(option, wanted)
     outcomes = [outcome(option, ON_DEMAND, job_at(NEVER), None, time, wanted)]
     pays_from = None
@@ -143,6 +139,14 @@ def row_of(
             pays = break_even(job_at, spot / full, rules.noticed)
             pays_from = None if pays is None else pays * option.pods
     return Row(option, True, time, tuple(each for each in outcomes if each), pays_from, no_spot)
+
+
+def job_of(planned: Measured, work_s: float, between: float) -> Job:
+    """The training where ``between`` hours lie between two interruptions: starts and saves as they were measured, and
+    the interval that the trainer sets."""
+    stall, publish = planned.stall_s / HOUR_S, planned.figures.save_seconds / HOUR_S
+    every = own_interval(stall, publish, between)
+    return Job(work_s / HOUR_S, every, stall, publish, planned.start_s / HOUR_S)
 
 
 def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:

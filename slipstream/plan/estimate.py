@@ -164,8 +164,11 @@ def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, 
     alike = [
         run for run in runs if run.processes == processes and gpu_of(run.figures.gpu) == gpu and planned.same_work(run)
     ]
-    if not alike or gpu is None:
-        return None
+    return time_of(planned, alike) if alike and gpu else None
+
+
+def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
+    """By the runs of the same work on the same hardware."""
     logs = np.log([(run.computing_s + run.waiting_s) / run.figures.ledger.kept for run in alike])
     spread = math.log(1 + ONE_RUN) / HALF_WIDTH
     if len(logs) > 1:

@@ -135,7 +135,7 @@ def measured(name: str, figures: TrainingFigures) -> Measured:
     if speed is None or not its.kept or not figures.batch_size:
         raise UserError(f"{name}: its last attempt finished no step; expected a run that trained")
     kept, seconds = its.kept / its.executed, its.seconds
-    saves = figures.saves if figures.saves is not None else its.attempts
+    saves = its.saves if its.saves is not None else its.attempts
     return Measured(
         name=name,
         figures=figures,

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from slipstream.errors import UserError
 from slipstream.plan.advice import Choice
-from slipstream.plan.decide import SPOT
+from slipstream.plan.decide import SPOT, Wanted
+from slipstream.plan.measured import Measured
+from slipstream.profiles.planned import Planned
 from slipstream.profiles.profile import OTHER_CAUSES
+from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
 from slipstream.telemetry.prices import TYPE_LABEL
 
@@ -19,8 +22,9 @@ CPUS, MEMORY_GIB = 4, 16
 ROOM = 2
 
 
-def profile_of(choice: Choice) -> str:
-    """The profile as TOML: the one that the option is of, or one with the instance's GPUs."""
+def profile_of(choice: Choice, planned: Planned | None = None) -> str:
+    """The profile as TOML: the one that the option is of, or one with the instance's GPUs; with what was planned of the
+    training, if it is one."""
     option, outcome = choice.row.option, choice.outcome
     spot = outcome.way == SPOT
     hours = outcome.hours.high
@@ -51,14 +55,31 @@ def profile_of(choice: Choice) -> str:
     lines += ["", "[stages.train]", f"timeout_minutes = {max(60, math.ceil(ROOM * hours * 60))}"]
     if spot and option.pods > 1:
         lines.append(f"retries = {outcome.retries + OTHER_CAUSES}")
+    if planned:
+        lines += ["", "# For the report, which says how it went instead.", "[plan]"]
+        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in to_dict(planned).items()]
     return "\n".join(lines) + "\n"
 
 
-def write_profile(choice: Choice, path: Path) -> None:
+def planned_of(choice: Choice, planned: Measured, wanted: Wanted) -> Planned | None:
+    """What the report compares the run with; None of several trainings, which no run is."""
+    if wanted.trials > 1:
+        return None
+    its = choice.outcome
+    hours, dollars = ([shortened(q) for q in (of.low, of.median, of.high)] for of in (its.hours, its.dollars))
+    return Planned(str(choice), wanted.rows or planned.rows, hours, dollars, shortened(its.interruptions))
+
+
+def shortened(amount: float) -> float:
+    """To six digits, as the file has it."""
+    return float(f"{amount:.6g}")
+
+
+def write_profile(text: str, path: Path) -> None:
     """Raises ``UserError`` if the file is there already, or cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(profile_of(choice))
+            file.write(text)
     except FileExistsError:
         raise UserError(f"--write {path}: is there already; choose another name, or remove it") from None
     except OSError as error:

@@ -17,6 +17,8 @@ from slipstream.settings import Natural, Positive, Settings, settings, to_dict
 #: What a container asks for GPUs by if its placement does not say otherwise; only these does Flyte know.
 NVIDIA = "nvidia.com/gpu"
 EFA = "vpc.amazonaws.com/efa"
+#: The label by which all clouds say what type of machine a node is.
+TYPE_LABEL = "node.kubernetes.io/instance-type"
 WHOLE = re.compile("[0-9]+")
 #: GiB of local disk besides the prepared data: outputs, checkpoints on their way, logs.
 DISK_BESIDES_GIB = 20
@@ -164,6 +166,11 @@ class Placement(Settings):
             **self.rdma,
         }
         return {name: amount for name, amount in asked.items() if amount not in ("", "0")}
+
+    @property
+    def cloud(self) -> str:
+        """Whose nodes the fields speak of: "aws", "gcp" or "azure"; "" if they are anyone's."""
+        return next((cloud for _, cloud in self._clouds()), "")
 
     @property
     def hardware(self) -> dict[str, object]:

@@ -3,7 +3,7 @@
 A profile is a TOML file: the table ``[default]`` holds for every stage, ``[distributed]`` over it for the process
 groups (train and collectives) and, on one node, for the trials of a sweep, ``[stages.<stage>]`` over both for one.
 ``extends`` names another profile, which these tables are laid over. Mappings (environment, labels) are joined key by
-key, lists are replaced.
+key, lists are replaced. ``[plan]`` is of the file that holds it alone.
 
 A profile is chosen by ``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) when the workflow is
 packaged or registered. Flyte imports the module again inside the pod and takes the shape of the process group from
@@ -24,6 +24,7 @@ from typing import Any
 from slipstream.errors import UserError
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.placement import Placement
+from slipstream.profiles.planned import Planned, planned_from
 from slipstream.profiles.retries import retries_for
 from slipstream.settings import to_dict, unknown
 from slipstream.stages import DISTRIBUTED, STAGES
@@ -32,6 +33,8 @@ CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
 BUILT_IN = Path(__file__).parent / "built_in"
 TABLES = ("default", "distributed", "stages")
+#: What a plan said of it, for the report.
+PLAN = "plan"
 CPU_PROCESSES = 2
 #: Minutes for which the pods of a process group wait for each other.
 JOIN_MINUTES = 15
@@ -49,6 +52,8 @@ class Profile:
     name: str
     default: Placement
     stages: Mapping[str, Placement]
+    #: None unless a plan wrote it.
+    plan: Planned | None = None
 
     def asked(self, stage: str) -> Placement:
         """What the stage asks for, wherever it runs."""
@@ -63,14 +68,17 @@ class Profile:
 
     def to_json(self) -> str:
         stages = {stage: to_dict(placement) for stage, placement in self.stages.items()}
-        return json.dumps({"name": self.name, "default": to_dict(self.default), "stages": stages}, sort_keys=True)
+        plan = {PLAN: to_dict(self.plan)} if self.plan else {}
+        return json.dumps(
+            {"name": self.name, "default": to_dict(self.default), "stages": stages, **plan}, sort_keys=True
+        )
 
 
 def parse(name: str, data: Table) -> Profile:
     """Build and resolve a profile. Raises ``UserError`` naming the setting that is wrong."""
     for key in data:
-        if key not in ("name", *TABLES):
-            raise UserError(unknown(f"profile {name}", key, TABLES))
+        if key not in ("name", *TABLES, PLAN):
+            raise UserError(unknown(f"profile {name}", key, (*TABLES, PLAN)))
     stages = data.get("stages", {})
     for table in (*(data.get(key, {}) for key in TABLES), *(stages.values() if isinstance(stages, dict) else ())):
         if not isinstance(table, dict):
@@ -88,9 +96,8 @@ def parse(name: str, data: Table) -> Profile:
         groups |= {name: {**group, "nodes": 1} for name, stage in STAGES.items() if stage.trains_alone}
     asked = {**groups, **{stage: over(groups.get(stage, default), own) for stage, own in stages.items()}}
     try:
-        return Profile(
-            name, placement("", default), {stage: placement(stage, asked[stage]) for stage in STAGES if stage in asked}
-        )
+        of_stages = {stage: placement(stage, asked[stage]) for stage in STAGES if stage in asked}
+        return Profile(name, placement("", default), of_stages, planned_from(data.get(PLAN)))
     except UserError as error:
         raise UserError(f"profile {name}: {error.message}") from None
 
@@ -150,7 +157,9 @@ def read(choice: str, through: tuple[Path, ...]) -> Table:
         return data
     if not isinstance(base, str):
         raise UserError(f"{path}: extends: {json.dumps(base)} is not allowed; expected the name or path of a profile")
-    return over(read(base, (*through, path)), data)
+    below = read(base, (*through, path))
+    below.pop(PLAN, None)
+    return over(below, data)
 
 
 def path_of(choice: str, beside: Path = Path()) -> Path:

@@ -19,6 +19,8 @@ from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.results.training_figures import read_figures
 from slipstream.artifacts.store import Store
 from slipstream.models.metrics import HEADLINE
+from slipstream.profiles.profile import current_profile
+from slipstream.report.against_plan import TRAIN, against_plan
 from slipstream.report.costs import costs_of
 from slipstream.report.data_engine import write_card
 from slipstream.report.figures import ScheduleFigures
@@ -65,6 +67,8 @@ def build(  # noqa: PLR0913 - all that a run has to say
 
 def run_summary(results: Results, stages: Sequence[StageRun], directory: str) -> RunSummary:
     """What the stages of a whole run found, whose directory is ``directory``."""
+    costs, training = costs_of(stages, results.devices), read_figures(results.trained.directory)
+    trained_here = any(stage.name == TRAIN and not stage.reused for stage in stages)
     return RunSummary(
         directory=directory,
         report=REPORT,
@@ -76,8 +80,9 @@ def run_summary(results: Results, stages: Sequence[StageRun], directory: str) ->
         network=network_figures(results.network.profile) if results.network else None,
         stages=list(stages),
         bottleneck=results.attempt.bottleneck,
-        costs=costs_of(stages, results.devices),
-        training=read_figures(results.trained.directory),
+        costs=costs,
+        training=training,
+        against_plan=against_plan(current_profile().plan, training, costs) if trained_here else None,
     )
 
 

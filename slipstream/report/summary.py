@@ -17,12 +17,15 @@ from slipstream.artifacts.results.sweep import Sweep
 from slipstream.artifacts.results.training_figures import TrainingFigures
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
+from slipstream.report.against_plan import AgainstPlan
 from slipstream.report.costs import CostFigures
 from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.stages import StageRun
 
 WIDTH = 80
 INDENT = 12
+#: What a planned training did.
+VERBS = ("took", "paid", "interruptions")
 BAR = 40
 #: Reasons and warnings; the card has them all.
 LISTED = 8
@@ -63,6 +66,8 @@ class RunSummary:
     costs: list[CostFigures] = field(default_factory=list)
     #: What the training measured, for who plans the next; absent in summaries from before it was kept.
     training: TrainingFigures | None = None
+    #: None unless a plan wrote the profile and the model was trained in this run.
+    against_plan: AgainstPlan | None = None
 
     def __str__(self) -> str:
         sections = (
@@ -75,6 +80,7 @@ class RunSummary:
             network(self.network),
             time(self.stages),
             cost(self.costs),
+            planned(self.against_plan),
             schedule(self.schedule),
             promotion(self.promotion),
             places({"Report": self.report, "Model": self.model_file}, self.directory),
@@ -360,6 +366,16 @@ def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
     if total.unpriced_pod_hours and total.paid is not None:
         said.append(f"{fmt.significant(total.unpriced_pod_hours)} pod-hours without a known price")
     yield from labelled("Cost", "; ".join(said))
+
+
+def planned(found: AgainstPlan | None) -> Iterator[str]:
+    """What was planned of the training, and how it went instead."""
+    if found is None:
+        return
+    for label, verb, (_, of, actual, answer) in zip(("Plan", "", ""), VERBS, found.lines(), strict=True):
+        yield from labelled(label, f"{verb} {actual}: {answer or 'planned'}, {of}")
+    if found.caveat:
+        yield from labelled("", found.caveat)
 
 
 def took(stage: StageRun) -> str:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.profiles.placement import Placement
+from slipstream.profiles.placement import TYPE_LABEL, Placement
 
 FILE = Path(__file__).with_name("prices.toml")
-#: Labels of nodes that say what the node is, if the placement selects by them.
-TYPE_LABEL = "node.kubernetes.io/instance-type"
+#: GKE's label of nodes, beside ``TYPE_LABEL`` of all clouds, if the placement selects by them.
 ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 TABLES = ("sources", "instances", "accelerators", "cpu_instances")
 OLD_DAYS = 90

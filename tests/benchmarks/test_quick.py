@@ -25,7 +25,7 @@ SECONDS = 300
 #: and a difference that the noise of so few steps hides.
 MAY_BE_NOTHING = (
     *("stall", "preempted", "preempted_told", "lost", "lost_told", "off", "half", "save_s", "share"),
-    *("marks", "marks_low", "marks_high", "others"),
+    *("marks", "marks_low", "marks_high", "others", "kills"),
 )
 BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
 

@@ -94,7 +94,7 @@ def text(place: Path) -> Path:
 def test_what_is_no_package_is_one_line(archive: Path, tmp_path: Path) -> None:
     bad = {
         tmp_path / "absent.tgz": "no such file",
-        tmp_path: "cannot be read as an archive",
+        tmp_path: "a directory; of manifests expected --profile",
         text(tmp_path): "not an archive of `pyflyte package` (it is no whole tar file); package again",
         no_package(tmp_path): "it describes no tasks",
         no_protobuf(tmp_path): "not an archive of `pyflyte package`",

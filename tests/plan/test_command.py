@@ -187,7 +187,15 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
     placement = load(str(mine)).asked("train")
     assert placement.nodes == 1 and int(placement.gpu) >= 1 and placement.timeout_minutes >= 60
     assert str(found["take"]).split(",")[0].split(" ")[0] in mine.read_text()
+    its = load(str(mine)).plan
+    (outcome,) = named(found)
+    assert its and its.take == found["take"] and its.rows == 36_000 * 512
+    assert its.hours == pytest.approx([outcome["hours"][name] for name in ("low", "median", "high")], rel=1e-5)
+    assert its.dollars == pytest.approx([outcome["dollars"][name] for name in ("low", "median", "high")], rel=1e-5)
     assert "is there already" in called(*arguments).output
+    several = tmp_path / "several.toml"
+    planned(*arguments[:-1], several, "--trials", 3)
+    assert load(str(several)).plan is None, "no run is several trainings"
     monkeypatch.setenv("SLIPSTREAM_PROFILE", str(mine))
     assert "mine" in {
         row["profile"] for row in planned("--measured", run, "--prices", tmp_path / "prices.toml")["rows"]

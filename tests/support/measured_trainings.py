@@ -27,7 +27,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 STEPS_DONE, BATCH = 36_000, 512
 #: 5 h of steps, 6 min of evaluations, 3 min of waiting for rows; 40 saves.
 SECONDS = {START: 100.0, RESTORE: 20.0, STEPS: 18_000.0, EVALUATION: 360.0, DATA_WAIT: 180.0, STALL: 80.0}
-LEDGER = Goodput(1, STEPS_DONE, STEPS_DONE, SECONDS, 0.0, 18_740.0, ("finished",), 1.0, 0.96)
+LEDGER = Goodput(1, STEPS_DONE, STEPS_DONE, SECONDS, 0.0, 18_740.0, ("finished",), 1.0, 0.96, saves=40)
 SPEED = Throughput(
     rows_per_s=1000.0,
     flops_per_row=1e11,
@@ -45,7 +45,6 @@ FIGURES = TrainingFigures(
     ledger=LEDGER,
     throughput=SPEED,
     save_seconds=6.0,
-    saves=40,
     attempts=[AttemptSpan(1, 1.7e9, 18_740.0, "finished", spot=False, lost=0.0)],
 )
 

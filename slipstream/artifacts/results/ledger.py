@@ -42,8 +42,9 @@ class AttemptRecord:
     world: int
     first_step: int = 0
     last_step: int = 0
-    #: The step of the last checkpoint that it published.
+    #: The step of the last checkpoint that it published, and how many it published.
     saved_step: int = 0
+    saves: int = 0
     #: Seconds by activity.
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
     #: Wall-clock seconds of the attempt so far.
@@ -87,6 +88,7 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
         ends=tuple(record.ended for record in ordered),
         useful_steps=kept / executed if executed else 1.0,
         goodput=max(0.0, seconds[STEPS] - lost) / wall if wall else 1.0,
+        saves=sum(record.saves for record in ordered),
     )
 
 

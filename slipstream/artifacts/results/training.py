@@ -109,6 +109,8 @@ class Goodput:
     useful_steps: float
     #: Time of steps that were kept over ``wall``; 1 before the first step.
     goodput: float
+    #: Checkpoints that were published; None in records of versions that did not count them.
+    saves: int | None = None
 
     def __str__(self) -> str:
         lost = self.executed - self.kept

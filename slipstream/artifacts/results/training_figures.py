@@ -18,10 +18,6 @@ from slipstream.artifacts.results.training import (
     read_history,
 )
 
-CHECKPOINT = "checkpoint"
-#: Marks of an attempt beyond which every other one may be missing.
-ALL_MARKED = 128
-
 
 @dataclass(frozen=True)
 class TrainingFigures:
@@ -37,9 +33,8 @@ class TrainingFigures:
     ledger: Goodput
     #: Absent if the last attempt executed no step.
     throughput: Throughput | None
-    #: From snapshot to publication of the last checkpoint; and how many were published, None where nobody counted.
+    #: From snapshot to publication of the last checkpoint.
     save_seconds: float
-    saves: int | None
     attempts: list[AttemptSpan]
 
 
@@ -60,7 +55,6 @@ def read_figures(directory: Path) -> TrainingFigures:
         ledger=attempt.ledger,
         throughput=attempt.throughput,
         save_seconds=attempt.save_seconds,
-        saves=sum(map(saves_of, devices.attempts)) if devices.attempts else None,
         attempts=devices.attempts,
     )
 
@@ -68,11 +62,3 @@ def read_figures(directory: Path) -> TrainingFigures:
 def gpu_name(sampled: Sequence[str], speed: Throughput | None) -> str:
     """As the driver has it; where nothing was sampled, as the peak's source names it."""
     return next(iter(sampled), speed.peak_from.removeprefix("the data sheet of ") if speed else "")
-
-
-def saves_of(attempt: AttemptSpan) -> int:
-    """The checkpoints that it published. Of many only some are marked, but the newest without gaps."""
-    at = attempt.events.get(CHECKPOINT, [])
-    if len(at) < ALL_MARKED:
-        return len(at)
-    return round((at[-1] - at[0]) * 8 / (at[-1] - at[-9])) + 1

@@ -168,10 +168,9 @@ class Publisher:
 
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
         """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
-        with writing_to(files.directory):
-            files.write(rank_file(self.peers.rank), [canonical_json(snapshot.rank_state)])
-            if self.peers.rank == 0:
-                files.write(STATE, [canonical_json(snapshot.state)])
+        files.write(rank_file(self.peers.rank), [canonical_json(snapshot.rank_state)])
+        if self.peers.rank == 0:
+            files.write(STATE, [canonical_json(snapshot.state)])
         staged()
         if self.lease is not None:
             self.lease.announce(name)

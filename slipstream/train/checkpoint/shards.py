@@ -95,8 +95,8 @@ class FileWriter:
     records: dict[str, FileRecord]
 
     def write(self, name: str, chunks: Sequence[bytes | memoryview]) -> None:
-        """Write the chunks (bytes-like) into the new file ``name``."""
-        with (self.directory / name).open("xb") as raw:
+        """Write the chunks (bytes-like) into the new file ``name``. Raises ``UserError`` where there is no room."""
+        with writing_to(self.directory), (self.directory / name).open("xb") as raw:
             file = HashingFile(raw, block_bytes(sum(len(chunk) for chunk in chunks)))
             for chunk in chunks:
                 file.write(chunk)
@@ -158,8 +158,7 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
             chunks.append(data)
             start += data.nbytes
         if chunks:
-            with writing_to(self._files.directory):
-                self._files.write(self._name, chunks)
+            self._files.write(self._name, chunks)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done

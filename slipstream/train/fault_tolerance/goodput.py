@@ -78,6 +78,7 @@ class GoodputRecorder:
 
     def event(self, kind: str) -> None:
         """One of :data:`EVENTS` ended just now."""
+        self.record.saves += kind == SAVED
         times = self.record.events.setdefault(kind, [])
         times.append(round(time.perf_counter() - self._started, 3))
         if len(times) > MOST_EVENTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,7 +15,6 @@ from slipstream.distributed.process_group import Peers
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import Agreed, UserError
 from slipstream.train.checkpoint.publish import run_and_gather
-from slipstream.train.checkpoint.shards import FileWriter
 from tests.support.small_run import Run
 
 ALONE = Peers(0, 1, None)
@@ -34,11 +34,20 @@ def test_all_ranks_know_of_a_mistake_that_they_gathered() -> None:
         assert not isinstance(failed.value, Agreed)
 
 
-def test_all_ranks_know_of_a_disk_that_was_full_when_one_wrote_its_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["tensors-00000.bin", "index.json", "rank-00000.json", "state.json"])
+def test_all_ranks_know_of_a_disk_that_was_full_when_one_wrote_a_file(file: str, tmp_path: Path) -> None:
+    opened = Path.open
+
+    def full(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if (path.name, mode) == (file, "xb"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, mode, *arguments, **named)
+
     run = Run(tmp_path)
     run.steps(1)
     run.checkpoints.save(1, {})
-    with mock.patch.object(FileWriter, "write", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+    run.checkpoints.finish()
+    with mock.patch.object(Path, "open", full):
         run.checkpoints.save(2, {})
         with pytest.raises(AgreedUserError, match="no space left"):
             run.checkpoints.finish()

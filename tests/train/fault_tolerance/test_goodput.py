@@ -67,6 +67,19 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
     assert kept.summary().executed == 4
 
 
+def test_saves_are_counted_though_not_every_one_is_marked(tmp_path: Path) -> None:
+    recorders = [
+        GoodputRecorder(Home(storage_for(str(tmp_path))), attempt, 1, writes=False, started=time.perf_counter())
+        for attempt in (1, 2)
+    ]
+    for recorder, saves in zip(recorders, (3 * goodput.MOST_EVENTS, 5), strict=True):
+        for _ in range(saves):
+            recorder.event(goodput.SAVED)
+        recorder.event(goodput.EVALUATED)
+    assert len(recorders[0].record.events[goodput.SAVED]) <= goodput.MOST_EVENTS
+    assert summarise([each.record for each in recorders]).saves == 3 * goodput.MOST_EVENTS + 5
+
+
 def write_until_killed(home: str) -> None:
     goodput.PERIOD_S = 0.02
     place = Home(storage_for(home))

@@ -1,0 +1,151 @@
+"""Whether ``slipstream plan`` says how long a training takes that is killed again and again.
+
+    python benchmarks/plan.py [--quick] [--runs N] [--json FILE]
+
+Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. By turns one is left alone and one
+is killed (SIGKILL) at times drawn from a seed until it ends. The plan starts from the two undisturbed ones around each,
+as ``--measured`` reads them. It is asked twice: *told* when the processes were there and when they were not, it says
+what that training takes; and knowing the rate alone, between which hours 90 of 100 of them end. What it took is from
+the start of its first attempt to the end of its last, as a report says it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import numpy as np
+
+from harness.command import benchmark
+from harness.preempted import WORLD, Fault, Job, attempt
+from harness.processes import alone
+from harness.table import Column, Table
+from slipstream.artifacts.results.training_figures import read_figures
+from slipstream.plan.capacity import Capacity
+from slipstream.plan.decide import Range, job_of
+from slipstream.plan.estimate import time_of
+from slipstream.plan.measured import Measured, measured
+from slipstream.plan.money import HOUR_S
+from slipstream.plan.simulation import RUNS, Rules, simulate
+from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
+
+STEP_S = 0.03
+#: More often is no training killed here.
+MOST = 40
+
+
+class Told:
+    """When one training had its processes and when it had none, in hours; after the last of these it is left alone."""
+
+    def __init__(self, ups: Sequence[float], waits: Sequence[float]) -> None:
+        self._ups, self._waits = iter(ups), iter(waits)
+
+    def up(self, chosen: np.ndarray) -> np.ndarray:
+        return np.full(len(chosen), next(self._ups, np.inf))
+
+    def wait(self, chosen: np.ndarray) -> np.ndarray:
+        return np.full(len(chosen), next(self._waits, 0.0))
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A training that came to its end: seconds on the clock, the times for which it had its processes before each kill,
+    and from each kill to the start of the next attempt."""
+
+    clock_s: float
+    ups: list[float]
+    waits: list[float]
+
+
+def killed(job: Job, seed: int, mean_s: float) -> Killed:
+    """Kill it ``mean_s`` seconds after the start of each attempt, on average."""
+    draw, at = np.random.default_rng(seed), list[float]()
+    while True:
+        assert len(at) < MOST, "killed too often to get on"
+        started = time.time()
+        ended = attempt(job, Fault(draw.exponential(mean_s), warned=False))
+        if ended.finished:
+            break
+        at.append(started + ended.fault_s)
+    pages = job.pages()
+    began = [page.began_at for page in pages]
+    # An attempt that was killed before it wrote of itself is a part of a wait.
+    last = [max([moment for moment in at if moment < following], default=began[0]) for following in began[1:]]
+    ups = [max(0.0, moment - start) for start, moment in zip(began, last, strict=False)]
+    waits = [following - moment for moment, following in zip(last, began[1:], strict=True)]
+    return Killed(pages[-1].began_at + pages[-1].wall - began[0], ups, waits)
+
+
+def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) -> Measured:
+    """A training that is left alone, as a plan reads it."""
+    job = Job(place, name, steps, STEP_S, saving)
+    attempt(job, None)
+    return measured(name, read_figures(job.model))
+
+
+def compare(its: Killed, around: list[Measured], mean_s: float, seed: int) -> dict[str, float | str]:
+    """What the training took and what the plan says."""
+    planned, time_s = around[0], time_of(around[0], around)
+    job = job_of(planned, time_s.seconds, mean_s / HOUR_S)
+    told = Told([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
+    random = np.random.default_rng(seed)
+    same = float(simulate(job, told, Rules(), random, np.ones(1)).hours[0] * HOUR_S)
+    waits = tuple(wait / HOUR_S for wait in its.waits) or (0.0,)
+    weather = Capacity("", rate=HOUR_S / mean_s, waits=waits).weather(1, RUNS, random)
+    forecast = Range.of(simulate(job, weather, Rules(), random, time_s.factors(random, RUNS)).hours * HOUR_S)
+    return {
+        "kills": len(its.ups),
+        "took_s": its.clock_s,
+        "told_s": same,
+        "ratio": its.clock_s / same,
+        "off": abs(its.clock_s / same - 1),
+        "low_s": forecast.low,
+        "high_s": forecast.high,
+        "held": "yes" if forecast.low <= its.clock_s <= forecast.high else "no",
+    }
+
+
+COLUMNS = (
+    Column("kills", "kills", "{:.0f}"),
+    Column("took s", "took_s"),
+    Column("told s", "told_s"),
+    Column("took/told", "ratio", "{:.2f}"),
+    Column("5 %", "low_s"),
+    Column("95 %", "high_s"),
+    Column("held", "held"),
+)
+
+
+@benchmark
+@click.option("--runs", default=6, show_default=True, help="Trainings that are killed.")
+def main(quick: bool, runs: int) -> Iterator[Table]:
+    """The plan of a training beside trainings that are killed."""
+    steps, runs = (60, 1) if quick else (400, runs)
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        prepare(place / "prepared", "", "", DataConfig(), {})
+        alone(len, "")  # starts the server that the ranks are forked from
+        mean_s, rows = steps * STEP_S * 2 / 3, {}
+        saving = {"mean_time_between_failures": mean_s}
+        before = undisturbed(place, "undisturbed", steps, saving)
+        for seed in range(runs):
+            its = killed(Job(place, f"killed-{seed}", steps, STEP_S, saving), seed, mean_s)
+            after = undisturbed(place, f"undisturbed-{seed}", steps, saving)
+            rows[f"seed {seed}"] = compare(its, [before, after], mean_s, seed)
+            click.echo(f"  seed {seed}: {len(its.ups)} kills", err=True)
+            before = after
+    off = median(float(row["off"]) for row in rows.values())
+    held = sum(row["held"] == "yes" for row in rows.values())
+    title = f"{WORLD} ranks, {steps} steps of at least {STEP_S * 1e3:.0f} ms, killed each {mean_s:.1f} s on average"
+    remark = f"off by {off:.1%} in the median; the interval that knows the rate alone held {held} of {len(rows)}"
+    yield Table(title, COLUMNS, rows, (remark,))
+
+
+if __name__ == "__main__":
+    main()

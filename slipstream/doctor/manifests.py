@@ -1,0 +1,255 @@
+"""What no schema finds in manifests: what does not fit the profile, and what is known not to do what it seems to.
+
+They may be anyone's, not only those of ``slipstream manifests``: a part that is missing or of another shape is what
+Kubernetes' schemas are for, and is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slipstream.doctor.archive import quantity
+from slipstream.doctor.findings import Finding, Report
+from slipstream.doctor.objects import Manifest, mappings
+from slipstream.doctor.scalers import check_autoscaler, check_scaled_object
+from slipstream.profiles.needs import NOTICE_S, asked_by, cloud_of, placements, tolerates
+from slipstream.profiles.needs import quantity as written
+from slipstream.profiles.placement import TYPE_LABEL, Placement
+from slipstream.profiles.profile import Profile
+from slipstream.stages import DISTRIBUTED
+from slipstream.telemetry.prices import built_in_prices
+
+CAPACITY_LABEL = "karpenter.sh/capacity-type"
+#: Where a NodePool says what its nodes are like; and where nodes' taints are.
+NODE = ("spec", "template", "spec")
+TAINTS = {"NodePool": (*NODE, "taints"), "ResourceFlavor": ("spec", "nodeTaints")}
+#: How the namespaces of Flyte's own domains end: in these are the profile's pods.
+FLYTE_DOMAINS = ("-development", "-staging", "-production")
+#: Keys of a quota that have a slash and count no device.
+COUNTING = ("requests.", "count/")
+
+
+def check_manifests(manifests: Sequence[Manifest], profile: Profile) -> Report:
+    """Compare manifests with a profile."""
+    stages = placements(profile)
+    findings = list(check_taints(manifests, stages))
+    for manifest in manifests:
+        findings += check_quotas(manifest, stages)
+        findings += check_consolidation(manifest)
+        findings += check_scaled_object(manifest)
+    served = {str(manifest.at("spec", "group")) for manifest in manifests if manifest.kind == "APIService"}
+    findings += [finding for manifest in manifests for finding in check_autoscaler(manifest, served)]
+    checked = f"taints, quotas, consolidation and scalers of {len(manifests)} objects against profile {profile.name}"
+    report = Report(tuple(findings), (checked,))
+    cloud = cloud_of(profile) or ("aws" if any(is_amazons(manifest) for manifest in manifests) else "")
+    if not cloud:
+        return report + Report(unchecked=("grace periods against the notice: nothing says whose nodes these are",))
+    grace = [finding for manifest in manifests for finding in check_grace(manifest, NOTICE_S[cloud])]
+    return report + Report(tuple(grace), (f"grace periods against a notice of {NOTICE_S[cloud]} s ({cloud})",))
+
+
+def is_amazons(manifest: Manifest) -> bool:
+    return manifest.kind == "NodePool" and manifest.at(*NODE, "nodeClassRef", "group") == "karpenter.k8s.aws"
+
+
+# Taints
+
+
+def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement]) -> Iterator[Finding]:
+    """Nodes that no pod of the profile may run on; they may be somebody else's if there are others of their kind."""
+    bothering = {manifest: fewest_taints(manifest, stages) for manifest in manifests if manifest.kind in TAINTS}
+    open_to_pods = {sort_of(manifest, stages) for manifest, taints in bothering.items() if not taints}
+    for manifest, taints in bothering.items():
+        others = sort_of(manifest, stages) in open_to_pods
+        if taints:
+            yield Finding(
+                "warning" if others else "error",
+                manifest.where,
+                f"no pod of the profile tolerates its taint {', '.join(map(taint_text, taints))}",
+                f"none is placed on these nodes{': others have to do' if others else ', and all wait as Pending'}",
+                "add the toleration to the profile, or take the taint out",
+            )
+
+
+def fewest_taints(manifest: Manifest, stages: Mapping[str, Placement]) -> list[Mapping[str, Any]]:
+    """The taints that keep away those pods that the fewest do, of the stages that such nodes are for."""
+    taints = manifest.listed(*TAINTS[manifest.kind])
+    wanted = [each for each in stages.values() if bool(int(each.gpu)) is has_gpus(manifest, stages)]
+    if manifest.kind == "ResourceFlavor" or not wanted:
+        wanted = list(stages.values())
+    return min(([taint for taint in taints if not tolerates(each, taint)] for each in wanted), key=len)
+
+
+def sort_of(manifest: Manifest, stages: Mapping[str, Placement]) -> tuple[str, bool]:
+    return manifest.kind, manifest.kind == "NodePool" and has_gpus(manifest, stages)
+
+
+def texts(found: object) -> list[str]:
+    return [str(each) for each in found] if isinstance(found, list) else []
+
+
+def taint_text(taint: Mapping[str, Any]) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint.get('key')}{value}:{taint.get('effect')}"
+
+
+def has_gpus(pool: Manifest, stages: Mapping[str, Placement]) -> bool:
+    """Whether the nodes of a pool have GPUs, by what it asks for."""
+    required = {str(each.get("key")): texts(each.get("values")) for each in pool.listed(*NODE, "requirements")}
+    own = {placement.node_selector.get(TYPE_LABEL) for placement in stages.values() if int(placement.gpu)}
+    types = set(required.get(TYPE_LABEL, []))
+    return (
+        any("gpu" in str(key) for key in (*required, *pool.mapping("spec", "limits")))
+        or bool(types & own)
+        or any(built_in_prices().instances[name].gpus for name in types if name in built_in_prices().instances)
+    )
+
+
+# Quotas
+
+
+def check_quotas(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterator[Finding]:
+    groups = {name: stages[name] for name in DISTRIBUTED if name in stages}
+    if manifest.kind == "ResourceQuota":
+        yield from check_keys(manifest)
+        if str(manifest.at("metadata", "namespace") or "").endswith(FLYTE_DOMAINS):
+            hard = manifest.mapping("spec", "hard")
+            yield from below(manifest, [hard], ("requests.", "limits.", ""), stages, "its pods are refused")
+    elif manifest.kind == "ClusterQueue":
+        waits = "its job waits for what it may borrow, or for ever"
+        yield from below(manifest, flavours(manifest), ("",), groups, waits, missing="0")
+    elif manifest.kind == "Queue":
+        capability = manifest.mapping("spec", "capability")
+        yield from below(manifest, [capability], ("",), groups, "its pods wait as Pending")
+    elif manifest.kind == "NodePool":
+        wanted = has_gpus(manifest, stages)
+        fitting = {name: each for name, each in stages.items() if bool(int(each.gpu)) is wanted}
+        limits = manifest.mapping("spec", "limits")
+        for finding in below(manifest, [limits], ("",), fitting, "the pool makes no more nodes for its pods"):
+            yield replace(finding, severity="warning")  # other pools may
+
+
+def flavours(queue: Manifest) -> list[dict[str, Any]]:
+    """What a queue has of each flavour, by the resource's name."""
+    return [
+        {str(each.get("name")): each.get("nominalQuota") for each in mappings(flavour.get("resources"))}
+        for group in queue.listed("spec", "resourceGroups")
+        for flavour in mappings(group.get("flavors"))
+    ]
+
+
+def below(
+    manifest: Manifest,
+    quotas: Sequence[Mapping[str, Any]],
+    prefixes: Sequence[str],
+    stages: Mapping[str, Placement],
+    consequence: str,
+    missing: str = "",
+) -> Iterator[Finding]:
+    """The largest stage for which none of the quotas is enough. ``missing`` is what a quota gives of a resource that it
+    does not name; "" is any amount."""
+    for name in sorted(stages, key=lambda name: -max(asked_by(stages[name]).values())):
+        short = [list(shortages(quota, prefixes, asked_by(stages[name]), missing)) for quota in quotas]
+        if short and (least := min(short, key=len)):
+            key, given, needed = least[0]
+            yield Finding(
+                "error",
+                manifest.where,
+                f"{key} {given} is below the {needed} that {name} asks for",
+                consequence,
+                f"raise it to {needed} or more, or ask for less in the profile",
+            )
+            return
+
+
+def shortages(
+    quota: Mapping[str, Any], prefixes: Sequence[str], asked: Mapping[str, float], missing: str
+) -> Iterator[tuple[str, str, str]]:
+    """The keys that give less than is asked for, what they give and what is needed; devices first."""
+    for name in sorted(asked, key=lambda name: "/" not in name):
+        for prefix in prefixes:
+            given = str(quota.get(f"{prefix}{name}", missing))
+            amount = quantity(given) if given else None
+            if amount is not None and amount < asked[name]:
+                yield f"{prefix}{name}", given, written(name, asked[name])
+
+
+def check_keys(quota: Manifest) -> Iterator[Finding]:
+    for key in map(str, quota.mapping("spec", "hard")):
+        if "/" in key and not key.startswith(COUNTING) and ".storageclass." not in key:
+            device = key.removeprefix("limits.")
+            yield Finding(
+                "error",
+                quota.where,
+                f"the key {key} does not begin with requests.",
+                "devices are counted by such keys only: this one holds nobody back",
+                f"call it requests.{device}",
+            )
+
+
+# Nodes that go
+
+
+def check_consolidation(manifest: Manifest) -> Iterator[Finding]:
+    """Karpenter ignores it where the number of nodes is fixed."""
+    policy = manifest.at("spec", "disruption", "consolidationPolicy")
+    if manifest.kind == "NodePool" and policy != "WhenEmpty" and manifest.at("spec", "replicas") is None:
+        yield Finding(
+            "error",
+            manifest.where,
+            f"consolidationPolicy is {policy or 'not set, and WhenEmptyOrUnderutilized by default'}",
+            "pods are moved to fuller nodes, which ends an attempt of every training there",
+            "set it to WhenEmpty",
+        )
+
+
+def check_grace(manifest: Manifest, notice_s: int) -> Iterator[Finding]:
+    if manifest.kind == "NodePool":
+        key, grace = "terminationGracePeriod", seconds(manifest.at(*NODE, "terminationGracePeriod"))
+        spot = "spot" in capacities(manifest)
+    else:
+        pod = pod_of(manifest)
+        key, grace = "terminationGracePeriodSeconds", seconds(pod.get("terminationGracePeriodSeconds"))
+        selector = pod.get("nodeSelector")
+        spot = not isinstance(selector, Mapping) or selector.get(CAPACITY_LABEL) != "on-demand"
+    if spot and grace > notice_s:
+        yield Finding(
+            "error",
+            manifest.where,
+            f"{key} {grace:g} s is longer than the {notice_s} s from a spot machine's notice to its end",
+            "what a pod does later than that is lost, as a save of its checkpoint",
+            f"set it to {notice_s} s or less, or keep it off spot capacity",
+        )
+
+
+def capacities(pool: Manifest) -> Iterable[str]:
+    """What a pool may buy: if it does not say, on demand."""
+    for each in pool.listed(*NODE, "requirements"):
+        if each.get("key") == CAPACITY_LABEL and each.get("operator") == "In":
+            return texts(each.get("values"))
+    return ["on-demand"]
+
+
+def pod_of(manifest: Manifest) -> Mapping[str, Any]:
+    """The pod that an object makes; empty if it makes none."""
+    if manifest.kind == "Pod":
+        return manifest.mapping("spec")
+    if manifest.kind == "PodTemplate":
+        return manifest.mapping("template", "spec")
+    return manifest.mapping("spec", "template", "spec")
+
+
+def seconds(value: object) -> float:
+    """30, "90s", "5m", "1h30m"; 0 if it is none of these."""
+    if isinstance(value, int):
+        return float(value)
+    total, number = 0.0, ""
+    for character in value if isinstance(value, str) else "":
+        if character.isdigit():
+            number += character
+        else:
+            total += int(number or 0) * {"h": 3600, "m": 60, "s": 1}.get(character, 0)
+            number = ""
+    return total

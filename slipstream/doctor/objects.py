@@ -1,0 +1,87 @@
+"""Manifests as the doctor is given them: the objects of a directory's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slipstream.errors import UserError
+
+#: Whose kinds are meant: others call theirs the same.
+GROUPS = {
+    "ClusterQueue": "kueue.x-k8s.io",
+    "NodePool": "karpenter.sh",
+    "Queue": "scheduling.volcano.sh",
+    "ResourceFlavor": "kueue.x-k8s.io",
+    "ScaledObject": "keda.sh",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """One object, and the file that it is in, relative to the directory."""
+
+    file: str
+    tree: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """With the group, if it is not the one that this kind is known of."""
+        kind, group = str(self.tree["kind"]), str(self.tree.get("apiVersion")).partition("/")[0]
+        return kind if GROUPS.get(kind, group) == group else f"{kind} of {group}"
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}: {self.kind} {self.at('metadata', 'name') or '?'}"
+
+    def at(self, *path: str) -> Any:
+        """What is at a path of keys; ``None`` if it is not there."""
+        found: Any = self.tree
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def mapping(self, *path: str) -> Mapping[str, Any]:
+        found = self.at(*path)
+        return found if isinstance(found, Mapping) else {}
+
+    def listed(self, *path: str) -> list[Mapping[str, Any]]:
+        """The mappings of a list."""
+        return mappings(self.at(*path))
+
+
+def mappings(found: object) -> list[Mapping[str, Any]]:
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def read_manifests(directory: Path) -> list[Manifest]:
+    """All objects below a directory. Raises ``UserError`` if there are none, or a file is no YAML."""
+    paths = sorted(path for path in directory.rglob("*") if path.suffix in (".yaml", ".yml") and path.is_file())
+    found = [manifest for path in paths for manifest in read_file(path, path.relative_to(directory).as_posix())]
+    if not found:
+        raise UserError(f"{directory}: no manifests; expected a directory such as `slipstream manifests` writes")
+    return found
+
+
+def read_file(path: Path, name: str) -> Iterator[Manifest]:
+    """The objects of a file; what has no kind is none, as a chart's values."""
+    try:
+        trees = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    for tree in trees:
+        if isinstance(tree, dict) and tree.get("kind") == "List":
+            yield from (Manifest(name, each) for each in tree.get("items") or [] if has_kind(each))
+        elif has_kind(tree):
+            yield Manifest(name, tree)
+
+
+def has_kind(tree: object) -> bool:
+    return isinstance(tree, dict) and isinstance(tree.get("kind"), str)

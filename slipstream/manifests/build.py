@@ -1,0 +1,26 @@
+"""All manifests for a site."""
+
+from __future__ import annotations
+
+from slipstream.manifests.documents import File
+from slipstream.manifests.gpu_operator import gpu_operator
+from slipstream.manifests.karpenter import karpenter
+from slipstream.manifests.queues import priorities, queues
+from slipstream.manifests.quota import namespaces, quota
+from slipstream.manifests.site import Site
+from slipstream.manifests.triton import Serving, triton
+
+
+def manifests(site: Site, serving: Serving | None) -> list[File]:
+    """All files for a site, in the order in which kubectl applies them; folders are not applied with them."""
+    operator = gpu_operator(site)
+    applied = [
+        namespaces(site, serving is not None, bool(operator)),
+        *karpenter(site),
+        priorities(serving is not None),
+        *queues(site),
+        quota(site),
+        *operator,
+        *([triton(site, serving)] if serving else []),
+    ]
+    return sorted(applied, key=lambda file: ("/" in file.path, file.path))

@@ -1,0 +1,108 @@
+"""``slipstream manifests``: what a cluster needs beside Flyte, as files that follow from a profile."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from slipstream.errors import UserError
+from slipstream.manifests.build import manifests
+from slipstream.manifests.documents import File
+from slipstream.manifests.gpu_operator import SHARES, VALUES
+from slipstream.manifests.karpenter import static_pools
+from slipstream.manifests.pools import pools
+from slipstream.manifests.site import Site, site_of
+from slipstream.manifests.triton import IMAGE, PROMETHEUS, Serving, needs_keda
+from slipstream.manifests.write import write
+from slipstream.profiles.needs import cloud_of
+from slipstream.profiles.profile import load
+from slipstream.text_table import aligned
+
+NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "nodes that are there"}
+#: As Kubernetes names namespaces, with room for Flyte's domain; and as EKS names clusters, with room for the role's.
+PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
+CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
+
+
+@click.command()
+@click.argument("profile")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The directory, written whole or not.")
+@click.option("--project", default="flytesnacks", show_default=True, help="Flyte's, whose namespaces are meant.")
+@click.option("--cluster", default="slipstream", show_default=True, help="What the EKS cluster is called.")
+@click.option("--serve", is_flag=True, help="Also a model in service, by Triton.")
+@click.option("--models", default="s3://slipstream-models/triton", show_default=True, help="Its model repository.")
+@click.option("--keda", is_flag=True, help="With --serve: scale by Triton's queue, not by an HPA on CPUs.")
+def main(profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool) -> None:
+    """Write what a cluster needs for PROFILE, a name or the path of a .toml: nodes, queues, quotas, the GPU operator.
+
+    Example: slipstream manifests a100-spot --out manifests --serve
+    """
+    if not PROJECT.fullmatch(project):
+        raise UserError(f"--project: {project!r} is not allowed; expected small letters, digits and '-', at most 50")
+    if not CLUSTER.fullmatch(cluster):
+        raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
+    if keda and not serve:
+        raise UserError("--keda: scales a model in service; expected --serve with it")
+    site = site_of(load(profile), project, cluster)
+    serving = Serving(models, keda) if serve else None
+    files = manifests(site, serving)
+    write(files, out, site.profile.name)
+    click.echo(said(site, files, out))
+    click.echo("\n".join([*assumed(site, serving), *left_out(site), *next_steps(site, profile, files, out)]))
+
+
+def said(site: Site, files: Sequence[File], out: Path) -> str:
+    rows = [[file.path, file.purpose] for file in files]
+    return f"{out}, for {site.profile.name} on {NODES[site.cloud]}:\n" + aligned(
+        ("file", "what it is for"), rows, left=("file", "what it is for")
+    )
+
+
+def assumed(site: Site, serving: Serving | None) -> Iterator[str]:
+    """What neither profile nor user said."""
+    yield f"assumed: Flyte's project {site.project} (--project), its domains development and production"
+    if site.cloud == "aws":
+        why = "" if cloud_of(site.profile) else "Amazon's nodes, as the profile names no cloud's; "
+        yield f"assumed: {why}the cluster's name {site.cluster} (--cluster)"
+    if any(pool.has_gpus and not pool.instance_types for pool in pools(site) if site.cloud == "aws"):
+        yield "assumed: any instance with such GPUs will do, as the profile does not say which GPU"
+    if any(placement.shared_gpu for placement in site.gpus.values()):
+        yield f"assumed: {SHARES} pods share a GPU"
+    if serving:
+        server = f", Prometheus at {PROMETHEUS}" if needs_keda(site, serving) else ""
+        yield f"assumed: models at {serving.models} (--models), the image {IMAGE}{server}"
+
+
+def left_out(site: Site) -> Iterator[str]:
+    if site.cloud != "aws":
+        yield "left out: node pools, which are written for Karpenter on EKS only"
+    if any("nodeAffinity" in placement.affinity for placement in site.stages.values()):
+        yield "left out: what nodes the profile's affinity asks for; give the pools such labels or requirements"
+    if any(placement.efa for placement in site.stages.values()):
+        yield "left out: AWS's device plugin for Elastic Fabric Adapters (the chart aws-efa-k8s-device-plugin)"
+    if named := sorted({name for placement in site.stages.values() for name in placement.rdma}):
+        yield f"left out: the device plugin for {', '.join(named)}"
+    if not site.nvidia:
+        yield "left out: the GPU operator and its settings, as these GPUs are not NVIDIA's"
+    elif site.cloud == "gcp":
+        yield "left out: the GPU operator and its settings, as GKE brings driver, device plugin and DCGM itself"
+
+
+def next_steps(site: Site, profile: str, files: Sequence[File], out: Path) -> Iterator[str]:
+    where = shlex.quote(str(out))
+    yield f"check: slipstream doctor {where} --profile {shlex.quote(profile)}"
+    yield f"apply: kubectl apply -f {where}"
+    if any(file.path == VALUES for file in files):
+        yield (
+            "then: helm upgrade --install gpu-operator nvidia/gpu-operator --namespace gpu-operator "
+            f"--values {shlex.quote(str(out / VALUES))}"
+        )
+    for pool in static_pools(site):
+        yield (
+            f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter makes none "
+            f"for {', '.join(pool.uncounted)}"
+        )

@@ -1,0 +1,131 @@
+"""NVIDIA's GPU operator: values of its chart, how GPUs are shared (time slicing, MPS) and divided (MIG)."""
+
+from __future__ import annotations
+
+from slipstream.manifests.documents import Document, File, Tree, kube, text_of
+from slipstream.manifests.partitions import partition
+from slipstream.manifests.pools import MIG_LABEL, SHARING_LABEL, mig_config, pools
+from slipstream.manifests.quota import OPERATOR_NAMESPACE
+from slipstream.manifests.site import Site
+from slipstream.profiles.placement import Placement
+
+VALUES = "helm/gpu-operator.yaml"
+SHARING, MIG = "slipstream-sharing", "slipstream-mig"
+#: Pods that share a GPU: nothing in a profile says how many.
+SHARES = 4
+#: Clouds whose images of nodes bring driver and container toolkit.
+BRING_DRIVER = ("aws", "azure")
+#: By it kube-prometheus-stack finds monitors, as monitoring/podmonitor.yaml has it.
+MONITOR_LABELS = {"release": "prometheus"}
+
+
+def gpu_operator(site: Site) -> list[File]:
+    """Nothing without NVIDIA's GPUs, and nothing on GKE, which brings driver, device plugin and DCGM itself."""
+    if not site.nvidia or site.cloud == "gcp":
+        return []
+    files = []
+    if shared := [placement for placement in site.gpus.values() if placement.shared_gpu]:
+        text = "device-plugin sharing of a GPU by several pods"
+        files.append(File("50-gpu-sharing.yaml", text, (sharing(shared),)))
+    if divided := [placement for placement in site.gpus.values() if placement.mig]:
+        files.append(File("50-gpu-partitions.yaml", "MIG configuration of a GPU", (partitions(divided),)))
+    values = Document(values_text(bool(shared), bool(divided)), chart_values(site, shared, divided))
+    return [*files, File(VALUES, "values of the GPU operator's chart, with DCGM's ServiceMonitor", (values,))]
+
+
+# How a GPU is shared
+
+
+def sharing(shared: list[Placement]) -> Document:
+    data = {"none": text_of({"version": "v1"})}
+    data |= {placement.shared_gpu: text_of(sharing_of(placement)) for placement in shared}
+    text = (
+        f"Nodes with the label {SHARING_LABEL} have their GPUs shared, each by {SHARES} pods; all others are as they "
+        "were. Time slicing keeps no pod from another's memory; MPS gives each its part."
+    )
+    return Document(text, kube("v1", "ConfigMap", SHARING, OPERATOR_NAMESPACE, data=data))
+
+
+def sharing_of(placement: Placement) -> Tree:
+    renamed = placement.gpu_name.endswith(".shared")
+    whole = placement.gpu_name.removesuffix(".shared")
+    entry: Tree = {"renameByDefault": renamed}
+    if placement.shared_gpu == "time-slicing":
+        # Two shares of a GPU are no more of it than one.
+        entry["failRequestsGreaterThanOne"] = True
+    entry["resources"] = [{"name": whole, "replicas": SHARES}]
+    kind = "timeSlicing" if placement.shared_gpu == "time-slicing" else "mps"
+    strategy = {"flags": {"migStrategy": placement.mig_strategy}} if placement.mig else {}
+    return {"version": "v1", **strategy, "sharing": {kind: entry}}
+
+
+# How it is divided
+
+
+def partitions(divided: list[Placement]) -> Document:
+    configs: Tree = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
+    for placement in divided:
+        devices = {placement.mig: partition(placement.mig).number}
+        configs[mig_config(placement)] = [{"devices": "all", "mig-enabled": True, "mig-devices": devices}]
+    data = {"config.yaml": text_of({"version": "v1", "mig-configs": configs})}
+    text = (
+        f"Nodes with the label {MIG_LABEL} have all of their GPUs divided as the entry of that name says; all others "
+        "are whole. Nothing may use a GPU while it is divided."
+    )
+    return Document(text, kube("v1", "ConfigMap", MIG, OPERATOR_NAMESPACE, data=data))
+
+
+# The chart
+
+
+def chart_values(site: Site, shared: list[Placement], divided: list[Placement]) -> Tree:
+    """Only what differs from the chart's own values, or must not change with them."""
+    brings = site.cloud in BRING_DRIVER
+    strategies = {placement.mig_strategy for placement in divided}
+    tolerations = [tolerance(taint) for taint in taints(site)]
+    values: Tree = {
+        "driver": {"enabled": not brings},
+        "toolkit": {"enabled": not brings},
+        "mig": {"strategy": "mixed" if "mixed" in strategies else "single"},
+        "migManager": {"enabled": bool(divided)},
+        "dcgmExporter": {
+            "enabled": True,
+            "serviceMonitor": {"enabled": True, "interval": "15s", "additionalLabels": dict(MONITOR_LABELS)},
+        },
+    }
+    if tolerations:
+        control_plane = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
+        values["daemonsets"] = {"tolerations": tolerations}
+        values["node-feature-discovery"] = {"worker": {"tolerations": [control_plane, *tolerations]}}
+    if shared:
+        values["devicePlugin"] = {"config": {"create": False, "name": SHARING, "default": "none"}}
+    if divided:
+        config = {"create": False, "name": MIG, "default": "all-disabled"}
+        values["migManager"] |= {"config": config, "env": [{"name": "WITH_REBOOT", "value": "true"}]}
+    return values
+
+
+def values_text(shared: bool, divided: bool) -> str:
+    text = (
+        "helm upgrade --install gpu-operator nvidia/gpu-operator --namespace gpu-operator --values THIS. Its pods "
+        "tolerate what the nodes are tainted with: without, no GPU of theirs is ever counted. DCGM's figures are those "
+        "of monitoring/alerts.yaml. "
+    )
+    if shared:
+        text += f"How GPUs are shared is the ConfigMap {SHARING}. "
+    if divided:
+        text += f"How GPUs are divided is the ConfigMap {MIG}; clouds do not let a GPU be reset, so the node reboots. "
+    return text
+
+
+def taints(site: Site) -> list[Tree]:
+    """Of all nodes with GPUs, each once."""
+    found: list[Tree] = []
+    for pool in pools(site):
+        found += [taint for taint in pool.taints if pool.has_gpus and taint not in found]
+    return found
+
+
+def tolerance(taint: Tree) -> Tree:
+    operator = {"operator": "Equal"} if "value" in taint else {"operator": "Exists"}
+    return {"key": taint["key"], **operator, **{name: taint[name] for name in ("value", "effect") if name in taint}}

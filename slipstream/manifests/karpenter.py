@@ -1,0 +1,123 @@
+"""Nodes on EKS: Karpenter's NodePools, on spot and on demand."""
+
+from __future__ import annotations
+
+import math
+
+from slipstream.manifests.documents import Document, File, Tree, kube
+from slipstream.manifests.node_class import GROUP, class_name, classes
+from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, SPOT, Pool, pools
+from slipstream.manifests.site import DOMAINS, Site
+from slipstream.profiles.needs import NOTICE_S, quantity
+from slipstream.profiles.placement import TYPE_LABEL
+
+#: Karpenter takes what a pod tolerates and fits on in the order of these.
+WEIGHTS = {SPOT: 50, ON_DEMAND: 10}
+#: So long an empty node waits for the next stage, or the next attempt.
+KEPT_EMPTY = "5m"
+#: Domains whose labels nodes have by themselves: what pods select by them is required, all else is put on the nodes.
+KNOWN_LABELS = ("kubernetes.io", "k8s.io", "karpenter.sh", GROUP)
+WHY = (
+    "Karpenter's defaults move pods to fuller nodes, which ends a training: here a node goes when it is empty, not "
+    "when it is old or its image is. Of two pools that a pod may use, the one with more weight comes first. On spot, "
+    "terminationGracePeriod is the notice: pods that must not be disturbed get their SIGTERM in it, not after it; on "
+    "demand an attempt may end when somebody deletes its node. Karpenter hears of notices by a queue of its own "
+    "(settings.interruptionQueue)."
+)
+
+
+def karpenter(site: Site) -> list[File]:
+    """Nothing where nodes are not Amazon's."""
+    if site.cloud != "aws":
+        return []
+    made = pools(site)
+    documents = [*classes(site, made), *(node_pool(pool) for pool in made)]
+    needs = "Karpenter"
+    if uncounted(made):
+        needs += " with its feature gate StaticCapacity"
+    return [File("10-karpenter.yaml", f"nodes on spot and on demand (needs {needs})", tuple(documents), WHY)]
+
+
+def uncounted(made: list[Pool]) -> list[str]:
+    """Resources that keep Karpenter from making nodes by itself."""
+    return sorted({name for pool in made for name in pool.uncounted})
+
+
+def static_pools(site: Site) -> list[Pool]:
+    """Pools whose nodes somebody has to ask for."""
+    return [pool for pool in pools(site) if pool.uncounted] if site.cloud == "aws" else []
+
+
+def node_pool(pool: Pool) -> Document:
+    spec: Tree = {} if pool.uncounted else {"weight": WEIGHTS[pool.capacity]}
+    spec |= {"replicas": 0} if pool.uncounted else {}
+    spec |= {
+        "limits": limits(pool),
+        "disruption": {
+            "consolidationPolicy": "WhenEmpty",
+            "consolidateAfter": KEPT_EMPTY,
+            "budgets": [
+                {"nodes": "100%", "reasons": ["Empty"]},
+                {"nodes": "0", "reasons": ["Drifted", "Underutilized"]},
+            ],
+        },
+        "template": template(pool),
+    }
+    return Document(why(pool), kube("karpenter.sh/v1", "NodePool", pool.name, spec=spec))
+
+
+def why(pool: Pool) -> str:
+    text = f"For {', '.join(pool.stages)}. "
+    if pool.uncounted:
+        text += (
+            f"Pods ask for {', '.join(pool.uncounted)}, and Karpenter cannot know that a new node will have it: it "
+            f"makes none. Ask for nodes, kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, "
+            "and afterwards for 0: they cost as long as they are there. Applying this file again asks for 0. "
+        )
+    return text
+
+
+def limits(pool: Pool) -> Tree:
+    """The most that the pool grows to: what both queues have, of GPUs as whole nodes, of CPUs with what pods leave."""
+    both = {name: len(DOMAINS) * amount for name, amount in pool.needs.items()}
+    if pool.uncounted:
+        return {"nodes": str(len(DOMAINS) * pool.placement.nodes)}
+    if pool.has_gpus:
+        nodes = math.ceil(both[pool.placement.gpu_name] / pool.gpus_per_node)
+        return {pool.placement.gpu_name: str(nodes * pool.gpus_per_node)}
+    return {"cpu": quantity("cpu", 2 * both["cpu"]), "memory": quantity("memory", 2 * both["memory"])}
+
+
+def template(pool: Pool) -> Tree:
+    selected = {key: value for key, value in pool.placement.node_selector.items() if not is_known(key)}
+    labels = selected | pool.flyte_labels | pool.operator_labels
+    grace = (
+        f"{NOTICE_S['aws']}s" if pool.capacity == SPOT else f"{max(p.timeout_minutes for p in pool.stages.values())}m"
+    )
+    spec: Tree = {
+        "nodeClassRef": {"group": GROUP, "kind": "EC2NodeClass", "name": class_name(pool)},
+        "requirements": requirements(pool),
+    }
+    spec |= {"taints": pool.taints} if pool.taints else {}
+    spec |= {"expireAfter": "Never", "terminationGracePeriod": grace}
+    return {**({"metadata": {"labels": labels}} if labels else {}), "spec": spec}
+
+
+def is_known(key: str) -> bool:
+    domain = key.rpartition("/")[0]
+    return any(domain == known or domain.endswith(f".{known}") for known in KNOWN_LABELS)
+
+
+def requirements(pool: Pool) -> list[Tree]:
+    found = {"kubernetes.io/arch": ["amd64"], CAPACITY_LABEL: [pool.capacity]}
+    found |= {key: [value] for key, value in pool.placement.node_selector.items() if is_known(key)}
+    if pool.instance_types:
+        found[TYPE_LABEL] = pool.instance_types
+    elif pool.has_gpus:
+        found[f"{GROUP}/instance-gpu-manufacturer"] = [pool.placement.gpu_name.partition(".")[0]]
+    else:
+        found[f"{GROUP}/instance-category"] = ["c", "m", "r"]
+    listed: list[Tree] = [{"key": key, "operator": "In", "values": values} for key, values in found.items()]
+    if not pool.has_gpus:
+        listed.append({"key": f"{GROUP}/instance-generation", "operator": "Gt", "values": ["4"]})
+    return listed

@@ -1,0 +1,112 @@
+"""What machines on EKS are like: Karpenter's EC2NodeClass, an object for each kind of pool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from slipstream.machine.limits import parse_quantity
+from slipstream.manifests.documents import Document, Tree, kube, text_of
+from slipstream.manifests.pools import Pool
+from slipstream.manifests.site import Site
+from slipstream.profiles.needs import GIB, MIB
+
+GROUP = "karpenter.k8s.aws"
+#: GiB of a node's disk besides what pods ask for: the images.
+IMAGES_GIB = 60
+BOUNDARY = "==slipstream=="
+
+
+def class_name(pool: Pool) -> str:
+    return f"slipstream-{pool.kind}"
+
+
+def classes(site: Site, made: list[Pool]) -> Iterator[Document]:
+    """One for each kind of pool, whatever its capacity."""
+    for pool in {pool.kind: pool for pool in made}.values():
+        yield node_class(site, pool)
+
+
+def node_class(site: Site, pool: Pool) -> Document:
+    disk = max(parse_quantity(placement.resources["ephemeral-storage"]) for placement in pool.stages.values())
+    notices = any(placement.notices in ("auto", "aws") for placement in pool.stages.values())
+    found = [{"tags": {"karpenter.sh/discovery": site.cluster}}]
+    spec: Tree = {
+        "amiSelectorTerms": [{"alias": "al2023@latest"}],
+        "role": f"KarpenterNodeRole-{site.cluster}",
+        "subnetSelectorTerms": found,
+        "securityGroupSelectorTerms": found,
+        "metadataOptions": {
+            "httpEndpoint": "enabled",
+            "httpTokens": "required",
+            "httpPutResponseHopLimit": 1 + notices,
+        },
+        "instanceStorePolicy": "RAID0",
+        "blockDeviceMappings": [
+            {
+                "deviceName": "/dev/xvda",
+                "rootVolume": True,
+                "ebs": {
+                    "volumeSize": f"{math.ceil(disk / GIB) + IMAGES_GIB}Gi",
+                    "volumeType": "gp3",
+                    "encrypted": True,
+                    "deleteOnTermination": True,
+                },
+            }
+        ],
+    }
+    efa = max(placement.efa for placement in pool.stages.values())
+    spec |= {"networkInterfaces": interfaces(pool.pods_per_node * efa)} if efa else {}
+    data = user_data(pool)
+    spec |= {"userData": data} if data else {}
+    text = (
+        f"Machines of the pools {class_name(pool)}-*. Karpenter finds subnets, security groups and role by the name of "
+        f"the cluster, {site.cluster}. Local disks of the machine are one volume for pods, where it has any. "
+    )
+    if notices:
+        text += (
+            "Pods ask the metadata server for notices, one hop further than the node; it also gives them the node's "
+            "role, so let that do little. "
+        )
+    if efa:
+        text += "A network interface for each Elastic Fabric Adapter; the EFA device plugin hands them to pods. "
+    if whole_cpus(pool):
+        text += "CPUs are given to one pod alone, near its devices if they fit there. "
+    if bytes_of_pages(pool):
+        text += "Pages of 2 MiB are set aside before the kubelet counts them. "
+    return Document(text, kube(f"{GROUP}/v1", "EC2NodeClass", class_name(pool), spec=spec))
+
+
+def interfaces(adapters: int) -> list[Tree]:
+    first = {"networkCardIndex": 0, "deviceIndex": 0, "interfaceType": "interface"}
+    return [
+        first,
+        *({"networkCardIndex": n, "deviceIndex": 1, "interfaceType": "efa-only"} for n in range(adapters)),
+    ]
+
+
+def bytes_of_pages(pool: Pool) -> float:
+    """Of 2 MiB each, for all pods of a node."""
+    return pool.pods_per_node * max(parse_quantity(each.hugepages or "0") for each in pool.stages.values())
+
+
+def whole_cpus(pool: Pool) -> bool:
+    return any(placement.numa for placement in pool.stages.values())
+
+
+def user_data(pool: Pool) -> str:
+    """What the machine does at its start: a script for pages, and the kubelet's settings; "" if there is nothing."""
+    parts = []
+    if size := bytes_of_pages(pool):
+        script = f"#!/bin/bash\nsysctl -w vm.nr_hugepages={math.ceil(size / (2 * MIB))}\n"
+        parts.append(("text/x-shellscript", script))
+    if whole_cpus(pool):
+        policies = {"cpuManagerPolicy": "static", "topologyManagerPolicy": "best-effort"}
+        config: Tree = {"apiVersion": "node.eks.aws/v1alpha1", "kind": "NodeConfig"}
+        config["spec"] = {"kubelet": {"config": policies}}
+        parts.append(("application/node.eks.aws", text_of(config)))
+    if not parts:
+        return ""
+    mime = "".join(f"--{BOUNDARY}\nContent-Type: {kind}\n\n{text}\n" for kind, text in parts)
+    head = f'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="{BOUNDARY}"\n\n'
+    return f"{head}{mime}--{BOUNDARY}--\n"

@@ -1,0 +1,158 @@
+"""Which nodes the stages of a profile need: stages whose pods may share nodes, on spot and on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from slipstream.manifests.documents import Tree
+from slipstream.manifests.partitions import partition
+from slipstream.manifests.site import Site
+from slipstream.profiles.needs import at_once
+from slipstream.profiles.placement import EFA, TYPE_LABEL, Placement, Toleration
+from slipstream.settings import to_dict
+from slipstream.telemetry.prices import built_in_prices
+
+SPOT, ON_DEMAND = "spot", "on-demand"
+CAPACITY_LABEL = "karpenter.sh/capacity-type"
+#: What Karpenter knows that a node will have, before there is one.
+COUNTED = ("cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", "amd.com/gpu", EFA)
+#: GPUs of the largest instances, where no price list says how many one has.
+LARGEST_NODE = 8
+#: Labels of nodes by which the GPU operator chooses what it does there.
+MIG_LABEL, SHARING_LABEL = "nvidia.com/mig.config", "nvidia.com/device-plugin.config"
+#: Taints that Kubernetes and Karpenter put on nodes while something is wrong with them.
+CONDITIONS = ("node.kubernetes.io/", "karpenter.sh/")
+#: Labels that Flyte's propeller selects by for ``accelerator``, as long as its configuration names no others.
+FLYTE_ACCELERATOR, FLYTE_PARTITION = "k8s.amazonaws.com/accelerator", "k8s.amazonaws.com/gpu-partition-size"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Nodes of one kind. ``capacity`` is "" where nobody makes nodes of both kinds on demand."""
+
+    kind: str
+    capacity: str
+    stages: Mapping[str, Placement]
+
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, ("slipstream", self.kind, self.capacity)))
+
+    @property
+    def placement(self) -> Placement:
+        """One of them: in what decides about nodes they are alike."""
+        return max(self.stages.values(), key=lambda placement: (placement.nodes, placement.timeout_minutes))
+
+    @property
+    def has_gpus(self) -> bool:
+        return bool(int(self.placement.gpu))
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """What the stages ask for at a time."""
+        return at_once(self.stages)
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What pods ask for of which Karpenter cannot know that a node will have it: it makes none for them."""
+        return tuple(name for name in self.needs if name not in COUNTED)
+
+    @property
+    def taints(self) -> list[Tree]:
+        """Such as the pods tolerate, and others do not: the nodes are theirs. That of spot is not on demand's, and that
+        of GPUs on no node without."""
+        tolerated = [
+            taint_of(toleration)
+            for toleration in self.placement.tolerations
+            if toleration.key
+            and not toleration.key.startswith(CONDITIONS)
+            and (self.capacity != ON_DEMAND or not about_spot(toleration.key, toleration.value))
+            and (self.has_gpus or not toleration.key.endswith("/gpu"))
+        ]
+        return list({(taint["key"], taint["effect"]): taint for taint in tolerated}.values())
+
+    @property
+    def instance_types(self) -> list[str]:
+        """Amazon's types that have the GPUs, as far as profile and price list say; empty if they do not."""
+        if named := self.placement.node_selector.get(TYPE_LABEL, ""):
+            return [named]
+        known, placement = built_in_prices(), self.placement
+        like = known.instances.get(known.accelerators.get(placement.accelerator, ""))
+        gpu = like.gpu if like else ""
+        gpus = partition(placement.mig, gpu).gpus if placement.mig else (gpu,)
+        return [
+            name
+            for name, each in known.instances.items()
+            if "." in name and each.gpu and each.gpu in gpus and each.gpus >= int(placement.gpu)
+        ]
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The most that a node of the pool has."""
+        instances = built_in_prices().instances
+        known = [instances[name].gpus for name in self.instance_types if name in instances]
+        return max(known, default=LARGEST_NODE)
+
+    @property
+    def pods_per_node(self) -> int:
+        """The most that share a node's GPUs."""
+        return max(1, self.gpus_per_node // max(1, int(self.placement.gpu)))
+
+    @property
+    def operator_labels(self) -> dict[str, str]:
+        """What tells the GPU operator how to divide the GPUs of these nodes."""
+        labels = {MIG_LABEL: mig_config(self.placement)} if self.placement.mig else {}
+        return labels | ({SHARING_LABEL: self.placement.shared_gpu} if self.placement.shared_gpu else {})
+
+    @property
+    def flyte_labels(self) -> dict[str, str]:
+        placement = self.placement
+        labels = {FLYTE_ACCELERATOR: placement.accelerator} if placement.accelerator else {}
+        single = placement.accelerator and placement.mig and placement.mig_strategy == "single"
+        return labels | ({FLYTE_PARTITION: placement.mig} if single else {})
+
+
+def mig_config(placement: Placement) -> str:
+    return f"slipstream-{placement.mig}"
+
+
+def about_spot(*words: str) -> bool:
+    return any("spot" in word for word in words)
+
+
+def taint_of(toleration: Toleration) -> Tree:
+    value = {"value": toleration.value} if toleration.value else {}
+    return {"key": toleration.key, **value, "effect": toleration.effect or "NoSchedule"}
+
+
+def pools(site: Site) -> list[Pool]:
+    """Those of GPUs first, of each kind spot first. What selects by one capacity has no nodes of the other."""
+    return list(each_pool(site))
+
+
+def each_pool(site: Site) -> Iterator[Pool]:
+    for kind, wanted in (("gpu", site.gpus), ("cpu", {k: v for k, v in site.stages.items() if k not in site.gpus})):
+        for number, stages in enumerate(alike(wanted), 1):
+            name = kind if number == 1 else f"{kind}-{number}"
+            if site.cloud != "aws":
+                yield Pool(name, "", stages)
+                continue
+            spot = {stage: placement for stage, placement in stages.items() if placement.interruptible}
+            selected = next(iter(stages.values())).node_selector
+            only_spot = any(about_spot(key.lower(), value.lower()) for key, value in selected.items())
+            if (spot or only_spot) and selected.get(CAPACITY_LABEL) != ON_DEMAND:
+                yield Pool(name, SPOT, spot or stages)
+            if not only_spot:
+                yield Pool(name, ON_DEMAND, stages)
+
+
+def alike(stages: Mapping[str, Placement]) -> list[dict[str, Placement]]:
+    """Stages together whose pods may run on the same nodes."""
+    found: dict[str, dict[str, Placement]] = {}
+    for stage, placement in stages.items():
+        asked = to_dict(placement)
+        same = ("gpu_resource", "accelerator", "mig", "mig_strategy", "shared_gpu", "node_selector", "tolerations")
+        found.setdefault(json.dumps([asked[name] for name in same]), {})[stage] = placement
+    return list(found.values())

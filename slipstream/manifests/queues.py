@@ -1,0 +1,144 @@
+"""Who goes first, and how much each may take: priority classes, and queues of Kueue or Volcano."""
+
+from __future__ import annotations
+
+from slipstream.manifests.documents import Document, File, Tree, kube
+from slipstream.manifests.pools import ON_DEMAND, SPOT, Pool, pools
+from slipstream.manifests.site import DOMAINS, PRODUCTION, RESEARCH, Site
+from slipstream.profiles.needs import at_once, quantity
+
+VOLCANO = "volcano"
+COHORT = "slipstream"
+#: The LocalQueue's name in either namespace, which executions are labelled with.
+QUEUE = "slipstream"
+KUEUE_API = "kueue.x-k8s.io/v1beta2"
+KUEUE_WHY = (
+    "Kueue admits a job when there is quota for all of its pods. Its configuration has to name the integration "
+    "kubeflow.org/pytorchjob, and waitForPodsReady, without which two jobs can each hold half of the nodes."
+)
+PRIORITIES = {PRODUCTION: 100_000, RESEARCH: 10_000}
+#: Above all that is trained: somebody waits for the answer.
+SERVING, SERVING_PRIORITY = "slipstream-serving", 200_000
+
+
+def queue_name(queue: str) -> str:
+    return f"slipstream-{queue}"
+
+
+# Priorities
+
+
+def priorities(serve: bool) -> File:
+    classes = [
+        priority(queue_name(PRODUCTION), PRIORITIES[PRODUCTION], "Trainings and scoring that production waits for."),
+        priority(queue_name(RESEARCH), PRIORITIES[RESEARCH], "Trials: they wait for room, and end nobody's pod."),
+    ]
+    classes += [priority(SERVING, SERVING_PRIORITY, "Models in service.")] if serve else []
+    return File("20-priorities.yaml", "PriorityClasses, for `priority` of a profile", tuple(classes))
+
+
+def priority(name: str, value: int, text: str) -> Document:
+    policy = "Never" if name == queue_name(RESEARCH) else "PreemptLowerPriority"
+    tree = kube(
+        *("scheduling.k8s.io/v1", "PriorityClass", name),
+        value=value,
+        globalDefault=False,
+        preemptionPolicy=policy,
+        description=text,
+    )
+    return Document(text, tree)
+
+
+# Queues
+
+
+def queues(site: Site) -> list[File]:
+    """Kueue's, or Volcano's if the profile names that scheduler; of the other kind in a folder beside."""
+    if any(placement.scheduler == VOLCANO for placement in site.stages.values()):
+        return [File("30-volcano.yaml", "queues for research and production (needs Volcano)", volcano(site))]
+    return [
+        File("30-kueue.yaml", "queues for research and production (needs Kueue)", kueue(site), KUEUE_WHY),
+        File("instead-of-kueue/volcano.yaml", "the same for clusters with Volcano instead", volcano(site)),
+    ]
+
+
+def kueue(site: Site) -> tuple[Document, ...]:
+    # Those without GPUs first: a pod that needs one has no quota there and is given the next.
+    flavours = sorted(pools(site), key=lambda pool: pool.has_gpus)
+    documents = [flavour(site, pool) for pool in flavours]
+    for queue in (PRODUCTION, RESEARCH):
+        documents += [workload_priority(queue), cluster_queue(site, queue, flavours), local_queue(site, queue)]
+    return tuple(documents)
+
+
+def flavour(site: Site, pool: Pool) -> Document:
+    labels = {"karpenter.sh/nodepool": pool.name} if site.cloud == "aws" else dict(pool.placement.node_selector)
+    spec: Tree = {"nodeLabels": labels} if labels else {}
+    spec |= {"nodeTaints": pool.taints} if pool.taints else {}
+    text = f"Nodes for {', '.join(pool.stages)}: Kueue has the pods that it admits there select by the labels."
+    return Document(text, kube(KUEUE_API, "ResourceFlavor", pool.name, spec=spec))
+
+
+def workload_priority(queue: str) -> Document:
+    text = f"By the label kueue.x-k8s.io/priority-class of a job: which of those that wait in {queue} is first."
+    tree = kube(KUEUE_API, "WorkloadPriorityClass", queue_name(queue), value=PRIORITIES[queue], description=text)
+    return Document(text, tree)
+
+
+def cluster_queue(site: Site, queue: str, flavours: list[Pool]) -> Document:
+    covered = list(at_once(site.stages))
+    text = "What one main job needs at a time"
+    if queue == PRODUCTION:
+        both = {SPOT, ON_DEMAND} <= {pool.capacity for pool in flavours}
+        text += ", on spot and as much again on demand" if both else ""
+        text += ". What it leaves idle research may borrow, and gives back at once when a job of production waits."
+        preemption = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
+    else:
+        text += "; on demand nothing of its own for what runs on spot. Nobody's pod is ended for a job that waits here."
+        preemption = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
+    spec = {
+        "cohortName": COHORT,
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": site.namespace(queue)}},
+        "queueingStrategy": "BestEffortFIFO",
+        "preemption": preemption,
+        "resourceGroups": [
+            {
+                "coveredResources": covered,
+                "flavors": [{"name": pool.name, "resources": quotas(pool, queue, covered)} for pool in flavours],
+            }
+        ],
+    }
+    text += " Pods that ask for a resource that is not covered are never admitted, so all of the profile's are."
+    return Document(text, kube(KUEUE_API, "ClusterQueue", queue_name(queue), spec=spec))
+
+
+def quotas(pool: Pool, queue: str, covered: list[str]) -> list[Tree]:
+    stages = pool.stages
+    if queue == RESEARCH and pool.capacity == ON_DEMAND:
+        stages = {name: placement for name, placement in stages.items() if not placement.interruptible}
+    needs = at_once(stages)
+    return [{"name": name, "nominalQuota": quantity(name, needs.get(name, 0.0))} for name in covered]
+
+
+def local_queue(site: Site, queue: str) -> Document:
+    text = f"pyflyte run --remote --labels kueue.x-k8s.io/queue-name={QUEUE} …, in Flyte's domain {DOMAINS[queue]}."
+    spec = {"clusterQueue": queue_name(queue)}
+    return Document(text, kube(KUEUE_API, "LocalQueue", QUEUE, site.namespace(queue), spec=spec))
+
+
+def volcano(site: Site) -> tuple[Document, ...]:
+    needs = at_once(site.stages)
+    both = {name: quantity(name, len(DOMAINS) * amount) for name, amount in needs.items()}
+    one = {name: quantity(name, amount) for name, amount in needs.items()}
+    text = (
+        "Flyte cannot name a queue of a PyTorchJob: Volcano takes the one that the namespace is annotated with "
+        "(00-namespaces.yaml). "
+    )
+    documents = []
+    for queue, weight in ((PRODUCTION, 4), (RESEARCH, 1)):
+        spec = {"weight": weight, "reclaimable": queue == RESEARCH, "deserved": one, "capability": both}
+        also = "What it borrows is not taken back." if queue == PRODUCTION else "Production takes back what it lent."
+        documents.append(
+            Document(text + also, kube("scheduling.volcano.sh/v1beta1", "Queue", queue_name(queue), spec=spec))
+        )
+    return tuple(documents)

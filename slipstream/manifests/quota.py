@@ -1,0 +1,43 @@
+"""The namespaces of Flyte's domains, and the most that all of their pods may ask for."""
+
+from __future__ import annotations
+
+from slipstream.manifests.documents import Document, File, kube
+from slipstream.manifests.queues import SERVING, queue_name
+from slipstream.manifests.site import DOMAINS, PRODUCTION, RESEARCH, Site
+from slipstream.profiles.needs import at_once, quantity
+
+OPERATOR_NAMESPACE = "gpu-operator"
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+
+
+def namespaces(site: Site, serve: bool, operator: bool) -> File:
+    documents = []
+    for queue in (PRODUCTION, RESEARCH):
+        tree = kube("v1", "Namespace", site.namespace(queue))
+        tree["metadata"]["annotations"] = {VOLCANO_QUEUE: queue_name(queue)}
+        text = f"Flyte makes it for its domain {DOMAINS[queue]}, if it is not there. Volcano goes by the annotation."
+        documents.append(Document(text, tree))
+    if operator:
+        tree = kube("v1", "Namespace", OPERATOR_NAMESPACE)
+        tree["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged"
+        documents.append(Document("Of the GPU operator's chart, whose pods reach into the node.", tree))
+    if serve:
+        documents.append(Document("Of the models in service.", kube("v1", "Namespace", SERVING)))
+    return File("00-namespaces.yaml", "namespaces that the others are in", tuple(documents))
+
+
+def quota(site: Site) -> File:
+    """Both domains may have what both queues have together: what one lends the other, Kueue admits, and a quota below
+    would refuse the pods."""
+    hard = {f"requests.{name}": quantity(name, len(DOMAINS) * amount) for name, amount in at_once(site.stages).items()}
+    text = (
+        "Twice what one main job asks for at a time: a domain may use what the other's queue lends it. Of devices "
+        "Kubernetes counts keys with requests. only. It refuses pods that do not say how much CPU and memory they ask "
+        "for; Flyte's do."
+    )
+    documents = [
+        Document(text, kube("v1", "ResourceQuota", "slipstream", site.namespace(queue), spec={"hard": hard}))
+        for queue in (PRODUCTION, RESEARCH)
+    ]
+    return File("40-quota.yaml", "ResourceQuota of Flyte's namespaces", tuple(documents))

@@ -1,0 +1,175 @@
+"""A model in service: Triton's Deployment and Service, what scales it, and what keeps one of its pods alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.manifests.documents import Document, File, Tree, kube
+from slipstream.manifests.pools import CAPACITY_LABEL, ON_DEMAND, about_spot
+from slipstream.manifests.queues import SERVING
+from slipstream.manifests.site import Site
+from slipstream.profiles.needs import NOTICE_S
+from slipstream.profiles.placement import Placement
+from slipstream.settings import to_dict
+
+NAME = "slipstream-triton"
+IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
+PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
+#: Two, so that one may go at any time; the most is what somebody has to pay for.
+REPLICAS, MOST_REPLICAS = 2, 8
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+#: Seconds from SIGTERM to SIGKILL, at most; and for which a pod still answers until nobody sends to it any more.
+GRACE_S, DRAIN_S = 30, 5
+CPU_BUSY_PERCENT = 70
+#: Requests wait as long as they are computed on: of steady times that is a replica busy two thirds of the time.
+WAITING_PER_COMPUTING = "1"
+LABELS = {"app.kubernetes.io/name": NAME}
+
+
+@dataclass(frozen=True)
+class Serving:
+    #: The address of Triton's model repository, as ``slipstream triton`` writes it.
+    models: str
+    #: Scale by Triton's queue with KEDA, not by the CPUs of the pods.
+    keda: bool
+
+
+def triton(site: Site, serving: Serving) -> File:
+    # Where variants were timed: the figures in the model card hold for such pods.
+    placement = site.profile.asked("export")
+    keda = needs_keda(site, serving)
+    scaler = scaled_object() if keda else autoscaler()
+    needs = " (needs KEDA and monitoring/podmonitor-triton.yaml)" if keda else ""
+    account = Document(
+        "Reads the model repository: annotate it with a role of the cloud (on EKS eks.amazonaws.com/role-arn).",
+        kube("v1", "ServiceAccount", NAME, SERVING),
+    )
+    documents = (account, deployment(site, placement, serving), service(), scaler, budget())
+    return File("60-triton.yaml", f"the model in service: Triton and what scales it{needs}", documents)
+
+
+def needs_keda(site: Site, serving: Serving) -> bool:
+    """Also where pods have GPUs: of these their CPUs say nothing."""
+    return serving.keda or bool(int(site.profile.asked("export").gpu))
+
+
+def deployment(site: Site, placement: Placement, serving: Serving) -> Document:
+    grace = min(GRACE_S, NOTICE_S.get(site.cloud, GRACE_S))
+    pod: Tree = {
+        "serviceAccountName": NAME,
+        "priorityClassName": SERVING,
+        "terminationGracePeriodSeconds": grace,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": LABELS},
+            }
+        ],
+        "containers": [container(placement, serving, grace)],
+    }
+    if selector := node_selector(site, placement):
+        pod["nodeSelector"] = selector
+    tolerated = [each for each in placement.tolerations if not about_spot(each.key, each.value)]
+    if tolerated:
+        pod["tolerations"] = [{name: value for name, value in to_dict(each).items() if value} for each in tolerated]
+    spec = {
+        "selector": {"matchLabels": LABELS},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": {"metadata": {"labels": LABELS}, "spec": pod},
+    }
+    text = (
+        "Its pods ask for what those of the stage export do, where the variants were timed, on capacity that stays. "
+        "SIGTERM leaves them the time to answer what they have begun. Replicas are the scaler's. The image was not "
+        "tried: take one whose ONNX Runtime knows the model's opset (slipstream check says it)."
+    )
+    return Document(text, kube("apps/v1", "Deployment", NAME, SERVING, spec=spec))
+
+
+def node_selector(site: Site, placement: Placement) -> dict[str, str]:
+    on_demand = {CAPACITY_LABEL: ON_DEMAND} if site.cloud == "aws" else {}
+    own = {key: value for key, value in placement.node_selector.items() if not about_spot(key, value)}
+    return own | on_demand
+
+
+def container(placement: Placement, serving: Serving, grace: int) -> Tree:
+    return {
+        "name": "triton",
+        "image": IMAGE,
+        "args": [
+            "tritonserver",
+            f"--model-repository={serving.models}",
+            f"--exit-timeout-secs={grace - DRAIN_S}",
+        ],
+        "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
+        "resources": {"requests": dict(placement.resources), "limits": dict(placement.resources)},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(DRAIN_S)]}}},
+        "startupProbe": {**probe("ready"), "periodSeconds": 5, "failureThreshold": 60},
+        "readinessProbe": {**probe("ready"), "periodSeconds": 5},
+        "livenessProbe": {**probe("live"), "periodSeconds": 10},
+    }
+
+
+def probe(what: str) -> Tree:
+    return {"httpGet": {"path": f"/v2/health/{what}", "port": "http"}}
+
+
+def service() -> Document:
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()]
+    text = "HTTP and gRPC spread connections, not requests: callers of gRPC that keep one need a mesh, or several."
+    return Document(text, kube("v1", "Service", NAME, SERVING, spec={"selector": LABELS, "ports": ports}))
+
+
+def budget() -> Document:
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": LABELS}}
+    text = "Nodes are drained one pod at a time. A minimum would keep the last node of a single replica for ever."
+    return Document(text, kube("policy/v1", "PodDisruptionBudget", NAME, SERVING, spec=spec))
+
+
+# What scales it
+
+
+def autoscaler() -> Document:
+    utilisation = {"type": "Utilization", "averageUtilization": CPU_BUSY_PERCENT}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": NAME},
+        "minReplicas": REPLICAS,
+        "maxReplicas": MOST_REPLICAS,
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": utilisation}}],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
+    }
+    text = "By the CPUs that the pods are busy with, which metrics-server knows: config.pbtxt has models run on CPUs."
+    return Document(text, kube("autoscaling/v2", "HorizontalPodAutoscaler", NAME, SERVING, spec=spec))
+
+
+def scaled_object() -> Document:
+    waiting, computing = (
+        f'sum(rate(nv_inference_{part}_duration_us{{namespace="{SERVING}"}}[2m]))'
+        for part in ("queue", "compute_infer")
+    )
+    trigger = {
+        "type": "prometheus",
+        "metricType": "Value",
+        "metadata": {
+            "serverAddress": PROMETHEUS,
+            "query": f"{waiting} / clamp_min({computing}, 1)",
+            "threshold": WAITING_PER_COMPUTING,
+            "ignoreNullValues": "false",
+        },
+    }
+    spec = {
+        "scaleTargetRef": {"name": NAME},
+        "minReplicaCount": REPLICAS,
+        "maxReplicaCount": MOST_REPLICAS,
+        "cooldownPeriod": 300,
+        "triggers": [trigger],
+    }
+    text = (
+        "By how long requests wait for each second of computing. Never to none: the figure is the replicas' own, and "
+        "without a replica nothing would wake one. A figure that is missing is an error, not a zero: replicas stay as "
+        "many as they are."
+    )
+    return Document(text, kube("keda.sh/v1alpha1", "ScaledObject", NAME, SERVING, spec=spec))

@@ -1,0 +1,65 @@
+"""Writes the files of a directory, all of them or none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from slipstream.errors import UserError
+from slipstream.manifests.documents import MARK, File, rendered
+from slipstream.storage.local import writing_to
+
+
+def write(files: Sequence[File], out: Path, profile: str) -> None:
+    """Make ``out`` the directory of these files, in place of an earlier one. Raises ``UserError`` if it holds anything
+    that was not written here, or cannot be written."""
+    refuse_others(out)
+    out = out.absolute() if not out.is_symlink() else out.resolve()
+    with writing_to(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=".manifests-"))
+        try:
+            whole = scratch / "new"
+            for file in files:
+                path = whole / file.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(rendered(file, profile), encoding="utf-8")
+            put_in_place(whole, out, scratch / "old")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def put_in_place(whole: Path, out: Path, old: Path) -> None:
+    had = out.exists()
+    if had:
+        out.rename(old)
+    try:
+        whole.rename(out)
+    except OSError:
+        if had:
+            old.rename(out)
+        raise
+
+
+def refuse_others(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is no directory; choose another name")
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise UserError(f"--out {out}: holds the working directory, and is to be replaced; choose one below, or beside")
+    for parent, _, names in os.walk(out):
+        for name in sorted(names):
+            if not is_own(path := Path(parent, name)):
+                raise UserError(
+                    f"--out {out}: {path.relative_to(out)} was not written by slipstream manifests; choose another "
+                    "directory, whose files are replaced"
+                )
+
+
+def is_own(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with writing_to(path), path.open("rb") as file:
+        return file.read(len(MARK)) == MARK.encode()

@@ -1,0 +1,51 @@
+"""What a plan said of the training for which it wrote a profile: its table ``[plan]``, for the run's report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field
+
+from slipstream.errors import UserError
+from slipstream.settings import LARGEST_EXACT, Settings, settings
+
+#: Of simulated trainings, as they are listed: 5 of 100 are below the first, half below the second, 95 below the third.
+QUANTILES = 3
+
+
+@settings
+class Planned(Settings):
+    """One training, from its first attempt to its end, the waits for capacity between attempts included."""
+
+    section = "profile.plan"
+
+    take: str
+    """The instance and the way that were chosen."""
+    rows: Annotated[int, Field(ge=1, le=LARGEST_EXACT)]
+    """Rows that it trains on, over all epochs."""
+    hours: list[float]
+    dollars: list[float]
+    interruptions: float
+
+    def check(self) -> None:
+        for name in ("hours", "dollars"):
+            self._check_quantiles(name, getattr(self, name))
+        if self.interruptions < 0:
+            raise self.reject("interruptions", "a mean of at least 0")
+
+    def _check_quantiles(self, name: str, values: Sequence[float]) -> None:
+        rising = all(low <= high for low, high in pairwise([0.0, *values]))
+        if len(values) != QUANTILES or not rising or not all(map(math.isfinite, values)):
+            raise self.reject(name, "three numbers of at least 0 that rise: those below which 5, 50 and 95 % end")
+
+
+def planned_from(table: object) -> Planned | None:
+    """Of a profile's table, None without one. Raises ``UserError`` naming the setting that is wrong."""
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise UserError("profile.plan: expected a table, as slipstream plan --write writes it")
+    return Planned.from_dict(table)

@@ -1,0 +1,81 @@
+"""Which files there are, in which order, with what at their heads; and of which profiles there are any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from slipstream.manifests.build import manifests
+from slipstream.manifests.documents import MARK, rendered
+from slipstream.manifests.site import site_of
+from slipstream.plan.command import main as plan
+from slipstream.profiles.profile import load
+from tests.support.measured_trainings import write_run
+from tests.support.written_manifests import PROFILES, files, objects, of_kind, site, trees
+
+
+def paths(profile: str) -> list[str]:
+    return [file.path for file in files(profile)]
+
+
+def test_what_does_not_apply_is_not_there() -> None:
+    common = {"00-namespaces.yaml", "20-priorities.yaml", "30-kueue.yaml", "40-quota.yaml", "60-triton.yaml"}
+    common |= {"instead-of-kueue/volcano.yaml"}
+    nvidia = {"10-karpenter.yaml", "helm/gpu-operator.yaml"}
+    assert set(paths("a100-spot")) == set(paths("h100-efa-spot")) == common | nvidia
+    assert set(paths("a100-mig")) == common | nvidia | {"50-gpu-partitions.yaml"}
+    assert set(paths("t4-shared")) == common | nvidia | {"50-gpu-sharing.yaml"}
+    assert set(paths("mi300x")) == set(paths("l4-spot")) == common
+    assert "60-triton.yaml" not in {file.path for file in manifests(site(), None)}
+
+
+def test_amd_has_nothing_of_nvidias() -> None:
+    texts = [rendered(file, "mi300x").lower() for file in files("mi300x")]
+    assert not [text for text in texts if "nvidia.com" in text or "gpu-operator" in text]
+    assert any("requests.amd.com/gpu" in text for text in texts)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_files_are_in_the_order_in_which_kubectl_applies_them_and_each_says_why(profile: str) -> None:
+    applied = [path for path in paths(profile) if "/" not in path]
+    assert applied == sorted(applied) == paths(profile)[: len(applied)]
+    for file in files(profile):
+        first, second, *_ = rendered(file, profile).splitlines()
+        assert first.startswith(f"{MARK} for the profile {profile}: ") and second.startswith("#")
+        assert all(len(document.why) > 15 for document in file.documents)
+    namespaces = {tree["metadata"]["name"] for tree in objects(profile) if tree["kind"] == "Namespace"}
+    assert {tree["metadata"]["namespace"] for tree in objects(profile) if "namespace" in tree["metadata"]} <= namespaces
+
+
+def test_the_bytes_are_those_of_the_trees() -> None:
+    for file in files("h100-efa-spot"):
+        text = rendered(file, "h100-efa-spot")
+        assert text == rendered(file, "h100-efa-spot") and "&id" not in text
+        assert ("userData: |\n" in text) is (file.path == "10-karpenter.yaml")
+        assert list(yaml.safe_load_all(text)) == list(trees(file))
+
+
+def test_a_profile_of_the_plan_is_one_of_amazons_if_its_instance_is(tmp_path: Path) -> None:
+    for name, clouds in (("g6.2xlarge", "aws"), ("g2-standard-4", "gcp"), ("Standard_NC24ads_A100_v4", "azure")):
+        file = tmp_path / "mine.toml"
+        file.write_text(
+            '[distributed]\ngpu = "1"\ninterruptible = true\n'
+            f'node_selector = {{ "node.kubernetes.io/instance-type" = "{name}" }}\n'
+        )
+        found = site_of(load(str(file)), "churn", "mine")
+        assert found.cloud == clouds
+        assert bool(of_kind(found, "NodePool")) is (clouds == "aws")
+
+
+def test_the_profile_that_a_plan_writes_has_its_manifests(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    planned = CliRunner().invoke(plan, ["--measured", run, "--write", str(tmp_path / "mine.toml")])
+    assert planned.exit_code == 0, planned.output
+    profile = load(str(tmp_path / "mine.toml"))
+    made = [tree for file in manifests(site_of(profile, "churn", "mine"), None) for tree in trees(file)]
+    quotas = [tree["spec"]["hard"] for tree in made if tree.get("kind") == "ResourceQuota"]
+    gpus = int(profile.asked("train").gpu) * profile.asked("train").nodes
+    assert [int(hard["requests.nvidia.com/gpu"]) for hard in quotas] == [2 * gpus] * 2 and gpus > 0

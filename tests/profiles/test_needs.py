@@ -1,0 +1,83 @@
+"""What the stages of a profile need together: amounts as Kubernetes writes them, taints that they tolerate, clouds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.machine.limits import parse_quantity
+from slipstream.profiles.needs import at_once, cloud_of, placements, quantity, tolerates
+from slipstream.profiles.placement import Placement, Toleration
+from slipstream.profiles.profile import load, parse
+
+TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        (Toleration(key="team", operator="Exists"), True),
+        (Toleration(key="team", operator="Equal", value="a"), True),
+        (Toleration(key="team", operator="Equal", value="b"), False),
+        (Toleration(key="team", operator="Equal"), False),
+        (Toleration(key="team", operator="Exists", effect="NoSchedule"), True),
+        (Toleration(key="team", operator="Exists", effect="NoExecute"), False),
+        (Toleration(key="teams", operator="Exists"), False),
+        (Toleration(operator="Exists"), True),
+        (Toleration(operator="Exists", effect="NoExecute"), False),
+        (Toleration(operator="Equal"), False),
+    ],
+)
+def test_a_taint_is_tolerated_as_kubernetes_does(toleration: Toleration, tolerated: bool) -> None:
+    placement = Placement(tolerations=[toleration])
+    assert tolerates(placement, TAINT) is tolerated
+    assert tolerates(placement, {**TAINT, "effect": "PreferNoSchedule"})
+
+
+def test_a_taint_without_a_value_is_tolerated_by_none() -> None:
+    placement = Placement(tolerations=[Toleration(key="team", operator="Equal")])
+    assert tolerates(placement, {"key": "team", "effect": "NoSchedule"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cpu", "88"),
+        ("cpu", "3500m"),
+        ("memory", "1000Gi"),
+        ("memory", "1536Mi"),
+        ("nvidia.com/gpu", "16"),
+        ("cpu", "0"),
+    ],
+)
+def test_an_amount_is_written_as_it_was_read(name: str, text: str) -> None:
+    assert quantity(name, parse_quantity(text)) == text
+
+
+def test_an_amount_between_is_rounded_up() -> None:
+    assert quantity("memory", 2**20 + 1) == "2Mi" and quantity("hugepages-2Mi", 3 * 2**30) == "3Gi"
+    assert quantity("cpu", 0.0005) == "1m" and quantity("memory", 0) == "0"
+
+
+def test_beside_a_process_group_there_is_room_for_the_largest_other_stage() -> None:
+    stages = placements(load("a100-spot"))
+    assert at_once(stages)["cpu"] == 2 * 88 + 4 * 16 and at_once(stages)["nvidia.com/gpu"] == 16
+    others = {name: stages[name] for name in ("prepare", "export")}
+    assert at_once(others)["cpu"] == 4 * 16
+    assert at_once({name: stages[name] for name in ("train", "sweep")})["cpu"] == 2 * 88
+
+
+@pytest.mark.parametrize(
+    ("table", "cloud"),
+    [
+        ({}, ""),
+        ({"notices": "gcp"}, "gcp"),
+        ({"node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge"}}, "aws"),
+        ({"node_selector": {"node.kubernetes.io/instance-type": "g2-standard-48"}}, "gcp"),
+        ({"node_selector": {"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}}, "azure"),
+        ({"tolerations": [{"key": "kubernetes.azure.com/scalesetpriority"}]}, "azure"),
+    ],
+)
+def test_a_profile_is_of_the_cloud_that_it_speaks_of(table: dict[str, Any], cloud: str) -> None:
+    assert cloud_of(parse("mine", {"distributed": table})) == cloud

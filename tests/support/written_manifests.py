@@ -1,0 +1,64 @@
+"""Manifests of the shipped profiles, as trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from slipstream.manifests.build import manifests
+from slipstream.manifests.documents import File
+from slipstream.manifests.site import Site, site_of
+from slipstream.manifests.triton import Serving
+from slipstream.profiles.profile import load, parse
+
+#: All that have GPUs.
+PROFILES = ("a100-mig", "a100-spot", "h100-efa-spot", "l4-spot", "mi300x", "t4-shared")
+MODELS = "s3://bucket/triton"
+
+
+@cache
+def files(profile: str, keda: bool = False, cluster: str = "mine") -> tuple[File, ...]:
+    """With a model in service."""
+    return tuple(manifests(site_of(load(profile), "churn", cluster), Serving(MODELS, keda)))
+
+
+def objects(profile: str, keda: bool = False) -> list[dict[str, Any]]:
+    """All but the values of a chart, which are no object."""
+    return [tree for file in files(profile, keda) if not file.path.startswith("helm/") for tree in trees(file)]
+
+
+def trees(file: File) -> Iterator[dict[str, Any]]:
+    yield from (document.tree for document in file.documents)
+
+
+def named(profile: str, kind: str, name: str = "", keda: bool = False) -> dict[str, Any]:
+    """The object of this kind and name; the only one of its kind if none is given."""
+    found = [
+        each
+        for each in objects(profile, keda)
+        if each["kind"] == kind and (not name or each["metadata"]["name"] == name)
+    ]
+    (tree,) = found
+    return tree
+
+
+#: Eight whole GPUs, as a placement.
+GPUS = {"processes": 8, "gpu": "8", "cpu": "88", "memory": "1000Gi", "accelerator": "nvidia-a100-80gb"}
+
+
+def site(**distributed: Any) -> Site:
+    """Of a profile whose process groups ask for ``GPUS``, and for these."""
+    return site_of(parse("mine", {"distributed": {**GPUS, **distributed}}), "churn", "mine")
+
+
+def of_kind(site: Site, kind: str) -> list[dict[str, Any]]:
+    found = [tree for file in manifests(site, None) for tree in trees(file)]
+    return [tree for tree in found if tree.get("kind") == kind]
+
+
+def requirement(pool: dict[str, Any], key: str) -> list[str]:
+    """What a NodePool requires of this label."""
+    (found,) = [each for each in pool["spec"]["template"]["spec"]["requirements"] if each["key"] == key]
+    values: list[str] = found["values"]
+    return values
