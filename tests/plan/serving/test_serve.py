@@ -11,23 +11,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.artifacts.results.export import ExportReport, VariantFigures
 from slipstream.plan.command import main
-from slipstream.plan.estimate import LARGEST_BY_OPERATIONS, ONE_RUN
+from slipstream.plan.estimate import ONE_RUN
 from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, Wanted, p99_at_random, plan
 from slipstream.plan.serving.load import MONTH_S, read_load
-from slipstream.plan.serving.model import cpus, read_model, served, service_of
-from slipstream.plan.serving.places import places, serving_time
-from slipstream.plan.serving.queueing import Service, p99
+from slipstream.plan.serving.model import read_model, served, service_of
+from slipstream.plan.serving.places import places
+from slipstream.plan.serving.queueing import p99
 from slipstream.plan.times import milliseconds
 from slipstream.telemetry.prices import built_in_prices
-from tests.support.exported_models import report, write_exported
-from tests.support.measured_trainings import figures
+from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
 
-INT8, FP32 = "onnx-int8", "onnx-fp32"
-ON_CPU = figures(
-    gpu="", speed={"flops_per_row": 3e6, "peak_flops": 172.8e9}, world=replace(figures().world, device="cpu", threads=1)
-)
 MINE = """
 [sources.mine]
 {date}
@@ -73,10 +67,6 @@ def planned(*arguments: object) -> dict[str, Any]:
 
 def row(found: dict[str, Any], variant: str, instance: str) -> dict[str, Any]:
     return next(each for each in found["rows"] if (each["variant"], each["instance"]) == (variant, instance))
-
-
-def variant(its: ExportReport, name: str) -> VariantFigures:
-    return next(each for each in its.variants if each.name == name)
 
 
 def test_what_is_printed_says_what_to_take_and_why(model: str, load: Path) -> None:
@@ -154,44 +144,6 @@ def test_what_might_not_keep_the_p99_is_not_taken_if_something_else_does(model: 
     assert "no number of replicas keeps the p99" in alone
 
 
-def test_a_prediction_is_the_ratio_of_what_cores_compute(model: str) -> None:
-    read, prices = read_model(model), built_in_prices()
-    (there,) = places(prices, 1, ["c3d-highcpu-4"])
-    for name in (FP32, INT8):
-        here = service_of(variant(read.report, name).latency_ms["1"])
-        time = serving_time(read, variant(read.report, name), there)
-        assert here and not isinstance(time, str) and time.error == LARGEST_BY_OPERATIONS
-        assert time.service.mean == pytest.approx(here.mean * cpus()["8481C"] / cpus()["9B14"])
-        assert time.at_worst.mean == pytest.approx(1.85 * time.service.mean)
-    assert there.holds == 2 and places(prices, 2, ["c3d-highcpu-4"])[0].holds == 1
-
-
-def test_a_gpu_is_predicted_by_operations_and_takes_a_launch_at_least(tmp_path: Path) -> None:
-    slow = figures(gpu="", speed={"flops_per_row": 3e9, "peak_flops": 100e9}, world=ON_CPU.world)
-    read = read_model(write_exported(tmp_path / "slow", report(cpu="Unknown CPU"), slow))
-    fp32 = variant(read.report, FP32)
-    (gpu,) = places(built_in_prices(), 1, ["g6.xlarge"])
-    time = serving_time(read, fp32, gpu)
-    assert not isinstance(time, str) and "1 ms a call assumed" in time.how
-    assert time.service.median == pytest.approx(1e-3)
-    # In batches of 256 the operations count: 100e9 a second here, 30.3e12 there.
-    batch, rate = max(fp32.rows_per_second.items(), key=lambda each: each[1])
-    assert batch == "256" and time.rows_per_second == pytest.approx(min(rate * 303, 256 / 1e-3))
-    assert isinstance(serving_time(read, variant(read.report, INT8), gpu), str)
-
-
-def test_a_model_measured_on_a_gpu_is_predicted_on_others_by_both_limits(tmp_path: Path) -> None:
-    read = read_model(write_exported(tmp_path / "gpu", report(gpu="NVIDIA L4"), ON_CPU))
-    l4, h100, cpu = places(built_in_prices(), 1, ["g6.xlarge", "p5.48xlarge", "c3-highcpu-4"])
-    fp32 = variant(read.report, FP32)
-    times = [serving_time(read, fp32, place) for place in (l4, h100, cpu)]
-    assert not isinstance(times[0], str) and times[0].how == "measured"
-    # A row's million operations are nothing beside reading the weights, which are counted once.
-    assert not isinstance(times[1], str)
-    assert times[1].service.mean == pytest.approx(times[0].service.mean * 300 / 3350, rel=0.01)
-    assert times[2] == "no CPU is predicted from a GPU"
-
-
 def test_without_a_run_only_its_own_cpu_is_known(tmp_path: Path, load: Path) -> None:
     alone = write_exported(tmp_path / "alone", report(cpu="Unknown CPU 9"))
     for place in (alone, f"{alone}/model"):
@@ -200,14 +152,6 @@ def test_without_a_run_only_its_own_cpu_is_known(tmp_path: Path, load: Path) -> 
     (tmp_path / "prices.toml").write_text(DATED.replace("8481C", "9"))
     found = planned(alone, "--load", load, "--p99", "1ms", "--prices", tmp_path / "prices.toml")
     assert [(each["instance"], each["time"]) for each in found["rows"]] == [("mine", "measured")] * 2
-
-
-def test_the_training_says_what_the_exports_cpu_computes(tmp_path: Path) -> None:
-    six = replace(ON_CPU, world=replace(ON_CPU.world, size=2, threads=3))
-    unknown = read_model(write_exported(tmp_path / "unknown", report(cpu="Unknown CPU"), six))
-    assert unknown.core_peak == 172.8e9 / 6 and unknown.flops == 1e6
-    on_a_gpu = read_model(write_exported(tmp_path / "gpu", report(cpu="Unknown CPU"), figures()))
-    assert on_a_gpu.core_peak is None
 
 
 def test_variants_that_lose_too_much_are_not_served(tmp_path: Path, load: Path) -> None:
@@ -220,13 +164,6 @@ def test_variants_that_lose_too_much_are_not_served(tmp_path: Path, load: Path) 
     ran = called(place, "--load", load, "--p99", "1ms")
     assert "Take onnx-fp32" in ran.output
     assert "onnx-int8: left out, as it was not shown to be good enough (can't tell)" in ran.output
-
-
-def test_quantised_variants_are_not_predicted_from_a_cpu_that_sums_otherwise(tmp_path: Path) -> None:
-    read = read_model(write_exported(tmp_path / "old", report(flags=["avx2"]), ON_CPU))
-    (there,) = places(built_in_prices(), 1, ["c3d-highcpu-4"])
-    assert "quantised variants are for CPUs like" in str(serving_time(read, variant(read.report, INT8), there))
-    assert not isinstance(serving_time(read, variant(read.report, FP32), there), str)
 
 
 def test_an_optimisation_pays_if_six_months_save_more_than_it_costs(model: str, tmp_path: Path) -> None:
@@ -333,20 +270,6 @@ def test_more_requests_than_there_is_room_for_need_another_instance(model: str, 
     for rate, needed in ((0.99 * up_to, instances), (1.02 * up_to, instances + 1)):
         its = planned(model, "--load", hourly(load.with_name("more.csv"), [rate] * 24), "--p99", "1ms")
         assert max(row(its, taken["variant"], taken["instance"])["planned"]["instances"]) == needed
-
-
-def test_percentiles_make_a_distribution() -> None:
-    figures_ = variant(report(), FP32).latency_ms["1"]
-    assert figures_.p50 and figures_.p90 and figures_.p99 and figures_.mean is None
-    service = service_of(figures_)
-    assert service and (service.median, service.p99) == pytest.approx((0.12e-3, 0.24e-3))
-    assert service.quantile(0.9) == pytest.approx(0.168e-3) and 0.12e-3 < service.mean < 0.168e-3
-    recorded = service_of(replace(figures_, mean=0.2, variation=0.5))
-    assert recorded == Service(service.times, service.shares, 0.2e-3, 0.25)
-    few = service_of(replace(figures_, p99=None))
-    assert few and few.p99 == pytest.approx(0.12e-3 * 1.4 ** (2.3263 / 1.2816))
-    assert service_of(replace(figures_, p90=None)) is None and service_of(None) is None
-    assert service_of(replace(figures_, p90=figures_.p50, p99=figures_.p50))
 
 
 def test_a_model_that_was_timed_beside_other_work_is_named(tmp_path: Path, load: Path) -> None:
