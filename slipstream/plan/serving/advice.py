@@ -26,11 +26,11 @@ def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
     best = recommended(rows)
     assert best and best.planned
     yield (
-        f"Take {best.variant} on {best.place.name}: {spread(best.planned.replicas)}, {money(best.dollars)} a month"
+        f"Take {best.variant} on {best.host.name}: {spread(best.planned.replicas)}, {money(best.dollars)} a month"
         f"{at_worst(best)}, {money(per_million(best, load))} per million requests; p99 "
         f"{milliseconds(best.planned.p99)} at most."
     )
-    around_the_clock = 24 * max(best.planned.instances) * best.place.per_hour * DAYS
+    around_the_clock = 24 * max(best.planned.instances) * best.host.per_hour * DAYS
     if around_the_clock > best.dollars:
         saved = money(around_the_clock - best.dollars)
         yield f"It saves {saved} a month over the instances of the busiest hour around the clock."
@@ -48,7 +48,7 @@ def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str
         yield f"{best.variant} saves {money(saved)} a month over {FP32}, {worth}{pays(saved, wanted)}."
     # The least that must run, whatever the model does.
     assert best.planned
-    possible = best.dollars - 24 * best.place.per_hour * DAYS
+    possible = best.dollars - 24 * best.host.per_hour * DAYS
     if max(best.planned.instances) == 1:
         yield "No faster model saves anything there: one instance, the least, does."
     elif saved is None:
@@ -67,7 +67,7 @@ def nightly(rows: Sequence[Row], best: Row) -> Iterator[str]:
     if least.nightly < best.dollars:
         yield (
             f"If predictions may be a day old: scoring a day's requests each night takes {money(least.nightly)} a "
-            f"month, {least.variant} on {least.place.name}."
+            f"month, {least.variant} on {least.host.name}."
         )
 
 
@@ -101,7 +101,7 @@ def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) 
         yield f"Its times are {best.time.how}: a model exported there would make them sure."
     sure = recommended([row for row in rows if not row.time.error])
     if best.time.error and sure:
-        yield f"Measured: {sure.variant} on {sure.place.name}, {money(sure.dollars)} a month."
+        yield f"Measured: {sure.variant} on {sure.host.name}, {money(sure.dollars)} a month."
 
 
 def per_million(row: Row, load: Load) -> float:

@@ -13,9 +13,9 @@ import click
 from slipstream.errors import UserError
 from slipstream.plan.serving.advice import number, per_million, sentences
 from slipstream.plan.serving.decide import Replicas, Row, Wanted, plan, recommended, sleeping
+from slipstream.plan.serving.hosts import hosts, why_not
 from slipstream.plan.serving.load import HOUR_S, Load, read_load
 from slipstream.plan.serving.model import Exported, disturbed, not_served, read_model, served
-from slipstream.plan.serving.places import places, why_not
 from slipstream.plan.serving.table import by_hour, table
 from slipstream.plan.times import Time
 from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
@@ -94,7 +94,7 @@ def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str],
             f"{exported.name}: too few calls of single rows were timed to know their 90th percentile; expected a model "
             "exported with more export.seconds"
         )
-    found = places(prices, exported.report.machine.threads, only)
+    found = hosts(prices, exported.report.machine.threads, only)
     rows = plan(exported, variants, found, load, wanted)
     best = recommended(rows)
     assert best, "one is fast enough"
@@ -106,7 +106,7 @@ def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str],
         *disturbed(exported.report),
         *not_served(exported.report),
         *why_not(exported, variants, found),
-        *old_prices({row.place.name: row.place.dated for row in rows}),
+        *old_prices({row.host.name: row.host.dated for row in rows}),
     ]
     return Plan(exported, load, wanted, rows, best, notes)
 
@@ -115,7 +115,7 @@ def times(rows: Sequence[Row]) -> Iterator[str]:
     """What the times are from, a line for each way, with its processors."""
     hows: dict[str, list[str]] = {}
     for row in rows:
-        hows.setdefault(row.time.how, []).append(row.place.computes_on)
+        hows.setdefault(row.time.how, []).append(row.host.computes_on)
     for how, on in hows.items():
         yield f"times {how}: {', '.join(dict.fromkeys(on))}"
 
@@ -128,7 +128,7 @@ def text(made: Plan) -> str:
         f"{load.name}: {number(load.month)} requests a month by {load.seconds / HOUR_S:,.3g} hours recorded; "
         f"{number(max(load.rates))} requests/s in the busiest minute, at {busiest:02}h; idle for {load.idle_share:.2%}"
     )
-    hours = f"{made.best.variant} on {made.best.place.name}, by the hour of the day\n{by_hour(made.best, load)}"
+    hours = f"{made.best.variant} on {made.best.host.name}, by the hour of the day\n{by_hour(made.best, load)}"
     advice = " ".join(sentences(made.rows, load, made.wanted))
     notes = "\n".join(f"  {note}" for note in made.notes)
     return "\n\n".join([head, table(made.rows, made.best, load), hours, advice, notes])
@@ -139,7 +139,7 @@ def tree(made: Plan) -> dict[str, object]:
     return {
         "load": {**vars(made.load), "idle": made.load.idle_share},
         "rows": [row_tree(row, made.load) for row in made.rows],
-        "take": f"{made.best.variant} on {made.best.place.name}",
+        "take": f"{made.best.variant} on {made.best.host.name}",
         "scale_to_zero": vars(sleeping(made.best, made.load, made.wanted)),
         "because": list(sentences(made.rows, made.load, made.wanted)),
         "notes": list(made.notes),
@@ -149,11 +149,11 @@ def tree(made: Plan) -> dict[str, object]:
 def row_tree(row: Row, load: Load) -> dict[str, object]:
     return {
         "variant": row.variant,
-        "instance": row.place.name,
-        "region": row.place.region,
-        "computes_on": row.place.computes_on,
-        "dollars_per_hour": row.place.per_hour,
-        "replicas_of_each": row.place.holds,
+        "instance": row.host.name,
+        "region": row.host.region,
+        "computes_on": row.host.computes_on,
+        "dollars_per_hour": row.host.per_hour,
+        "replicas_of_each": row.host.holds,
         "time": row.time.how,
         "request_seconds": {"median": row.time.service.median, "p99": row.time.service.p99},
         "planned": planned_tree(row.planned),

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.errors import UserError
+from slipstream.plan.serving.hosts import Host, ServingTime, serving_time
 from slipstream.plan.serving.load import DAY_S, HOUR_S, MONTH_S, Load
 from slipstream.plan.serving.model import FP32, Exported
-from slipstream.plan.serving.places import Place, ServingTime, serving_time
 from slipstream.plan.serving.queueing import Service, p99, servers_needed
 from slipstream.plan.times import milliseconds
 
@@ -51,7 +51,7 @@ class Row:
     the same if the prediction is off by as much as any was, and as planned if it was measured."""
 
     variant: str
-    place: Place
+    host: Host
     time: ServingTime
     planned: Replicas | None
     at_worst: Replicas | None
@@ -82,12 +82,12 @@ class Sleeping:
 
 
 def plan(
-    model: Exported, variants: Sequence[VariantFigures], found: Sequence[Place], load: Load, wanted: Wanted
+    model: Exported, variants: Sequence[VariantFigures], found: Sequence[Host], load: Load, wanted: Wanted
 ) -> list[Row]:
     """A row for each variant and instance of which anything is known, the cheapest first. Raises ``UserError`` if there
     is none, or a request alone takes longer than asked for on all of them."""
-    times = [(each, place, serving_time(model, each, place)) for each in variants for place in found]
-    known = [(each, place, time) for each, place, time in times if isinstance(time, ServingTime)]
+    times = [(each, host, serving_time(model, each, host)) for each in variants for host in found]
+    known = [(each, host, time) for each, host, time in times if isinstance(time, ServingTime)]
     if not known:
         raise UserError(
             f"{model.name}: how long a request takes is known on no instance: {times[0][2]}; expected prices of the "
@@ -101,13 +101,13 @@ def plan(
             f"{fastest[0].name} on {fastest[1].name}; expected more"
         )
     memory: dict[Service, tuple[tuple[int, ...], float] | None] = {}
-    rows = [row_of(each.name, place, time, load, wanted, memory) for each, place, time in known]
+    rows = [row_of(each.name, host, time, load, wanted, memory) for each, host, time in known]
     return sorted(rows, key=lambda row: (row.dollars, row.worst_dollars, row.nightly))
 
 
 def row_of(
     variant: str,
-    place: Place,
+    host: Host,
     time: ServingTime,
     load: Load,
     wanted: Wanted,
@@ -119,18 +119,18 @@ def row_of(
         found = memory[service]
         if found is None:
             return None
-        instances = [math.ceil(each / place.holds) for each in found[0]]
-        dollars = paid_hours(instances, wanted.cold_start) * place.per_hour * DAYS
+        instances = [math.ceil(each / host.holds) for each in found[0]]
+        dollars = paid_hours(instances, wanted.cold_start) * host.per_hour * DAYS
         return Replicas(found[0], tuple(instances), found[1], dollars)
 
-    night = load.month / DAYS / (time.rows_per_second * place.holds) + wanted.cold_start
+    night = load.month / DAYS / (time.rows_per_second * host.holds) + wanted.cold_start
     return Row(
         variant,
-        place,
+        host,
         time,
         replicas(time.planned),
         replicas(time.at_worst),
-        nightly=night / HOUR_S * place.per_hour * DAYS,
+        nightly=night / HOUR_S * host.per_hour * DAYS,
     )
 
 
@@ -167,7 +167,7 @@ def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
         busy = load.month / (MONTH_S * (1 - load.idle_share))
         late = min(1.0, a_month * (1 + busy * wanted.cold_start) / load.month)
     pays_from = (a_month or DAYS) * (COOLDOWN_S + wanted.cold_start) / MONTH_S
-    return Sleeping(pays_from, load.idle_share, saved / HOUR_S * row.place.per_hour, a_month, late)
+    return Sleeping(pays_from, load.idle_share, saved / HOUR_S * row.host.per_hour, a_month, late)
 
 
 def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
@@ -190,7 +190,7 @@ def p99_at_random(row: Row, load: Load) -> float:
 def room(row: Row, load: Load, wanted: Wanted) -> float:
     """Requests a second in the busiest hour up to which its replicas keep the p99."""
     assert row.planned
-    servers = max(row.planned.instances) * row.place.holds
+    servers = max(row.planned.instances) * row.host.holds
     low = max(load.rates)
     high = 2 * low
     while servers_needed(high, row.time.planned, wanted.p99, load.cv2) <= servers:

@@ -31,13 +31,13 @@ def table(rows: Sequence[Row], best: Row, load: Load) -> str:
 
 
 def cells(row: Row, load: Load) -> list[str]:
-    named = [row.variant, f"{row.place.name} ({row.place.computes_on})"]
+    named = [row.variant, f"{row.host.name} ({row.host.computes_on})"]
     time = row.time.how.split()[0].rstrip(",")
     if row.planned is None:
         return [
             *named,
             "-",
-            str(row.place.holds),
+            str(row.host.holds),
             request(row.time.service),
             "not kept",
             *["-"] * 3,
@@ -48,7 +48,7 @@ def cells(row: Row, load: Load) -> list[str]:
     return [
         *named,
         spread(row.planned.replicas).split(" replica")[0],
-        str(row.place.holds),
+        str(row.host.holds),
         request(row.time.service),
         milliseconds(row.planned.p99),
         cash(row.dollars),

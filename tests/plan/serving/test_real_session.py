@@ -18,8 +18,8 @@ from slipstream.comparison.intervals import latency
 from slipstream.comparison.latencies import TURN_CALLS
 from slipstream.export.session import onnx_predictor
 from slipstream.plan.estimate import MEASURED
+from slipstream.plan.serving.hosts import ServingTime
 from slipstream.plan.serving.model import service_of
-from slipstream.plan.serving.places import ServingTime
 from slipstream.plan.serving.queueing import p99
 
 WIDTH, LAYERS, ROWS = 256, 8, 32

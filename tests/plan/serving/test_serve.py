@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from slipstream.plan.command import main
 from slipstream.plan.estimate import ONE_RUN
 from slipstream.plan.serving.decide import COOLDOWN_S, MONTHS, Wanted, p99_at_random, plan
+from slipstream.plan.serving.hosts import hosts
 from slipstream.plan.serving.load import MONTH_S, read_load
 from slipstream.plan.serving.model import read_model, served, service_of
-from slipstream.plan.serving.places import places
 from slipstream.plan.serving.queueing import p99
 from slipstream.plan.times import milliseconds
 from slipstream.telemetry.prices import built_in_prices
@@ -125,6 +125,14 @@ def test_scoring_each_night_takes_one_instance_for_a_while(model: str, load: Pat
     )
 
 
+def test_a_number_alone_is_milliseconds_of_a_p99_and_seconds_of_a_start(model: str, load: Path) -> None:
+    asked = (model, "--load", load, "--instance", "c3-highcpu-4")
+    same = [
+        planned(*asked, "--p99", p99_, "--cold-start", start) for p99_, start in (("1", "90"), ("0.001s", "1.5min"))
+    ]
+    assert same[0] == same[1] == planned(*asked, "--p99", "1ms", "--cold-start", "90s")
+
+
 def test_the_cheapest_that_keeps_the_p99_is_taken(model: str, load: Path) -> None:
     found = planned(model, "--load", load, "--p99", "1ms")
     kept = [each for each in found["rows"] if each["at_worst"]]
@@ -204,9 +212,7 @@ def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Pa
     assert longest > taken["planned"]["p99"]
     uneven = replace(read_load(load), cv2=5.0)
     read = read_model(model)
-    found = plan(
-        read, served(read.report), places(built_in_prices(), 1, ["c3-highcpu-4"]), uneven, Wanted(0.002, 120.0)
-    )
+    found = plan(read, served(read.report), hosts(built_in_prices(), 1, ["c3-highcpu-4"]), uneven, Wanted(0.002, 120.0))
     its = found[0].planned
     assert its and max(its.replicas) > 1
     assert p99_at_random(found[0], uneven) == max(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.plan.estimate import LARGEST_BY_OPERATIONS
+from slipstream.plan.serving.hosts import hosts, serving_time
 from slipstream.plan.serving.model import cpus, read_model, service_of
-from slipstream.plan.serving.places import places, serving_time
 from slipstream.plan.serving.queueing import Service
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
@@ -18,21 +18,21 @@ from tests.support.measured_trainings import figures
 
 def test_a_prediction_is_the_ratio_of_what_cores_compute(tmp_path: Path) -> None:
     read, prices = read_model(write_exported(tmp_path / "one", training=ON_CPU)), built_in_prices()
-    (there,) = places(prices, 1, ["c3d-highcpu-4"])
+    (there,) = hosts(prices, 1, ["c3d-highcpu-4"])
     for name in (FP32, INT8):
         here = service_of(variant(read.report, name).latency_ms["1"])
         time = serving_time(read, variant(read.report, name), there)
         assert here and not isinstance(time, str) and time.error == LARGEST_BY_OPERATIONS
         assert time.service.mean == pytest.approx(here.mean * cpus()["8481C"] / cpus()["9B14"])
         assert time.at_worst.mean == pytest.approx(1.85 * time.service.mean)
-    assert there.holds == 2 and places(prices, 2, ["c3d-highcpu-4"])[0].holds == 1
+    assert there.holds == 2 and hosts(prices, 2, ["c3d-highcpu-4"])[0].holds == 1
 
 
 def test_a_gpu_is_predicted_by_operations_and_takes_a_launch_at_least(tmp_path: Path) -> None:
     slow = figures(gpu="", speed={"flops_per_row": 3e9, "peak_flops": 100e9}, world=ON_CPU.world)
     read = read_model(write_exported(tmp_path / "slow", report(cpu="Unknown CPU"), slow))
     fp32 = variant(read.report, FP32)
-    (gpu,) = places(built_in_prices(), 1, ["g6.xlarge"])
+    (gpu,) = hosts(built_in_prices(), 1, ["g6.xlarge"])
     time = serving_time(read, fp32, gpu)
     assert not isinstance(time, str) and "1 ms a call assumed" in time.how
     assert time.service.median == pytest.approx(1e-3)
@@ -44,7 +44,7 @@ def test_a_gpu_is_predicted_by_operations_and_takes_a_launch_at_least(tmp_path: 
 
 def test_a_model_measured_on_a_gpu_is_predicted_on_others_by_both_limits(tmp_path: Path) -> None:
     read = read_model(write_exported(tmp_path / "gpu", report(gpu="NVIDIA L4"), ON_CPU))
-    l4, h100, cpu = places(built_in_prices(), 1, ["g6.xlarge", "p5.48xlarge", "c3-highcpu-4"])
+    l4, h100, cpu = hosts(built_in_prices(), 1, ["g6.xlarge", "p5.48xlarge", "c3-highcpu-4"])
     fp32 = variant(read.report, FP32)
     times = [serving_time(read, fp32, place) for place in (l4, h100, cpu)]
     assert not isinstance(times[0], str) and times[0].how == "measured"
@@ -64,7 +64,7 @@ def test_the_training_says_what_the_exports_cpu_computes(tmp_path: Path) -> None
 
 def test_quantised_variants_are_not_predicted_from_a_cpu_that_sums_otherwise(tmp_path: Path) -> None:
     read = read_model(write_exported(tmp_path / "old", report(flags=["avx2"]), ON_CPU))
-    (there,) = places(built_in_prices(), 1, ["c3d-highcpu-4"])
+    (there,) = hosts(built_in_prices(), 1, ["c3d-highcpu-4"])
     assert "quantised variants are for CPUs like" in str(serving_time(read, variant(read.report, INT8), there))
     assert not isinstance(serving_time(read, variant(read.report, FP32), there), str)
 

@@ -22,7 +22,7 @@ from slipstream.telemetry.prices import PriceList
 
 
 @dataclass(frozen=True)
-class Place:
+class Host:
     """An instance: its GPU, or a word of its CPU's name, and how many replicas it holds: one for each GPU, or for as
     many cores as a call had threads when it was measured."""
 
@@ -59,17 +59,17 @@ class ServingTime:
         return self.service.times_as_long(1 + max(self.error, ONE_RUN))
 
 
-def places(prices: PriceList, threads: int, only: Sequence[str]) -> list[Place]:
+def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[Host]:
     """Those of the price file, or ``only`` these. Raises ``UserError`` if one of them is not in it."""
     known = {
         **{
-            each.name: Place(
+            each.name: Host(
                 each.name, each.region, float(each.on_demand), each.dated, each.cores // threads, None, each.cpu
             )
             for each in prices.cpu_instances.values()
         },
         **{
-            each.name: Place(each.name, each.region, float(each.on_demand), each.dated, each.gpus, gpus()[each.gpu], "")
+            each.name: Host(each.name, each.region, float(each.on_demand), each.dated, each.gpus, gpus()[each.gpu], "")
             for each in prices.instances.values()
             if each.gpu in gpus()
         },
@@ -83,40 +83,40 @@ def places(prices: PriceList, threads: int, only: Sequence[str]) -> list[Place]:
     return [known[name] for name in dict.fromkeys(only)] if only else list(known.values())
 
 
-def serving_time(model: Exported, variant: VariantFigures, place: Place) -> ServingTime | str:
+def serving_time(model: Exported, variant: VariantFigures, host: Host) -> ServingTime | str:
     """How long it takes there; or why nobody knows."""
     service = service_of(variant.latency_ms.get(ONE))
     assert service is not None, "only variants that were timed are served"
-    if not place.holds:
+    if not host.holds:
         return f"has fewer cores than a call has threads, {model.report.machine.threads}"
     batch, rate = max(variant.rows_per_second.items(), key=lambda each: each[1])
-    if is_measured(model, place):
+    if is_measured(model, host):
         return ServingTime(service, rate, MEASURED, 0.0)
-    if variant.name != FP32 and (place.gpu or not model.sums_exactly):
+    if variant.name != FP32 and (host.gpu or not model.sums_exactly):
         return "quantised variants are for CPUs like the one that they were made on"
-    factors = [slowdown(model, variant, place, int(rows)) for rows in (ONE, batch)]
+    factors = [slowdown(model, variant, host, int(rows)) for rows in (ONE, batch)]
     if factors[0] is None or factors[1] is None:
-        return unknown(model, place)
+        return unknown(model, host)
     how = f"predicted from {model.report.machine.device}"
     if model.cpu:
         how += ", by operations alone"
     service, seconds = service.times_as_long(factors[0]), factors[1] * int(batch) / rate
-    if place.gpu and model.cpu and service.median < LEAST_STEP_S:
+    if host.gpu and model.cpu and service.median < LEAST_STEP_S:
         how += f", {LEAST_STEP_S * 1e3:g} ms a call assumed for launching"
         service = service.times_as_long(LEAST_STEP_S / service.median)
         seconds = max(seconds, LEAST_STEP_S)
     return ServingTime(service, int(batch) / seconds, how, LARGEST_BY_OPERATIONS if model.cpu else LARGEST_ERROR)
 
 
-def is_measured(model: Exported, place: Place) -> bool:
+def is_measured(model: Exported, host: Host) -> bool:
     """Whether its CPU or GPU is the one that the model was measured on."""
-    return place.gpu == model.gpu if place.gpu else place.cpu in model.cpu.split()
+    return host.gpu == model.gpu if host.gpu else host.cpu in model.cpu.split()
 
 
-def unknown(model: Exported, place: Place) -> str:
-    if place.gpu is None and model.cpu and cpu_peak(place.cpu) is None:
-        return f"nothing is known of its CPU {place.cpu}"
-    if place.gpu is None and not model.cpu:
+def unknown(model: Exported, host: Host) -> str:
+    if host.gpu is None and model.cpu and cpu_peak(host.cpu) is None:
+        return f"nothing is known of its CPU {host.cpu}"
+    if host.gpu is None and not model.cpu:
         return "no CPU is predicted from a GPU"
     return (
         f"{model.name} does not say what {model.report.machine.device} computes; give the run that it is of, runs/…, "
@@ -124,7 +124,7 @@ def unknown(model: Exported, place: Place) -> str:
     )
 
 
-def slowdown(model: Exported, variant: VariantFigures, place: Place, rows: int) -> float | None:
+def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) -> float | None:
     """How many times as long so many rows take there, by the ratio of two rooflines; None if one is not known. From a
     CPU by operations alone, as in plans of trainings."""
     if model.cpu:
@@ -133,13 +133,13 @@ def slowdown(model: Exported, variant: VariantFigures, place: Place, rows: int) 
         own = model.gpu.peak("fp32") if model.gpu else None
     if not own:
         return None
-    if place.gpu is None:
-        peak = cpu_peak(place.cpu) if model.cpu else None
+    if host.gpu is None:
+        peak = cpu_peak(host.cpu) if model.cpu else None
         return own / (peak * model.report.machine.threads) if peak else None
     if model.flops is None or not variant.bytes:
         return None
     here = roof(rows * model.flops, variant.bytes, own, model.gpu)
-    return roof(rows * model.flops, variant.bytes, place.gpu.peak("fp32"), place.gpu if model.gpu else None) / here
+    return roof(rows * model.flops, variant.bytes, host.gpu.peak("fp32"), host.gpu if model.gpu else None) / here
 
 
 def roof(flops: float, moved: float, peak: float, gpu: Gpu | None) -> float:
@@ -147,13 +147,13 @@ def roof(flops: float, moved: float, peak: float, gpu: Gpu | None) -> float:
     return max(flops / peak, moved / gpu.bandwidth if gpu else 0.0)
 
 
-def why_not(model: Exported, variants: Sequence[VariantFigures], found: Sequence[Place]) -> Iterator[str]:
+def why_not(model: Exported, variants: Sequence[VariantFigures], found: Sequence[Host]) -> Iterator[str]:
     """Why variants are not planned on instances, a line for each reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for variant in variants:
-        for place in found:
-            time = serving_time(model, variant, place)
+        for host in found:
+            time = serving_time(model, variant, host)
             if isinstance(time, str):
-                reasons.setdefault((time, variant.name), []).append(place.computes_on)
+                reasons.setdefault((time, variant.name), []).append(host.computes_on)
     for (reason, name), where in reasons.items():
         yield f"{name}: not planned on {', '.join(dict.fromkeys(where))}: {reason}"
