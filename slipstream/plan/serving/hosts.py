@@ -118,6 +118,8 @@ def unknown(model: Exported, host: Host) -> str:
         return f"nothing is known of its CPU {host.cpu}"
     if host.gpu is None and not model.cpu:
         return "no CPU is predicted from a GPU"
+    if model.untold:
+        return model.untold
     return (
         f"{model.name} does not say what {model.report.machine.device} computes; give the run that it is of, runs/…, "
         "whose training does"

@@ -39,6 +39,8 @@ class Exported:
     #: knows.
     flops: float | None
     core_peak: float | None
+    #: Why nothing is known of the training of its run; "" if it is, or if the model lies alone.
+    untold: str = ""
 
     @property
     def cpu(self) -> str:
@@ -65,23 +67,24 @@ def read_model(place: str) -> Exported:
             f"{place}: {'no exported model is there' if directory.exists() else 'is not there'}; {EXPECTED}"
         )
     report = read_export(directory)
-    run = figures_beside(directory)
+    run, untold = figures_beside(directory)
     speed = run.throughput if run else None
     peak = cpu_peak(report.machine.cpu)
     if peak is None and run and speed and run.world.device == "cpu":
         peak = speed.peak_flops / (run.world.size * run.world.threads)
-    return Exported(place, report, FORWARD * speed.flops_per_row if speed else None, peak)
+    return Exported(place, report, FORWARD * speed.flops_per_row if speed else None, peak, untold)
 
 
-def figures_beside(directory: Path) -> TrainingFigures | None:
-    """Of the training of the same run; None if the model lies alone, or the run is of before they were recorded."""
+def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
+    """Of the training of the same run; None if the model lies alone, or if the run is of another version, which is then
+    said: what was measured can be planned without."""
     summary = directory.parent / SUMMARY
     if directory.name != MODEL or not summary.is_file():
-        return None
+        return None, ""
     try:
-        return figures_of_run(summary)
-    except UserError:
-        return None
+        return figures_of_run(summary), ""
+    except UserError as error:
+        return None, error.message
 
 
 @cache

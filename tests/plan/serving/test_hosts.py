@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.plan.estimate import LARGEST_BY_OPERATIONS
-from slipstream.plan.serving.hosts import hosts, serving_time
+from slipstream.plan.serving.hosts import hosts, serving_time, why_not
 from slipstream.plan.serving.model import cpus, read_model, service_of
 from slipstream.plan.serving.queueing import Service
 from slipstream.telemetry.prices import built_in_prices
@@ -81,3 +81,17 @@ def test_percentiles_make_a_distribution() -> None:
     assert few and few.p99 == pytest.approx(0.12e-3 * 1.4 ** (2.3263 / 1.2816))
     assert service_of(replace(figures_, p90=None)) is None and service_of(None) is None
     assert service_of(replace(figures_, p90=figures_.p50, p99=figures_.p50))
+
+
+def test_an_instance_of_too_few_cores_or_an_unknown_cpu_is_not_planned_and_said(tmp_path: Path) -> None:
+    read = read_model(write_exported(tmp_path / "wide", report(threads=4), ON_CPU))
+    fp32, prices = variant(read.report, FP32), built_in_prices()
+    small, enough = hosts(prices, 4, ["c3-highcpu-4", "c3-highcpu-8"])
+    assert serving_time(read, fp32, small) == "has fewer cores than a call has threads, 4"
+    assert not isinstance(serving_time(read, fp32, enough), str)
+    other = replace(enough, cpu="Z80")
+    assert serving_time(read, fp32, other) == "nothing is known of its CPU Z80"
+    assert list(why_not(read, [fp32], [small, other])) == [
+        "onnx-fp32: not planned on 8481C: has fewer cores than a call has threads, 4",
+        "onnx-fp32: not planned on Z80: nothing is known of its CPU Z80",
+    ]

@@ -162,6 +162,15 @@ def test_without_a_run_only_its_own_cpu_is_known(tmp_path: Path, load: Path) -> 
     assert [(each["instance"], each["time"]) for each in found["rows"]] == [("mine", "measured")] * 2
 
 
+def test_a_run_of_another_version_is_told_as_the_reason(tmp_path: Path, load: Path) -> None:
+    place = write_exported(tmp_path / "old", report(cpu="Unknown CPU 9"), ON_CPU)
+    summary = tmp_path / "old" / "summary.json"
+    summary.write_text(summary.read_text().replace('"gpu"', '"card"'))
+    ran = called(place, "--load", load, "--p99", "1ms")
+    assert ran.exit_code == 1 and f"{summary}: " in ran.output and "card" in ran.output
+    assert len(ran.output.strip().splitlines()) == 1
+
+
 def test_variants_that_lose_too_much_are_not_served(tmp_path: Path, load: Path) -> None:
     its = report()
     int8 = variant(its, INT8)
