@@ -184,10 +184,15 @@ def outcome(
     slower = np.ones(RUNS) if several else time.factors(random, RUNS)
     weather = (capacity or Capacity("", rate=1 / NEVER)).weather(option.pods, RUNS, random)
     found = simulate(job, weather, rules, random, slower)
-    hours, dollars = found.hours, found.dollars(per_hour, on_demand or per_hour)
+    # A price between the lowest and the highest holds for all trainings of a sweep, too.
+    spread = option.price.spot_spread if way == SPOT else 0.0
+    prices = per_hour * np.random.default_rng(1).uniform(1 - spread, 1 + spread, SWEEPS if several else RUNS)
+    hours = found.hours
+    dollars = found.dollars(per_hour if several else prices, on_demand or per_hour)
     if several:
         factors = time.factors(random, SWEEPS)
         hours, dollars = (amounts * factors for amounts in together(hours, dollars, wanted, random))
+        dollars = dollars * prices / per_hour
     between = capacity.between / option.pods if capacity else None
     often = float(np.mean(found.interruptions))
     return Outcome(

@@ -51,8 +51,8 @@ class Simulated:
     interruptions: np.ndarray
     lost: np.ndarray
 
-    def dollars(self, spot: float, on_demand: float) -> np.ndarray:
-        """Of each training, at these prices of an hour of all its pods."""
+    def dollars(self, spot: float | np.ndarray, on_demand: float) -> np.ndarray:
+        """Of each training, at these prices of an hour of all its pods; ``spot`` for all or for each."""
         return self.spot * spot + (self.on_demand * on_demand if self.on_demand.any() else 0.0)
 
 

@@ -37,6 +37,8 @@ class PodPrice:
     #: The address of where the price was read, and its date; both empty for a price of the profile.
     source: str = ""
     dated: str = ""
+    #: How far the price on spot capacity was from ``spot``, as a share of it: half of the range in which it was.
+    spot_spread: float = 0.0
 
     def paid(self, spot: bool) -> Decimal | None:
         """What an hour on this capacity costs."""
@@ -45,7 +47,7 @@ class PodPrice:
 
 @dataclass(frozen=True)
 class Instance:
-    """A type of node: its GPUs and its dollars per hour."""
+    """A type of node: its GPUs and its dollars per hour. ``spot`` is the middle of the range in which it was."""
 
     name: str
     gpus: int
@@ -56,13 +58,15 @@ class Instance:
     dated: str
     #: Which GPU it has, as ``slipstream/plan/gpus.toml`` names it; "" if that is not said.
     gpu: str = ""
+    #: As of :class:`PodPrice`.
+    spot_spread: float = 0.0
 
     def part(self, gpus: int) -> PodPrice:
         """The price of a pod with so many GPUs of such nodes."""
         share = Decimal(gpus) / self.gpus
         spot = None if self.spot is None else self.spot * share
         of = f"{gpus} GPUs of {self.name} ({self.gpus} GPUs) in {self.region}"
-        return PodPrice(self.on_demand * share, spot, of, self.source, self.dated)
+        return PodPrice(self.on_demand * share, spot, of, self.source, self.dated, self.spot_spread)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,6 @@ class CpuInstance:
     cores: int
     region: str
     on_demand: Decimal
-    spot: Decimal | None
     source: str
     dated: str
 
@@ -172,34 +175,49 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
     if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
         raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where they are known, spot and gpu")
     gpus = whole(f"{where}: gpus", entry["gpus"])
-    return Instance(name, gpus, *priced(where, entry, sources), gpu=str(entry.get("gpu", "")))
+    on_demand, source, dated = priced(where, entry, sources)
+    spot, spread = None, 0.0
+    if "spot" in entry:
+        low, high = spot_range(f"{where}: spot", entry["spot"])
+        if high > on_demand:
+            raise UserError(f"{where}: spot: {high} is above on_demand, {on_demand}; expected at most that")
+        spot, spread = (low + high) / 2, float((high - low) / (high + low))
+    region, gpu = str(entry["region"]), str(entry.get("gpu", ""))
+    return Instance(name, gpus, region, on_demand, spot, source, dated, gpu, spread)
 
 
 def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> CpuInstance:
     """One entry of an instance without GPUs, checked."""
-    required, optional = {"cpu", "cores", "region", "on_demand", "source"}, {"spot"}
-    if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
-        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where it is known, spot")
+    required = {"cpu", "cores", "region", "on_demand", "source"}
+    if not isinstance(entry, dict) or entry.keys() != required:
+        raise UserError(f"{where}: expected {', '.join(sorted(required))}")
     if not isinstance(entry["cpu"], str) or not entry["cpu"]:
         raise UserError(f"{where}: cpu: {entry['cpu']}; expected a word of the name that Linux gives it, as 8481C")
     cores = whole(f"{where}: cores", entry["cores"])
-    return CpuInstance(name, entry["cpu"], cores, *priced(where, entry, sources))
+    return CpuInstance(name, entry["cpu"], cores, str(entry["region"]), *priced(where, entry, sources))
 
 
-def priced(
-    where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]
-) -> tuple[str, Decimal, Decimal | None, str, str]:
-    """Region, dollars on demand and on spot, and the address and the date of their source."""
-    on_demand, spot = dollars(f"{where}: on_demand", entry["on_demand"]), entry.get("spot")
-    spot = None if spot is None else dollars(f"{where}: spot", spot)
-    if spot is not None and spot > on_demand:
-        raise UserError(f"{where}: spot: {spot} is above on_demand, {on_demand}; expected at most that")
+def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Decimal, str, str]:
+    """Dollars on demand, and the address and the date of their source."""
+    on_demand = dollars(f"{where}: on_demand", entry["on_demand"])
     source = sources.get(entry["source"])
     if not isinstance(source, dict) or set(source) != {"address", "date"}:
         raise UserError(f"{where}: source: {entry['source']}; expected a table of sources with address and date")
     if type(source["date"]) is not date or not str(source["address"]).startswith("https://"):
         raise UserError(f"{where}: source: {entry['source']}; expected a date and an address with https://")
-    return str(entry["region"]), on_demand, spot, source["address"], source["date"].isoformat()
+    return on_demand, source["address"], source["date"].isoformat()
+
+
+def spot_range(where: str, value: object) -> tuple[Decimal, Decimal]:
+    """The lowest and the highest price on spot capacity of an entry that has both, or one for both."""
+    if not isinstance(value, list):
+        return dollars(where, value), dollars(where, value)
+    if len(value) != 2:
+        raise UserError(f"{where}: {len(value)} prices; expected one, or the lowest and the highest")
+    low, high = (dollars(where, each) for each in value)
+    if low > high:
+        raise UserError(f"{where}: {low} is above {high}; expected the lowest price first")
+    return low, high
 
 
 def whole(where: str, value: object) -> int:

@@ -179,6 +179,25 @@ def test_a_sweep_takes_the_next_when_one_ends() -> None:
     assert set(hours) == {3.0} and set(dollars) == {14.0}
 
 
+def test_a_range_of_spot_prices_widens_the_dollars_and_leaves_the_hours(run: str, tmp_path: Path) -> None:
+    (tmp_path / "zone.csv").write_text("up_hours,wait_hours\n" + "500,1\n" * 30)
+
+    def spot(price: str, *arguments: object) -> dict[str, Any]:
+        (tmp_path / "prices.toml").write_text(PRICES.format(date="2026-11-01", spot=price))
+        given = ("--prices", tmp_path / "prices.toml", "--capacity", tmp_path / "zone.csv", *arguments)
+        found = next(row for row in planned("--measured", run, *given)["rows"] if row["instance"] == "mine")
+        outcome: dict[str, Any] = next(each for each in found["outcomes"] if each["way"] == SPOT)
+        return outcome
+
+    for arguments in ((), ("--trials", 20, "--parallel", 5)):
+        one, range_ = spot("0.5", *arguments), spot("[0.3, 0.7]", *arguments)
+        assert one["hours"] == range_["hours"]
+        assert range_["mean_dollars"] == pytest.approx(one["mean_dollars"], rel=0.02)
+        # Of a uniform price 5 % are below 0.32 and above 0.68.
+        assert range_["dollars"]["low"] == pytest.approx(one["dollars"]["low"] * 0.32 / 0.5, rel=0.1)
+        assert range_["dollars"]["high"] == pytest.approx(one["dollars"]["high"] * 0.68 / 0.5, rel=0.1)
+
+
 def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "prices.toml").write_text(PRICES.format(date="2026-11-01", spot=0.5))
     mine = tmp_path / "mine.toml"

@@ -113,6 +113,15 @@ def test_every_price_that_comes_with_the_project_has_its_source_and_date() -> No
     assert {type(pod_price(load(name).asked("train"))) for name in names()} == {PodPrice, type(None)}
 
 
+def test_a_range_of_spot_prices_has_a_middle_and_a_spread(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(GOOD.replace("spot = 1.6", "spot = [1.2, 2.0]"))
+    whole = read_prices(path).instances["four"].part(4)
+    assert whole.spot == Decimal("1.6") and whole.spot_spread == 0.25
+    half = read_prices(path).instances["four"].part(2)
+    assert half.spot == Decimal("0.8") and half.spot_spread == 0.25
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -123,6 +132,10 @@ def test_every_price_that_comes_with_the_project_has_its_source_and_date() -> No
         ("on_demand = 4.004", "", "four: expected gpus, on_demand, region, source"),
         ("spot = 1.6", "spot = 0.0", "four: spot: 0.0; expected dollars per hour above 0"),
         ("spot = 1.6", "spot = 4.1", "four: spot: 4.1 is above on_demand, 4.004"),
+        ("spot = 1.6", "spot = [1.2, 4.1]", "four: spot: 4.1 is above on_demand, 4.004"),
+        ("spot = 1.6", "spot = [1.6, 1.2]", "four: spot: 1.6 is above 1.2; expected the lowest price first"),
+        ("spot = 1.6", "spot = [1.6]", "four: spot: 1 prices; expected one, or the lowest and the highest"),
+        ("spot = 1.6", "spot = [0, 1.6]", "four: spot: 0; expected dollars per hour above 0"),
         ("gpus = 4", "gpus = 0", "four: gpus: 0; expected a whole number from 1 on"),
         ("gpus = 4", "gpus = 4\nnote = 1", "four: expected gpus"),
         ('cpu = "8481C"', "cpu = 8481", "two: cpu: 8481; expected a word of the name"),
