@@ -71,6 +71,7 @@ def observed_p99(call: Call, gaps: np.ndarray) -> float:
 
 
 @pytest.mark.prove
+@pytest.mark.alone
 @pytest.mark.parametrize("busy", [0.5, 0.7, 0.85])
 def test_the_planned_p99_is_not_too_short_in_8_of_10_runs(call: Call, busy: float) -> None:
     random, ratios = np.random.default_rng(0), []
