@@ -31,7 +31,8 @@ class Plan:
     the degree of tensor parallelism has to divide, with their values. ``cut(start, stop)`` removes all that the stage
     of the blocks from ``start`` to ``stop`` does not need; the first stage takes the model's input, every other one
     hidden states ``[batch, *hidden]``, which every stage but the last returns, and which are handed on in bf16 where
-    training computes in it. ``sequence`` is the length that sequence parallelism has to divide.
+    training computes in it; with ``takes_ids`` these are called with the ids ``[batch, length]`` of the row, too, as
+    ``ids``. ``sequence`` is the length that sequence parallelism has to divide.
     """
 
     blocks: tuple[str, ...]
@@ -40,6 +41,7 @@ class Plan:
     sequence: int
     hidden: tuple[int, ...]
     cut: Callable[[int, int], None]
+    takes_ids: bool = False
 
 
 def plan_of(model: nn.Module) -> Plan | None:

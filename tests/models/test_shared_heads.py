@@ -43,7 +43,8 @@ def test_on_a_gpu_heads_are_shared_in_16_bits_from_ampere_on(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(major=capability))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda" and autocast is not None)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: autocast)
-    assert kernel_shares_heads(cast(Tensor, SimpleNamespace(device=torch.device("cuda"), dtype=dtype))) == shares
+    query = cast(Tensor, SimpleNamespace(device=torch.device("cuda"), dtype=dtype))
+    assert kernel_shares_heads(query) == shares and not kernel_shares_heads(query, masked=True)
 
 
 def test_on_a_cpu_heads_are_always_shared() -> None:
