@@ -70,6 +70,17 @@ class Tokenizer:
         for encoded in self._engine.encode_batch_fast(list(texts), add_special_tokens=False):
             yield np.array(encoded.ids, np.int64)
 
+    def conversation(self, text: str, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The tokens (int64) of a rendered conversation, -1 - id of those that are not learned: that do not begin in
+        one of the ``spans`` (characters). A token that an answer shares with what goes before it is not its own."""
+        self._engine.encode_special_tokens = False
+        encoded = self._engine.encode(text, add_special_tokens=False)
+        ids, begins = np.array(encoded.ids, np.int64), np.array([begin for begin, _ in encoded.offsets], np.int64)
+        learned = np.zeros(len(ids), bool)
+        for first, last in spans:
+            learned |= (begins >= first) & (begins < last)
+        return np.where(learned, ids, -1 - ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._engine.decode(list(ids), skip_special_tokens=True))
 
@@ -170,7 +181,7 @@ def byte_characters() -> list[str]:
 
 
 def made(engine: Engine) -> TokenizerFiles:
-    settings = {
+    settings: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
         "bos_token": END,

@@ -65,7 +65,7 @@ def test_keys_are_expanded_where_no_fused_kernel_shares_them(shares: bool, monke
     angles = tables(CONFIG, LENGTH, x.device, x.dtype)
     expected = attention(x, *angles)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
-    monkeypatch.setattr(transformer, "kernel_shares_heads", lambda query: shares)
+    monkeypatch.setattr(transformer, "kernel_shares_heads", lambda query, masked: shares)
     assert torch.allclose(attention(x, *angles), expected, atol=1e-6)
     assert asked == [(4, 2, 2, True) if shares else (4, 4, 4, False)]
 

@@ -54,6 +54,12 @@ class Record(NamedTuple):
     values: dict[str, Any]
 
 
+class Blank(NamedTuple):
+    """A line without anything in it."""
+
+    line: int
+
+
 def pieces_of(source: SourceToPrepare) -> list[Piece]:
     """All pieces, in the order of the files. Raises ``UserError`` for files without the columns, or of which some are
     documents and others conversations."""
@@ -118,7 +124,7 @@ def shape_of(names: Any, file: SourceFile) -> Shape:
     raise UserError(f"{file.uri}: has the columns {', '.join(map(repr, sorted(names)))}; {EXPECTED}")
 
 
-def read_piece(piece: Piece, encoding: str) -> Iterator[Record | BadRow]:
+def read_piece(piece: Piece, encoding: str) -> Iterator[Record | BadRow | Blank]:
     """Its records, and what is none. The lines of a piece of JSON Lines are counted from its beginning."""
     if piece.format == "text":
         yield from (read_file(file, encoding) for file in piece.files)
@@ -141,10 +147,10 @@ def read_file(file: SourceFile, encoding: str) -> Record | BadRow:
     return Record(file.uri, 1, {"text": text})
 
 
-def read_lines(piece: Piece) -> Iterator[Record | BadRow]:
+def read_lines(piece: Piece) -> Iterator[Record | BadRow | Blank]:
     (file,) = piece.files
     with opened(file) as stream:
-        # The line that a piece begins in is the one's before, unless it begins there exactly.
+        # The line in which a piece begins belongs to the one before, unless it begins there exactly.
         place = piece.start
         if piece.start:
             stream.seek(piece.start - 1)
@@ -157,6 +163,7 @@ def read_lines(piece: Piece) -> Iterator[Record | BadRow]:
             place += len(line)
             number += 1
             if not line.strip():
+                yield Blank(number)
                 continue
             found = parsed(file, line)
             if isinstance(found, dict):

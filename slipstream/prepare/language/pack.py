@@ -1,4 +1,5 @@
-"""Token ids to rows: the documents of a split, one after the other, cut into rows of equal length.
+"""Token ids to rows: the documents of a split, one after the other, cut into rows of equal length; conversations are
+rows already.
 
 A row has one token more than a model is given, so it begins with the last of the row before: every token of a split but
 those of an incomplete last row is a target once.
@@ -24,26 +25,34 @@ def row_counts(pieces: list[EncodedPiece], length: int) -> list[int]:
     return [sum(piece.tokens[split] for piece in pieces) // length for split in range(len(SPLITS))]
 
 
-def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int, *, shuffle: bool) -> list[Run]:
-    """The runs ``path`` of all splits' rows."""
+def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int | None, *, shuffle: bool) -> list[Run]:
+    """The runs ``path`` of all splits' rows; of conversations if there is no ``end`` between them."""
     (length,), token = signature.inputs[0].shape, np.dtype(signature.inputs[0].dtype)
-    counts = row_counts(pieces, length)
+    width = 1 if end is not None else length + 1
+    total = sum(row_counts(pieces, length)) if end is not None else stored_rows(pieces, width * token.itemsize)
     first = 0
     with RunWriter(path) as writer:
         for split in range(len(SPLITS)):
-            parts = tokens_of([piece.path(split) for piece in pieces], token)
-            for rows in packed(parts, length, end, token):
-                order = order_keys(first, len(rows), sum(counts), shuffle)
+            parts = tokens_of([piece.path(split) for piece in pieces], token, width)
+            rows_of = packed(parts, length, end, token) if end is not None else (p.reshape(-1, width) for p in parts)
+            for rows in rows_of:
+                order = order_keys(first, len(rows), total, shuffle)
                 records = rows.view(signature.record).reshape(len(rows))
                 writer.add(split, np.arange(len(rows)), order, records)
                 first += len(rows)
     return writer.runs
 
 
-def tokens_of(paths: Iterable[Path], token: np.dtype) -> Iterator[np.ndarray]:
+def stored_rows(pieces: list[EncodedPiece], size: int) -> int:
+    """How many rows of ``size`` bytes the pieces hold."""
+    return sum(piece.path(split).stat().st_size for piece in pieces for split in range(len(SPLITS))) // size
+
+
+def tokens_of(paths: Iterable[Path], token: np.dtype, width: int) -> Iterator[np.ndarray]:
+    """The tokens of some files, a multiple of ``width`` at a time."""
     for path in paths:
         with path.open("rb") as file:
-            while len(part := np.fromfile(file, token, AT_ONCE)):
+            while len(part := np.fromfile(file, token, max(1, AT_ONCE // width) * width)):
                 yield part
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from slipstream.artifacts.prepared.data import SPLITS
+from slipstream.language.chat_template import CannotRender, ChatTemplate, messages_of, template_of
+from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.fit.splits import assign
 from slipstream.prepare.language.corpus import Piece, Record, read_piece
 from slipstream.source.columns.hashing import splitmix64
@@ -26,15 +29,30 @@ SPOOL = pa.schema(
         ("split", pa.uint8()),
         ("place", pa.float64()),
         ("text", pa.large_string()),
+        # Of a conversation, whose text is rendered: where in it answers begin and end, and what they are.
+        ("spans", pa.list_(pa.int64())),
+        ("answers", pa.list_(pa.large_string())),
     ]
 )
 
 
 @dataclass(frozen=True)
 class ReadJob:
+    """``tokenizer`` are the files of the one that has the chat template of conversations."""
+
     piece: Piece
     config: DataConfig
     path: Path
+    tokenizer: dict[str, str] = field(default_factory=dict)
+
+
+class Text(NamedTuple):
+    """A document, or a conversation that was rendered, of which only the ``answers`` are learned."""
+
+    record: Record
+    text: str
+    spans: list[int]
+    answers: list[str]
 
 
 @dataclass(frozen=True)
@@ -57,31 +75,33 @@ class ReadPiece:
 
 def read(job: ReadJob) -> ReadPiece:
     """Read, hash and split a piece. Runs in a worker process."""
-    records: list[Record] = []
+    texts: list[Text] = []
     bad: list[BadRow] = []
     lines = 0
+    template = template_of(job.tokenizer) if job.piece.shape != "text" else None
+    specials = Tokenizer(job.tokenizer).specials if template else []
     for found in read_piece(job.piece, job.config.encoding):
         lines = found.line
-        text = found.values["text"] if isinstance(found, Record) and "text" in found.values else None
         if isinstance(found, BadRow):
             bad.append(found)
-        elif not isinstance(text, str):
-            bad.append(BadRow(found.file, found.line, "text", "no text", repr(text)))
-        elif not text:
-            bad.append(BadRow(found.file, found.line, "text", "the text is empty", ""))
-        else:
-            records.append(found)
-    texts = [record.values["text"] for record in records]
-    encoded = [text.encode() for text in texts]
+        elif isinstance(found, Record):
+            try:
+                texts.append(rendered(found, template, specials) if template else document(found))
+            except CannotRender as error:
+                raw = repr(found.values.get(job.piece.shape))
+                bad.append(BadRow(found.file, found.line, job.piece.shape, str(error), raw))
+    encoded = [each.text.encode() for each in texts]
     hashes = np.array([xxhash.xxh3_64_intdigest(text) for text in encoded], np.uint64)
     splits = assign(hashes, job.config.split)
     sizes = np.array([len(text) for text in encoded], np.int64)
     columns = {
-        "name": [record.file for record in records],
-        "line": [record.line for record in records],
+        "name": [each.record.file for each in texts],
+        "line": [each.record.line for each in texts],
         "split": splits,
         "place": (splitmix64(hashes ^ SAMPLE_SEED) >> np.uint64(11)) * 2.0**-53,
-        "text": texts,
+        "text": [each.text for each in texts],
+        "spans": [each.spans for each in texts],
+        "answers": [each.answers for each in texts],
     }
     with pa.ipc.new_file(job.path, SPOOL) as spool:
         spool.write_table(pa.Table.from_pydict(columns, SPOOL))
@@ -94,6 +114,32 @@ def read(job: ReadJob) -> ReadPiece:
         hashes=hashes,
         bad=bad,
     )
+
+
+def document(record: Record) -> Text:
+    """Raises :class:`CannotRender` for a row that has no text."""
+    text = record.values.get("text")
+    if not isinstance(text, str):
+        raise CannotRender("no text")
+    try:
+        text.encode()
+    except UnicodeError:
+        raise CannotRender("half of a surrogate pair, which is no text") from None
+    if not text:
+        raise CannotRender("the text is empty")
+    return Text(record, text, [], [])
+
+
+def rendered(record: Record, template: ChatTemplate, specials: Sequence[str]) -> Text:
+    """Raises :class:`CannotRender` for a row that is no conversation, or in which a message spells a special token: as
+    text of the template it would end the turn."""
+    messages = messages_of(record.values)
+    for message in messages:
+        document(Record(record.file, record.line, {"text": message["content"] or " "}))
+        if spelled := next((special for special in specials if special in message["content"]), None):
+            raise CannotRender(f"a message spells the special token {spelled!r}")
+    found = template.render(messages)
+    return Text(record, found.text, [place for span in found.spans for place in span], found.answers)
 
 
 def spooled(path: Path) -> pa.Table:
