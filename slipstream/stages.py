@@ -75,7 +75,7 @@ STAGES = {
         Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
         Stage("sweep", trains_alone=True),
         Stage("compress", ("slipstream.compress.engine",), (*JUDGED, "torch-pruning")),
-        Stage("evaluate", ("slipstream.evaluate.engine",), JUDGED, pod_of="export"),
+        Stage("evaluate", ("slipstream.evaluate.engine",), (*JUDGED, "pyarrow", "tokenizers"), pod_of="export"),
         Stage(
             "export",
             ("slipstream.export.engine",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -10,9 +11,19 @@ import numpy as np
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.evaluation import Evaluation, Gain, Headline, PlotData, Scatter, write_evaluation
+from slipstream.artifacts.prepared.documents import has_documents
+from slipstream.artifacts.results.evaluation import (
+    Evaluation,
+    Gain,
+    Headline,
+    PlotData,
+    Scatter,
+    Scores,
+    write_evaluation,
+)
 from slipstream.comparison.quality import loss_of
 from slipstream.evaluate.baseline import baseline
+from slipstream.evaluate.language import LanguageScores, evaluate_language
 from slipstream.models import metrics
 from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
 
@@ -28,10 +39,14 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
     """
     task, records = trained.signature.task, held_out_rows(data)
-    outputs = predict(model_function(trained.load()), trained.signature, records)
+    run = model_function(trained.load())
+    outputs = predict(run, trained.signature, records)
     truth = targets_of(records)
     name, _ = metrics.HEADLINE[task]
-    scores, beside = metrics.scores(task, outputs, truth), baseline(data, records)
+    scores = metrics.scores(task, outputs, truth)
+    if has_documents(data.artifact):
+        return write_evaluation(directory, of_language(evaluate_language(run, data), scores, len(records)), made_by)
+    beside = baseline(data, records)
     evaluation = Evaluation(
         task=task,
         rows=len(records),
@@ -43,6 +58,20 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
         **vars(plot_data(task, outputs, truth)),
     )
     return write_evaluation(directory, evaluation, made_by)
+
+
+def of_language(found: LanguageScores, rows: Scores, number: int) -> Evaluation:
+    """The evaluation of a model of text, of which the ``rows`` have these scores."""
+    return Evaluation(
+        task="next token",
+        rows=number,
+        metric=Headline("bits_per_byte", found.bits_per_byte),
+        model=replace(rows, bits_per_byte=found.bits_per_byte, perplexity=found.perplexity),
+        baseline=found.baseline,
+        gain=found.gain,
+        classes=[],
+        language=found.figures,
+    )
 
 
 def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndarray) -> Gain:

@@ -42,7 +42,8 @@ def library() -> Any:
 
 
 class Tokenizer:
-    """``end`` is the id that ends a document, ``vocabulary`` the number of ids."""
+    """``end`` is the id that ends a document, ``vocabulary`` the number of ids; ``specials`` are the texts of the
+    special tokens, ``special_ids`` their ids."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         """Raises ``UserError`` for files that are no tokenizer, or name no end token."""
@@ -56,7 +57,8 @@ class Tokenizer:
         self.end = self.id_of(end_token(files))
         # Ids need not be without gaps.
         self.vocabulary = 1 + max(self._engine.get_vocab(with_added_tokens=True).values())
-        self.specials = [token.content for token in self._engine.get_added_tokens_decoder().values() if token.special]
+        special = {i: t.content for i, t in self._engine.get_added_tokens_decoder().items() if t.special}
+        self.specials, self.special_ids = list(special.values()), frozenset({*special, self.end})
 
     def id_of(self, token: str) -> int:
         number = self._engine.token_to_id(token)
