@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,7 +17,6 @@ from slipstream.artifacts.results.evaluation import (
     Headline,
     PlotData,
     Scatter,
-    Scores,
     write_evaluation,
 )
 from slipstream.comparison.quality import loss_of
@@ -38,14 +36,14 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
 
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
     """
-    task, records = trained.signature.task, held_out_rows(data)
-    run = model_function(trained.load())
+    task, run = trained.signature.task, model_function(trained.load())
+    if has_documents(data.artifact):
+        return write_evaluation(directory, of_language(evaluate_language(run, data), data), made_by)
+    records = held_out_rows(data)
     outputs = predict(run, trained.signature, records)
     truth = targets_of(records)
     name, _ = metrics.HEADLINE[task]
     scores = metrics.scores(task, outputs, truth)
-    if has_documents(data.artifact):
-        return write_evaluation(directory, of_language(evaluate_language(run, data), scores, len(records)), made_by)
     beside = baseline(data, records)
     evaluation = Evaluation(
         task=task,
@@ -60,13 +58,12 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     return write_evaluation(directory, evaluation, made_by)
 
 
-def of_language(found: LanguageScores, rows: Scores, number: int) -> Evaluation:
-    """The evaluation of a model of text, of which the ``rows`` have these scores."""
+def of_language(found: LanguageScores, data: PreparedData) -> Evaluation:
     return Evaluation(
-        task="next token",
-        rows=number,
-        metric=Headline("bits_per_byte", found.bits_per_byte),
-        model=replace(rows, bits_per_byte=found.bits_per_byte, perplexity=found.perplexity),
+        task=data.signature.task,
+        rows=sum(data.segment_rows("test")),
+        metric=Headline("bits_per_byte", cast(float, found.model.bits_per_byte)),
+        model=found.model,
         baseline=found.baseline,
         gain=found.gain,
         classes=[],

@@ -11,7 +11,7 @@ import numpy as np
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.prepared.documents import Document, read_documents
 from slipstream.artifacts.prepared.token_rows import FILES, TOKENIZER
-from slipstream.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures
+from slipstream.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures, Scores
 from slipstream.comparison.bits import bits_per_byte, gain
 from slipstream.errors import UserError
 from slipstream.evaluate.generate import continued
@@ -22,14 +22,15 @@ from slipstream.models.predict import ModelFunction, predict
 #: Bytes of context of the model beside.
 CONTEXT = 5
 CONTINUATIONS, PROMPT_TOKENS, MOST_TOKENS = 3, 32, 96
+#: Of e, for which a float has room.
+LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
 class LanguageScores:
     """What held-out documents say of the model and of the one beside it."""
 
-    bits_per_byte: float
-    perplexity: float
+    model: Scores
     baseline: BaselineScores
     gain: Gain
     figures: LanguageFigures
@@ -42,13 +43,18 @@ def evaluate_language(run: ModelFunction, data: PreparedData) -> LanguageScores:
     if not documents:
         raise UserError("data.split.test: the test split has no documents to measure with; raise it, or give more data")
     sizes = np.array([document.bytes for document in documents], np.float64)
-    bits = bits_of(run, signature, documents)
+    right, bits = graded_documents(run, signature, documents)
     learned = sum(int((document.tokens[1:] >= 0).sum()) for document in documents)
+    log_loss = float(bits.sum()) * math.log(2) / learned
     beside = KneserNey([text.encode() for each in train for text in each.texts], CONTEXT)
     theirs = beside_bits(beside, documents)
     return LanguageScores(
-        bits_per_byte=bits_per_byte(bits, sizes),
-        perplexity=math.exp(min(float(bits.sum()) * math.log(2) / learned, 700.0)),
+        model=Scores(
+            accuracy=float(right.sum()) / learned,
+            log_loss=log_loss,
+            bits_per_byte=bits_per_byte(bits, sizes),
+            perplexity=math.exp(min(log_loss, LARGEST_EXPONENT)),
+        ),
         baseline=BaselineScores(
             name=f"Kneser-Ney, {CONTEXT} bytes of context",
             rows_trained=len(train),
@@ -64,9 +70,12 @@ def evaluate_language(run: ModelFunction, data: PreparedData) -> LanguageScores:
     )
 
 
-def bits_of(run: ModelFunction, signature: Signature, documents: list[Document]) -> np.ndarray:
-    """The bits (float64 ``[documents]``) that the model needs for the learned tokens of each document. One that is
-    longer than a row is cut into several, each of which sees nothing of the one before but its last token."""
+def graded_documents(
+    run: ModelFunction, signature: Signature, documents: list[Document]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many learned tokens of each document the model finds the most likely, and the bits that it needs for them;
+    both float64 ``[documents]``. A document that is longer than a row is cut into several, each of which sees nothing
+    of the one before but its last token."""
     (length,), end = signature.inputs[0].shape, max(signature.document_end, 0)
     rows, counts = [], list[int]()
     for document in documents:
@@ -76,8 +85,9 @@ def bits_of(run: ModelFunction, signature: Signature, documents: list[Document])
         rows.append(np.lib.stride_tricks.sliding_window_view(filled, length + 1)[::length])
         counts.append(count)
     records = np.ascontiguousarray(np.concatenate(rows)).view(signature.record).reshape(-1)
-    nats = -predict(run, signature, records)[..., 1].sum(axis=1, dtype=np.float64)
-    return np.add.reduceat(nats, starts_of(counts)) / math.log(2)
+    of_rows = predict(run, signature, records).sum(axis=1, dtype=np.float64)
+    right, likelihood = np.add.reduceat(of_rows, starts_of(counts), axis=0).T
+    return right, -likelihood / math.log(2)
 
 
 def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:

@@ -19,3 +19,10 @@ def attended(ids: Tensor, document_end: int) -> Tensor:
     length = ids.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
     return ((document.unsqueeze(2) == document.unsqueeze(1)) & before).unsqueeze(1)
+
+
+def places_in_documents(ids: Tensor, document_end: int) -> Tensor:
+    """Of ids ``[batch, length]`` the place of each in its document, int64 of the same shape, from 0 on; in its row if
+    ``document_end`` is -1. transformers' models attend to documents alone if they are given these as positions."""
+    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    return places - torch.where(ids == document_end, places, 0).cummax(dim=1).values

@@ -13,7 +13,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.documents import Document, read_documents
 from slipstream.comparison.bits import bits_per_byte
 from slipstream.evaluate.kneser_ney import KneserNey
-from slipstream.evaluate.language import beside_bits, bits_of, evaluate_language
+from slipstream.evaluate.language import beside_bits, evaluate_language, graded_documents
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.predict import model_function
@@ -48,7 +48,7 @@ def by_hand(model: Predictor, document: Document, length: int) -> float:
 def test_the_bits_of_documents_are_of_all_their_learned_tokens(stories: PreparedData) -> None:
     model = build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
     documents = read_documents(stories.artifact, "test")[:6]
-    found = bits_of(model_function(model), stories.signature, documents)
+    _, found = graded_documents(model_function(model), stories.signature, documents)
     for document, bits in zip(documents, found, strict=True):
         assert len(document.tokens) > 65, "it is longer than a row"
         assert bits == pytest.approx(by_hand(model, document, 32), rel=1e-5)
@@ -59,7 +59,7 @@ def test_of_conversations_only_the_answers_count(tmp_path: Path) -> None:
     data = prepare_language(tmp_path / "data", write_lines(tmp_path / "t.jsonl", rows), length=80)
     model = build(ModelConfig("transformer", SIZES), data.signature, seed=0).eval()
     run, documents = model_function(model), read_documents(data.artifact, "test")
-    for document, bits in zip(documents, bits_of(run, data.signature, documents), strict=True):
+    for document, bits in zip(documents, graded_documents(run, data.signature, documents)[1], strict=True):
         assert bits == pytest.approx(by_hand(model, document, 80), rel=1e-5)
     found = evaluate_language(run, data)
     assert found.figures.bytes == sum(document.bytes for document in documents)
@@ -75,12 +75,15 @@ def test_a_trained_model_is_beside_one_without_weights_with_an_interval(stories:
     untrained = evaluate_language(
         model_function(build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()), stories
     )
-    assert untrained.bits_per_byte == pytest.approx(math.log2(257), abs=0.2)
-    assert untrained.perplexity == pytest.approx(257, rel=0.1)
-    assert found.bits_per_byte < 0.8 * untrained.bits_per_byte and untrained.gain.shown == -1
+    assert untrained.model.bits_per_byte == pytest.approx(math.log2(257), abs=0.2)
+    assert untrained.model.perplexity == pytest.approx(257, rel=0.1)
+    ours, before = found.model.bits_per_byte, untrained.model.bits_per_byte
+    assert ours and before and ours < 0.8 * before and untrained.gain.shown == -1
+    assert found.model.log_loss == pytest.approx(math.log(found.model.perplexity or 0))
+    assert 0.2 < (found.model.accuracy or 0) < 1
     beside = found.baseline.bits_per_byte
     assert beside is not None and beside == untrained.baseline.bits_per_byte
-    assert found.gain.value == pytest.approx(beside - found.bits_per_byte, abs=1e-9)
+    assert found.gain.value == pytest.approx(beside - ours, abs=1e-9)
     assert found.gain.low < found.gain.value < found.gain.high
     again = evaluate_language(model_function(model), stories)
     assert again.figures == found.figures, "texts are drawn with a seed"
@@ -96,7 +99,7 @@ def measured(model: Predictor, data: PreparedData, documents: list[Document], co
     """The bits per byte of the model, and of the one without weights with so many bytes of context."""
     train = [text.encode() for each in read_documents(data.artifact, "train") for text in each.texts]
     sizes = np.array([document.bytes for document in documents], np.float64)
-    bits = bits_of(model_function(model), data.signature, documents)
+    _, bits = graded_documents(model_function(model), data.signature, documents)
     return bits_per_byte(bits, sizes), bits_per_byte(beside_bits(KneserNey(train, context), documents), sizes)
 
 
