@@ -70,7 +70,7 @@ STAGES = {
                 "slipstream.prepare.sharded.merge_partitions",
                 "slipstream.prepare.sharded.shares",
             ),
-            ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "tokenizers", "xxhash"),
+            ("jinja2", "numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "tokenizers", "xxhash"),
         ),
         Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
         Stage("sweep", trains_alone=True),

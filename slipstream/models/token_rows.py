@@ -24,5 +24,7 @@ def attended(ids: Tensor, document_end: int) -> Tensor:
 def places_in_documents(ids: Tensor, document_end: int) -> Tensor:
     """Of ids ``[batch, length]`` the place of each in its document, int64 of the same shape, from 0 on; in its row if
     ``document_end`` is -1. transformers' models attend to documents alone if they are given these as positions."""
-    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    return places - torch.where(ids == document_end, places, 0).cummax(dim=1).values
+    places = torch.arange(ids.shape[1], device=ids.device)
+    begins = torch.where(ids == document_end, places, 0)
+    # The largest up to each place; ONNX has no ``cummax``.
+    return places - torch.where(places <= places.unsqueeze(1), begins.unsqueeze(1), 0).amax(dim=2)

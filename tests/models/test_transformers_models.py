@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.artifacts.versions import ROOT
+from slipstream.export.config import ExportConfig
+from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.plan import blocks_of
@@ -66,6 +71,28 @@ def test_documents_attend_to_themselves_alone(family: str) -> None:
         ours, theirs = (model(torch.tensor([row], dtype=torch.int16)) for row in (one, other))
     torch.testing.assert_close(ours[0, 3:], theirs[0, 3:], atol=1e-6, rtol=0)
     assert not torch.allclose(ours[0, :3], theirs[0, :3])
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_exported(family: str, tmp_path: Path) -> None:
+    signature = Signature(
+        (TensorSpec("tokens", "int16", (8,)),), "next token", "next token", buckets=END + 1, document_end=END
+    )
+    model, draw = build(config_of(family), signature, seed=0).eval(), np.random.default_rng(0)
+    example, rows = (draw.integers(0, END + 1, (count, 8)).astype(np.int16) for count in (EXAMPLE_ROWS, 5))
+    rows[:, 4] = END
+    to_onnx(model, signature, [example], ExportConfig().opset, tmp_path / "model.onnx")
+    (found,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"tokens": rows})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model(torch.from_numpy(rows)).numpy(), atol=1e-4)
+
+
+def test_the_page_shows_the_factory_as_it_is() -> None:
+    source = (ROOT / "examples/causal_model.py").read_text()
+    shown = source[source.index("class CausalModel") :].rstrip()
+    assert shown in (ROOT / "docs/text.md").read_text()
+    assert len(shown.splitlines()) <= 10
 
 
 @pytest.mark.prove
