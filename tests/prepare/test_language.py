@@ -13,13 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.documents import read_documents
 from slipstream.errors import UserError
 from slipstream.language.tokenizer import Tokenizer, train_tokenizer
-from slipstream.prepare.language import corpus
+from slipstream.prepare.engine import prepare
+from slipstream.prepare.language import corpus, encode
 from slipstream.source import quarantine
+from slipstream.source.config import DataConfig
 from slipstream.source.standard_library import list_standard_library
+from slipstream.storage import s3
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
+from tests.support.faulty_s3 import FaultyS3
 
 END = 256
 
@@ -142,6 +147,41 @@ def test_the_type_is_the_narrowest(stories: Path, tmp_path: Path, monkeypatch: p
     wide = prepare_language(tmp_path / "wide", stories, across_documents=True)
     assert narrow.signature.inputs[0].dtype == "int16" and wide.signature.inputs[0].dtype == "int32"
     assert (rows_of(narrow, "train") == rows_of(wide, "train")).all() and wide.signature.document_end == -1
+
+
+def test_in_a_store_it_is_the_same(tmp_path: Path, store: FaultyS3) -> None:
+    path = write_lines(tmp_path / "stories.jsonl", [{"text": story(number)} for number in range(60)])
+    here = prepare_language(tmp_path / "here", path, tokenizer="train", vocabulary=300)
+    for each in (path, *(tmp_path / "here/tokenizer").iterdir()):
+        key = each.relative_to(tmp_path).as_posix()
+        s3.client().put_object(Bucket="bucket", Key=key, Body=each.read_bytes())
+    there = prepare_language(tmp_path / "there", "s3://bucket/stories.jsonl", tokenizer="s3://bucket/here/tokenizer")
+    assert there.card["rows"] == here.card["rows"]
+    for split in ("train", "validation", "test"):
+        assert (rows_of(here, split) == rows_of(there, split)).all()
+
+
+def test_what_was_interrupted_resumes_with_the_same_bytes(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "PIECE_FILES", 7)
+    config = DataConfig.from_dict({"task": "language", "vocabulary": 300, "length": 32})
+    prepare(tmp_path / "whole", str(stories), "", config, {})
+    encoded, real = [], encode.encode_documents
+
+    def killed(job: encode.EncodeJob) -> encode.EncodedPiece:
+        encoded.append(job.spool.name)
+        if len(encoded) == 4:
+            raise KeyboardInterrupt
+        return real(job)
+
+    killed.__name__ = real.__name__
+    monkeypatch.setattr("slipstream.prepare.language.engine.encode_documents", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "first", str(stories), "", config, {}, scratch=tmp_path / "scratch")
+    resumed = prepare(tmp_path / "second", str(stories), "", config, {}, scratch=tmp_path / "scratch")
+    assert len(encoded) == 10 and len(set(encoded)) == 9, "three of nine pieces were done"
+    assert resumed.files == Artifact.open(tmp_path / "whole", "prepare").files
 
 
 def test_without_an_address_it_is_the_standard_library_without_its_tests() -> None:
