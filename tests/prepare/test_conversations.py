@@ -118,6 +118,18 @@ PLAIN = (
 def test_a_template_of_the_user_renders_with_the_special_tokens(tmp_path: Path) -> None:
     where = own_tokenizer(tmp_path / "own", PLAIN)
     data = prepared(tmp_path, [question(number) for number in range(60)], tokenizer=where)
+    # A conversation has its split whatever template renders it, and in either form.
+    ours = prepare_language(
+        tmp_path / "ours",
+        write_lines(
+            tmp_path / "messages.jsonl",
+            [talk(("user", q["prompt"]), ("assistant", q["completion"])) for q in map(question, range(60))],
+        ),
+        length=LENGTH,
+    )
+    assert [each.texts for each in read_documents(ours.artifact, "test")] == [
+        each.texts for each in read_documents(data.artifact, "test")
+    ]
     rows = rows_of(data, "train")
     assert all(learned_in(row).endswith(b"\0") and learned_in(row).startswith(b"It is") for row in rows)
 

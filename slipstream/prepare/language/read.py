@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,9 +48,11 @@ class ReadJob:
 
 
 class Text(NamedTuple):
-    """A document, or a conversation that was rendered, of which only the ``answers`` are learned."""
+    """A document, or a conversation that was rendered, of which only the ``answers`` are learned. ``content`` is what
+    the user gave of it, which decides its split, whatever template renders it."""
 
     record: Record
+    content: str
     text: str
     spans: list[int]
     answers: list[str]
@@ -90,10 +93,9 @@ def read(job: ReadJob) -> ReadPiece:
             except CannotRender as error:
                 raw = repr(found.values.get(job.piece.shape))
                 bad.append(BadRow(found.file, found.line, job.piece.shape, str(error), raw))
-    encoded = [each.text.encode() for each in texts]
-    hashes = np.array([xxhash.xxh3_64_intdigest(text) for text in encoded], np.uint64)
+    hashes = np.array([xxhash.xxh3_64_intdigest(each.content.encode()) for each in texts], np.uint64)
     splits = assign(hashes, job.config.split)
-    sizes = np.array([len(text) for text in encoded], np.int64)
+    sizes = np.array([len(each.text.encode()) for each in texts], np.int64)
     columns = {
         "name": [each.record.file for each in texts],
         "line": [each.record.line for each in texts],
@@ -127,7 +129,7 @@ def document(record: Record) -> Text:
         raise CannotRender("half of a surrogate pair, which is no text") from None
     if not text:
         raise CannotRender("the text is empty")
-    return Text(record, text, [], [])
+    return Text(record, text, text, [], [])
 
 
 def rendered(record: Record, template: ChatTemplate, specials: Sequence[str]) -> Text:
@@ -139,7 +141,8 @@ def rendered(record: Record, template: ChatTemplate, specials: Sequence[str]) ->
         if spelled := next((special for special in specials if special in message["content"]), None):
             raise CannotRender(f"a message spells the special token {spelled!r}")
     found = template.render(messages)
-    return Text(record, found.text, [place for span in found.spans for place in span], found.answers)
+    content = json.dumps(messages, ensure_ascii=False)
+    return Text(record, content, found.text, [place for span in found.spans for place in span], found.answers)
 
 
 def spooled(path: Path) -> pa.Table:
