@@ -128,10 +128,12 @@ def test_one_pass_is_better_than_five_bytes_of_context(tmp_path: Path) -> None:
         "hidden_size": 192,
         "intermediate_size": 512,
         "num_hidden_layers": 4,
-        "num_attention_heads": 6,
+        "num_attention_heads": 4,
         "tie_word_embeddings": True,
+        # So narrow a model learns little at first with the 0.02 of wide ones.
+        "initializer_range": 0.06,
     }
-    config = TrainingConfig(batch_size=8, learning_rate=0.004)
+    config = TrainingConfig(batch_size=4, learning_rate=0.003)
     model = trained_steps(data, sizes, config, sum(data.segment_rows("train")) // config.batch_size)
     assert 2_000_000 < parameters(model) < 2_300_000
     ours, theirs = measured(model, data, read_documents(data.artifact, "test"), context=5)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.card import CARD, ColumnCard, DataCard
@@ -185,8 +186,10 @@ def share_of(most: int, there: int) -> float:
 def encode_corpus(
     scratch: ResumableScratch, corpus: Corpus, tokenizer: Tokenizer, config: DataConfig
 ) -> Iterator[EncodedPiece]:
-    path = scratch.root / "tokenizer.json"
-    path.write_text(json.dumps(tokenizer.files))
+    content = json.dumps(tokenizer.files).encode()
+    # By its content, as a worker keeps what it has read by its path.
+    path = scratch.root / f"tokenizer-{xxhash.xxh3_128_hexdigest(content)}.json"
+    path.write_bytes(content)
     kept = [0.0] * len(SPLITS)
     kept[TRAIN] = share_of(KEPT_BYTES, corpus.bytes[TRAIN])
     kept[TEST] = share_of(MEASURED_BYTES, corpus.bytes[TEST])
