@@ -51,14 +51,15 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
     from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import resolve
     from slipstream.prepare.sharded import shares
-    from slipstream.source.files import list_source, unchanged
+    from slipstream.source.files import unchanged
     from slipstream.source.fingerprint import fingerprint_source
+    from slipstream.source.standard_library import list_data
 
-    listing = list_source(data)
+    listing = list_data(data, config)
     fingerprint = fingerprint_source(listing, target)
     with unchanged(listing.files):
         source = resolve(listing, target, config, fingerprint)
-    identity = fingerprint + (source.base.fingerprint if source.base else "")
+    identity = fingerprint + (source.base.fingerprint if source.base else "") + source.tokenizer_digest
     written = exchange.write(fresh_directory("listing"), source)
     spread = pods() > 1 and source.division == "files"
     cut = shares.open_texts(source, SHARES_OF_A_POD * pods(), fresh_directory("texts")) if spread else []

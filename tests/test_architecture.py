@@ -30,6 +30,7 @@ FOUNDATIONS = BASE | {
     "interconnect",
     "comparison",
     "source",
+    "language",
     "checkpoint_interval",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
@@ -49,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "profiles": BASE | {"stages", "text_table", "machine"},
     "artifacts": BASE | {"logs", "stages", "storage", "distributed"},
     "source": BASE | {"logs", "artifacts", "storage"},
+    "language": BASE | {"artifacts", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
     "telemetry": BASE | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},

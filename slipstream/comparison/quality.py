@@ -59,9 +59,9 @@ def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
 
 
 def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Whether the answers are right: of classes ``[rows]``, of tokens ``[rows, length]``; bool."""
+    """Whether the answers are right: of classes ``[rows]``, of tokens ``[learned]``; bool."""
     answers = answers_of(task, outputs)
-    return answers if task == "next token" else answers == truth
+    return answers[truth >= 0] if task == "next token" else answers == truth
 
 
 def paired_loss(
@@ -70,7 +70,8 @@ def paired_loss(
     """The loss of ``after`` against ``before``, both as of :func:`answers_of`, with what is right of ``truth``."""
     error, rows = ERROR / judged, len(before)
     if task == "next token":
-        lost = tokens.lost_by_row(before, after)
+        # Tokens that are not learned are right in neither.
+        lost = tokens.lost_by_row(before, after) * (truth.size / np.count_nonzero(truth >= 0))
         low, high = tokens.lower_limit(lost, error), tokens.upper_limit(lost, error)
         enough = tokens.rows_enough(lost, most / 100, error) if most else None
         return Loss(100 * float(lost.mean()), 100 * low, 100 * high, 1 - error, rows, enough)

@@ -10,9 +10,18 @@ import numpy as np
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.evaluation import Evaluation, Gain, Headline, PlotData, Scatter, write_evaluation
+from slipstream.artifacts.prepared.documents import has_documents
+from slipstream.artifacts.results.evaluation import (
+    Evaluation,
+    Gain,
+    Headline,
+    PlotData,
+    Scatter,
+    write_evaluation,
+)
 from slipstream.comparison.quality import loss_of
 from slipstream.evaluate.baseline import baseline
+from slipstream.evaluate.language import LanguageScores, evaluate_language
 from slipstream.models import metrics
 from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
 
@@ -27,11 +36,15 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
 
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
     """
-    task, records = trained.signature.task, held_out_rows(data)
-    outputs = predict(model_function(trained.load()), trained.signature, records)
+    task, run = trained.signature.task, model_function(trained.load())
+    if has_documents(data.artifact):
+        return write_evaluation(directory, of_language(evaluate_language(run, data), data), made_by)
+    records = held_out_rows(data)
+    outputs = predict(run, trained.signature, records)
     truth = targets_of(records)
     name, _ = metrics.HEADLINE[task]
-    scores, beside = metrics.scores(task, outputs, truth), baseline(data, records)
+    scores = metrics.scores(task, outputs, truth)
+    beside = baseline(data, records)
     evaluation = Evaluation(
         task=task,
         rows=len(records),
@@ -43,6 +56,19 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
         **vars(plot_data(task, outputs, truth)),
     )
     return write_evaluation(directory, evaluation, made_by)
+
+
+def of_language(found: LanguageScores, data: PreparedData) -> Evaluation:
+    return Evaluation(
+        task=data.signature.task,
+        rows=sum(data.segment_rows("test")),
+        metric=Headline("bits_per_byte", cast(float, found.model.bits_per_byte)),
+        model=found.model,
+        baseline=found.baseline,
+        gain=found.gain,
+        classes=[],
+        language=found.figures,
+    )
 
 
 def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndarray) -> Gain:

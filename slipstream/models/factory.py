@@ -33,6 +33,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import import_from_working_directory
 from slipstream.models.pruning import Retained, prune
 from slipstream.models.tables_and_images import MLP, ResNet
+from slipstream.models.token_rows import ids_of
 from slipstream.models.transformer import Transformer
 from slipstream.settings import unknown
 
@@ -45,6 +46,8 @@ BATCH_BYTES = 256 * 2**20
 MOST_ROWS = 1024
 #: What a model may compute its outputs in, but no target can be given in.
 HALF = (torch.bfloat16, torch.float16)
+#: Types of stored tokens, of which -1 - id are not learned.
+NARROW = ("int16", "int32")
 
 
 @runtime_checkable
@@ -151,12 +154,20 @@ class Predictor(nn.Module):
         self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    @property
+    def narrow_tokens(self) -> bool:
+        """Whether inputs are stored tokens of which some may be marked."""
+        return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
+
+    def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
+        """``ids`` are for later stages of a pipeline, whose inputs are hidden states."""
         if self.signature.image_mean and self.first:
             # Of a model on the meta device the two are on the host all the same.
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
             inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
-        outputs = self.network(*inputs)
+        if self.narrow_tokens and self.first:
+            inputs = tuple(map(ids_of, inputs))
+        outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=ids_of(ids))
         if self.signature.task == "regression" and self.last:
             # A target of 200,000 and some hundreds is 200,704 in bfloat16, and infinite in float16.
             if outputs.dtype in HALF:

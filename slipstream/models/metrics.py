@@ -36,9 +36,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
     """The metrics of a model's raw ``outputs``: logits ``[rows, classes]``, or values ``[rows, 1]`` in target units; or
-    what :func:`slipstream.models.predict.graded` gives, of which the means over all tokens are told."""
+    what :func:`slipstream.models.predict.graded` gives, of which the means over all learned tokens are told."""
     if task == "next token":
-        right, likelihood = outputs.reshape(-1, 2).mean(axis=0, dtype=np.float64)
+        right, likelihood = outputs.reshape(-1, 2).sum(axis=0, dtype=np.float64) / np.count_nonzero(targets >= 0)
         return Scores(accuracy=float(right), log_loss=float(-likelihood))
     if task == "classification":
         return classification_scores(softmax(outputs), targets)

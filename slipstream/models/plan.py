@@ -31,7 +31,8 @@ class Plan:
     the degree of tensor parallelism has to divide, with their values. ``cut(start, stop)`` removes all that the stage
     of the blocks from ``start`` to ``stop`` does not need; the first stage takes the model's input, every other one
     hidden states ``[batch, *hidden]``, which every stage but the last returns, and which are handed on in bf16 where
-    training computes in it. ``sequence`` is the length that sequence parallelism has to divide.
+    training computes in it; with ``takes_ids`` these are called with the ids ``[batch, length]`` of the row, too, as
+    ``ids``. ``sequence`` is the length that sequence parallelism has to divide.
     """
 
     blocks: tuple[str, ...]
@@ -40,6 +41,7 @@ class Plan:
     sequence: int
     hidden: tuple[int, ...]
     cut: Callable[[int, int], None]
+    takes_ids: bool = False
 
 
 def plan_of(model: nn.Module) -> Plan | None:
@@ -50,7 +52,8 @@ def plan_of(model: nn.Module) -> Plan | None:
 
 def blocks_of(model: nn.Module) -> tuple[str, ...]:
     """The names of the model's blocks: by its plan, else the outermost modules of the class that holds most
-    parameters among those that are repeated; empty if no class is."""
+    parameters among those that are repeated; empty if no class is. A class of which most modules are parts of those of
+    another, as linear layers are of a decoder's, has no blocks, however large one that stands alone may be."""
     if plan := plan_of(model):
         return plan.blocks
     by_class: dict[type[nn.Module], list[str]] = {}
@@ -60,12 +63,19 @@ def blocks_of(model: nn.Module) -> tuple[str, ...]:
             by_class.setdefault(type(module), []).append(name)
     repeated = [outermost(names) for names in by_class.values()]
     candidates = [names for names in repeated if len(names) > 1 and parameters_in(model, names)]
+    candidates = [names for names in candidates if not any(contain_most(other, names) for other in candidates)]
     return max(candidates, key=lambda names: parameters_in(model, names), default=())
 
 
 def outermost(names: list[str]) -> tuple[str, ...]:
     """The names that are not below another one of them."""
     return tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
+
+
+def contain_most(modules: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    """Whether more than half of the ``names`` are below one of the ``modules``."""
+    below = tuple(f"{module}." for module in modules)
+    return 2 * sum(name.startswith(below) for name in names) > len(names)
 
 
 def parameters_in(model: nn.Module, names: tuple[str, ...]) -> int:

@@ -63,11 +63,14 @@ def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np
 
 def graded(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """What of the logits ``[rows, length, tokens]`` says how good they are: for each token 1 if the most likely one is
-    ``truth`` (``[rows, length]``), else 0; and the logarithm of the probability of ``truth``. ``[rows, length, 2]``."""
+    ``truth`` (``[rows, length]``), else 0; and the logarithm of the probability of ``truth``. ``[rows, length, 2]``;
+    both are 0 for tokens that are not learned."""
+    learned, ids = truth >= 0, np.where(truth < 0, -1 - truth.astype(np.int64), truth)
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    of_truth = np.take_along_axis(shifted, truth[..., None].astype(np.int64), axis=-1)[..., 0]
+    of_truth = np.take_along_axis(shifted, ids[..., None].astype(np.int64), axis=-1)[..., 0]
     likelihood = of_truth - np.log(np.exp(shifted).sum(axis=-1))
-    return np.stack([logits.argmax(axis=-1) == truth, likelihood], axis=-1).astype(np.float32)
+    graded = np.stack([logits.argmax(axis=-1) == truth, likelihood], axis=-1).astype(np.float32)
+    return graded if learned.all() else graded * learned[..., None].astype(np.float32)
 
 
 def held_out_rows(data: PreparedData) -> np.ndarray:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
 from slipstream.models.plan import Plan, Style
+from slipstream.models.token_rows import attended
 from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
 
 
@@ -80,14 +81,14 @@ def autocast_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
-def kernel_shares_heads(query: Tensor) -> bool:
+def kernel_shares_heads(query: Tensor, *, masked: bool = False) -> bool:
     """Whether a fused kernel takes fewer key and value heads than query heads. On a GPU only flash attention does, in
-    16 bits and from compute capability 8.0 on (``aten/native/transformers/cuda/sdp_utils.cpp``); the memory-efficient
-    one does not, and what is left then writes out the scores of all pairs of tokens."""
+    16 bits, from compute capability 8.0 on and without a mask (``aten/native/transformers/cuda/sdp_utils.cpp``); the
+    memory-efficient one does not, and what is left then writes out the scores of all pairs of tokens."""
     if query.device.type != "cuda":
         return True
     half = autocast_type(query) in (torch.float16, torch.bfloat16)
-    return half and torch.cuda.get_device_properties().major >= 8
+    return half and not masked and torch.cuda.get_device_properties().major >= 8
 
 
 class Attention(nn.Module):
@@ -104,8 +105,8 @@ class Attention(nn.Module):
         self.q_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
         self.k_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """``[batch, length, hidden]`` to the same shape."""
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``[batch, length, hidden]`` to the same shape; attends to what ``mask`` says, else to all that is before."""
         # The number of heads is left open: with tensor parallelism a device holds some of them.
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_size)) for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -114,9 +115,11 @@ class Attention(nn.Module):
         query, key = rotate(self.q_norm(query), cosine, sine), rotate(self.k_norm(key), cosine, sine)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         shared = query.shape[1] // key.shape[1]
-        if shared > 1 and not kernel_shares_heads(query):
+        if shared > 1 and not kernel_shares_heads(query, masked=mask is not None):
             key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared > 1)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=shared > 1
+        )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -141,8 +144,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cosine, sine)
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosine, sine, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -170,8 +173,9 @@ class TiedHead(nn.Module):
 class Transformer(nn.Module):
     """Takes tokens, int64 ``[batch, length]``; returns the logits of each next one, ``[batch, length, vocabulary]``.
 
-    ``config`` is the path of a Hugging Face ``config.json``; ``arguments`` are settings of :class:`TransformerConfig`,
-    which go before it. A stage of a pipeline takes or returns hidden states instead, see :meth:`plan`.
+    Documents of a row attend to themselves alone if the signature says where they end. ``config`` is the path of a
+    Hugging Face ``config.json``; ``arguments`` are settings of :class:`TransformerConfig`, which go before it. A stage
+    of a pipeline takes or returns hidden states instead, see :meth:`plan`, and takes the ``ids`` of the row, too.
     """
 
     def __init__(self, signature: Signature, config: str = "", **arguments: object) -> None:
@@ -191,6 +195,7 @@ class Transformer(nn.Module):
         head = TiedHead() if tied else nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
         self.lm_head: nn.Module | None = head
         self.takes_tokens = True
+        self.document_end = signature.document_end
 
     def check_sizes(self, signature: Signature) -> None:
         if self.config.vocab_size != signature.outputs:
@@ -200,15 +205,17 @@ class Transformer(nn.Module):
                 "max_position_embeddings", f"at least {self.length}, the length of the data's rows"
             )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         model = self.model
         if self.takes_tokens:
+            ids = x
             x = model.embed_tokens(x)
             # The sum of all layers is carried in the type of their products, as it is where weights are sharded.
             x = x.to(autocast_type(x))
         cosine, sine = tables_for(self.config, self.length, x)
+        mask = attended(ids, self.document_end) if self.document_end >= 0 and ids is not None else None
         for block in model.layers.values():
-            x = block(x, cosine, sine)
+            x = block(x, cosine, sine, mask)
         if self.lm_head is None:
             return x
         x = model.norm(x)
@@ -248,6 +255,7 @@ class Transformer(nn.Module):
             sequence=self.length,
             hidden=(self.length, config.hidden_size),
             cut=self.cut,
+            takes_ids=self.document_end >= 0,
         )
 
     def cut(self, start: int, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""Raw data to prepared data: what it is, and then images in one pass or a table in two."""
+"""Raw data to prepared data: what it is, and then images in one pass, a table in two, language in three."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from slipstream.artifacts.resume import ResumableScratch, resumable_scratch
 from slipstream.distributed.pool import Workers, workers_for
 from slipstream.errors import UserError
 from slipstream.prepare.images import prepare_images
+from slipstream.prepare.language.engine import prepare_language
 from slipstream.prepare.progress import say_resumed, shown
 from slipstream.prepare.resolve import SourceToPrepare, frame_file, resolve
 from slipstream.prepare.shuffle import merge_all
 from slipstream.prepare.table import card_of, encode_units, fit_table, open_table, scan_units, write_table
 from slipstream.source.config import DataConfig
 from slipstream.source.files import Listing, list_source, unchanged
+from slipstream.source.standard_library import list_data
 from slipstream.storage import out_of_space
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def prepare(
     not in the version that the interrupted run listed: nobody knows which bytes that one read.
     Raises ``UserError`` for what is wrong with the data.
     """
-    listing = list_source(data) if isinstance(data, str) else data if isinstance(data, Listing) else None
+    listing = list_data(data, config) if isinstance(data, str) else data if isinstance(data, Listing) else None
     size = listing.size if listing else 0
     with full_disk_named(directory):
         writer = ArtifactWriter(directory)
@@ -117,7 +119,9 @@ def write(
         source.base.verify()
         if not source.files:
             return source.base.repeat(writer)
-    if source.kind == "images":
+    if source.kind == "language":
+        prepare_language(writer, scratch, source)
+    elif source.kind == "images":
         prepare_images(writer, scratch, source)
     else:
         prepare_table(writer, scratch, source)

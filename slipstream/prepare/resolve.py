@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from slipstream.artifacts.format import canonical_json
 from slipstream.errors import UserError
+from slipstream.language.tokenizer import Tokenizer, library, read_tokenizer
 from slipstream.prepare.base_set import BaseSet, FileSet
-from slipstream.source.config import DataConfig
+from slipstream.source.config import DataConfig, Format
 from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile
 from slipstream.source.fingerprint import digest_files
 from slipstream.source.resolved import KINDS, Kind, ResolvedSource, format_of_all, one_format, texts_by_class
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 ROW_GROUP = 1 << 16
 #: Settings that images have no use for; nobody shall believe that they count.
 FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")
+#: What ``data.tokenizer`` says of a tokenizer that is made here.
+MADE_HERE = ("train", "bytes")
 
 
 #: How several machines share the work: each reads some of the units (row groups and batches, groups of documents); or
@@ -45,10 +49,17 @@ class SourceToPrepare(ResolvedSource):
 
     file_sets: tuple[FileSet, ...] = ()
     base: BaseSet | None = None
+    #: Of language: the files of the user's tokenizer; empty if none was given.
+    tokenizer: dict[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
         return "nothing new" if self.base and not self.files else super().kind
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """What identifies the user's tokenizer, whose directory may get other files; empty without one."""
+        return xxhash.xxh3_128_hexdigest(canonical_json(self.tokenizer)) if self.tokenizer else ""
 
     @property
     def division(self) -> Division:
@@ -61,6 +72,8 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
     ``fingerprint`` is that of all files, computed if it is needed and not given. Raises ``UserError`` for what the list
     of files and the settings show to be wrong.
     """
+    if config.task == "language":
+        return resolve_language(listing, target, config)
     if not listing.files:
         check_image_settings(listing, config)
         return SourceToPrepare(listing, "digits", (), target, config)
@@ -87,6 +100,45 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
         config = base.declared(config, text=KINDS[format] == "text")
         file_sets = [*base.schema.sources, file_set(listing, files, user_target)]
     return SourceToPrepare(listing, format, tuple(files), target, config, tuple(file_sets), base)
+
+
+def resolve_language(listing: Listing, target: str, config: DataConfig) -> SourceToPrepare:
+    """Decide whether files are documents, or tables of documents or of conversations, and read the user's tokenizer."""
+    if target:
+        raise UserError(f"target: {target!r} is not needed, as language learns each next token; leave it out")
+    for name in FOR_TABLES:
+        if getattr(config, name):
+            raise UserError(f"data.{name}: is for tables, not for data.task: language; leave it out")
+    files = tuple(file for file in listing.files if file.size)
+    tokenizer = {} if config.tokenizer in MADE_HERE else read_tokenizer(config.tokenizer)
+    if tokenizer:
+        Tokenizer(tokenizer)
+    library()
+    return SourceToPrepare(listing, corpus_format(listing, files, config), files, "", config, tokenizer=tokenizer)
+
+
+def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig) -> Format:
+    """ "text" if each file is a document; or the format of tables."""
+    declared = config.format
+    if declared in ("csv", *IMAGE_FORMATS):
+        raise UserError(
+            f"data.format: {declared} is none of language; expected text, or json, parquet or arrow with a column "
+            "'text', or 'prompt' and 'completion', or 'messages'"
+        )
+    if declared != "auto":
+        return declared
+    formats: set[Format] = {table_format(file) or "text" for file in files}
+    if len(formats) > 1:
+        raise UserError(
+            f"data: {listing.address!r} mixes {' and '.join(sorted(formats))} files; expected one format, or "
+            "data.format: text, with which each file is a document"
+        )
+    return formats.pop()
+
+
+def table_format(file: SourceFile) -> Format | None:
+    """The format of a file of which each row is a document or a conversation."""
+    return file.known_format if file.known_format in ("json", "parquet", "arrow") else None
 
 
 def check_image_settings(listing: Listing, config: DataConfig) -> None:

@@ -29,7 +29,7 @@ def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:
     if evaluation.baseline.of(metric) is None:
         return None
     better_is_above = metric not in fmt.LESS_IS_BETTER
-    unit, digits = ("points", 2) if metric in fmt.SHARES else ("%", 1)
+    unit, digits = fmt.UNITS.get(metric, ("%", 1))
     low, high = (gain.low, gain.high) if gain.value >= 0 else (-gain.high, -gain.low)
     side = "above" if (gain.value >= 0) == better_is_above else "below"
     words = f"{abs(gain.value):.{digits}f} {unit} {side}" if gain.value else "equal"

@@ -25,6 +25,10 @@ class DataFigures:
     rows_train: int
     rows_validation: int
     rows_test: int
+    #: What a row is: of text a document.
+    unit: str = "row"
+    #: Of the training split of text.
+    tokens: int = 0
 
 
 @dataclass(frozen=True)

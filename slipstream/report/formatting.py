@@ -208,6 +208,10 @@ NAMES = {
     "rmse": "RMSE",
     "mae": "MAE",
     "r2": "R²",
+    "bits_per_byte": "bits per byte",
+    "perplexity": "perplexity",
 }
 #: Metrics of which less is better.
-LESS_IS_BETTER = ("log_loss", "ece", "rmse", "mae")
+LESS_IS_BETTER = ("log_loss", "ece", "rmse", "mae", "bits_per_byte", "perplexity")
+#: The unit in which a metric is compared with the baseline's, and the digits behind its point; percent if none.
+UNITS = {**dict.fromkeys(SHARES, ("points", 2)), "bits_per_byte": ("bits per byte", 3)}

@@ -104,7 +104,8 @@ class Results:
 def data_figures(card: Card, signature: Signature) -> DataFigures:
     counted = ("read", "kept", "quarantined", "train", "validation", "test")
     rows = {f"rows_{name}": card["rows"][name] for name in counted}
-    return DataFigures(card["source"], signature.target, signature.task, len(signature.classes), **rows)
+    text = {"unit": "document", "tokens": card["tokens"]["train"]} if "tokens" in card else {}
+    return DataFigures(card["source"], signature.target, signature.task, len(signature.classes), **rows, **text)
 
 
 def network_figures(profile: NetworkProfile) -> NetworkFigures:

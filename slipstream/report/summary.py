@@ -76,7 +76,7 @@ class RunSummary:
             tried(self.compression),
             quality(self.evaluation),
             held_back(self.bottleneck),
-            variants(self.export, self.evaluation.metric.name),
+            variants(self.export, self.evaluation.metric_of_rows),
             network(self.network),
             time(self.stages),
             cost(self.costs),
@@ -209,11 +209,13 @@ def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
 
 def data(d: DataFigures) -> Iterator[str]:
     aside = fmt.count(d.rows_quarantined) if d.rows_quarantined else "none"
-    yield from labelled("Data", f"{fmt.rows(d.rows_read)} read, {fmt.count(d.rows_kept)} kept, {aside} quarantined")
+    yield from labelled(
+        "Data", f"{fmt.counted(d.rows_read, d.unit)} read, {fmt.count(d.rows_kept)} kept, {aside} quarantined"
+    )
     yield from labelled(
         "",
         f"{fmt.count(d.rows_train)} to train, {fmt.count(d.rows_validation)} to validate, "
-        f"{fmt.count(d.rows_test)} to test",
+        f"{fmt.count(d.rows_test)} to test" + (f"; {fmt.count(d.tokens)} tokens to train" if d.tokens else ""),
     )
 
 

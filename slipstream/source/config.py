@@ -104,8 +104,17 @@ class DataConfig(Settings):
     weight: str = ""
     """The column of numbers by which rows weigh in the training loss: 2 counts as the row twice, 0 not at all. Never a
     feature, and no part of a row's content when that decides its split. Evaluation does not weigh."""
-    task: Literal["auto", "classification", "regression"] = "auto"
-    """What is learned: "auto" takes a text target, or a numeric one with few distinct whole values, as classes."""
+    task: Literal["auto", "classification", "regression", "language"] = "auto"
+    """What is learned: "auto" takes a text target, or a numeric one with few distinct whole values, as classes;
+    "language" takes files as documents, or a column "text", or conversations, and learns each next token."""
+    tokenizer: Annotated[str, Field(min_length=1)] = "train"
+    """Of language: "train" (byte-level BPE, from the training split), "bytes", or the directory of one."""
+    vocabulary: Annotated[int, Field(ge=260, le=1 << 24)] = 8192
+    """Token ids of a tokenizer that is trained here; of little text there are fewer."""
+    length: Annotated[int, Field(ge=2, le=1 << 20)] = 512
+    """Of language: the tokens of a row. Documents are packed into rows; a longer conversation is set aside."""
+    across_documents: bool = False
+    """Whether documents that share a row attend to each other; off, each attends to itself alone."""
     image_size: list[Annotated[int, Field(ge=1, le=1 << 14)]] = field(default_factory=list)
     """The [height, width] that images as files are brought to. Empty: as they are, and they must then be alike."""
     image_channels: Literal[0, 1, 3] = 0

@@ -12,8 +12,8 @@ from slipstream.source.config import DataConfig, Format
 from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of
 
 #: How data is read: images in one pass; tables of columnar files, which are read where they lie, of text, which is
-#: first made columnar, or of documents; or not at all, if a base set has seen all files.
-Kind = Literal["images", "columnar", "text", "documents", "nothing new"]
+#: first made columnar, or of documents; as language; or not at all, if a base set has seen all files.
+Kind = Literal["images", "columnar", "text", "documents", "language", "nothing new"]
 KINDS: dict[str, Kind] = {
     "digits": "images",
     "images": "images",
@@ -44,7 +44,7 @@ class ResolvedSource:
 
     @property
     def kind(self) -> Kind:
-        return KINDS[self.format]
+        return "language" if self.config.task == "language" else KINDS[self.format]
 
     @property
     def size(self) -> int:

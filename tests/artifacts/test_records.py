@@ -128,7 +128,7 @@ def test_what_only_pythons_json_can_hold_is_refused(title: object) -> None:
 
 @pytest.mark.parametrize("name", ["ab", "__class__", ""])
 def test_a_model_is_judged_by_a_metric_that_there_is(name: str) -> None:
-    with pytest.raises(DamagedArtifact, match="name: Input should be 'accuracy' or 'rmse'"):
+    with pytest.raises(DamagedArtifact, match="name: Input should be 'accuracy', 'rmse' or 'bits_per_byte'"):
         from_json(json.dumps({"name": name, "value": 0.5}).encode(), Headline, "evaluation.json")
 
 

@@ -79,8 +79,23 @@ def test_a_token_is_graded_by_its_logits() -> None:
     found = graded(logits, np.array([[1, 2]]))
     assert found[..., 0].tolist() == [[0, 1]]
     assert np.exp(found[..., 1]) == pytest.approx(np.array([[0.25, 0.7]]), rel=1e-5)
-    told = scores("next token", found, np.array([]))
+    told = scores("next token", found, np.array([[1, 2]]))
     assert (told.accuracy, told.log_loss) == pytest.approx((0.5, -np.log(0.25 * 0.7) / 2))
+
+
+def test_tokens_that_are_not_learned_do_not_count() -> None:
+    logits = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]], np.float32))
+    truth = np.array([[-2, 2]])
+    found = graded(logits, truth)
+    assert found[0, 0].tolist() == [0, 0] and np.exp(found[0, 1, 1]) == pytest.approx(0.7)
+    told = scores("next token", found, truth)
+    assert (told.accuracy, told.log_loss) == pytest.approx((1.0, -np.log(0.7)))
+    # Of 20 rows one loses one of two learned tokens: a fortieth of all that are learned.
+    targets = np.where(np.arange(8) < 6, -1, 1) * np.ones((20, 1), int)
+    before = np.stack([targets > 0, targets * 0], axis=-1).astype(np.float32)
+    after = before.copy()
+    after[0, 7, 0] = 0
+    assert loss_of("next token", targets, before, after, 1.0).loss == pytest.approx(100 / 40)
 
 
 def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +152,7 @@ def test_what_loses_nothing_passes_with_enough_rows() -> None:
     graded_rows = np.stack([right, np.zeros(right.shape)], axis=-1).astype(np.float32)
     changed = graded_rows.copy()
     changed[::20, :1, 0] = 1 - changed[::20, :1, 0]
-    loss = loss_of("next token", np.array([]), graded_rows, changed, 1.0)
+    loss = loss_of("next token", np.zeros(right.shape), graded_rows, changed, 1.0)
     assert loss.answer(1.0) == "passed" and loss.rows == 400 and loss.low < loss.loss < loss.high
-    assert loss_of("next token", np.array([]), graded_rows[:20], changed[:20], 1.0).answer(1.0) == "can't tell"
+    assert loss_of("next token", np.zeros(right.shape), graded_rows[:20], changed[:20], 1.0).answer(1.0) == "can't tell"
     assert rows_enough(np.zeros(20), 0.01, ERROR) == 299 and rows_enough(np.full(9, 0.02), 0.01, ERROR) is None

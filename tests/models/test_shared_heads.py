@@ -43,7 +43,8 @@ def test_on_a_gpu_heads_are_shared_in_16_bits_from_ampere_on(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(major=capability))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda" and autocast is not None)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: autocast)
-    assert kernel_shares_heads(cast(Tensor, SimpleNamespace(device=torch.device("cuda"), dtype=dtype))) == shares
+    query = cast(Tensor, SimpleNamespace(device=torch.device("cuda"), dtype=dtype))
+    assert kernel_shares_heads(query) == shares and not kernel_shares_heads(query, masked=True)
 
 
 def test_on_a_cpu_heads_are_always_shared() -> None:
@@ -64,7 +65,7 @@ def test_keys_are_expanded_where_no_fused_kernel_shares_them(shares: bool, monke
     angles = tables(CONFIG, LENGTH, x.device, x.dtype)
     expected = attention(x, *angles)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
-    monkeypatch.setattr(transformer, "kernel_shares_heads", lambda query: shares)
+    monkeypatch.setattr(transformer, "kernel_shares_heads", lambda query, masked: shares)
     assert torch.allclose(attention(x, *angles), expected, atol=1e-6)
     assert asked == [(4, 2, 2, True) if shares else (4, 4, 4, False)]
 

@@ -7,22 +7,32 @@ from typing import Literal
 
 import pytest
 
-from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, Gain, Headline, Scores
+from slipstream.artifacts.results.evaluation import (
+    BaselineScores,
+    Evaluation,
+    Gain,
+    Headline,
+    LanguageFigures,
+    Scores,
+)
 from slipstream.report.against_baseline import against_baseline
 
+TASKS = {"accuracy": "classification", "rmse": "regression", "bits_per_byte": "next token"}
+Metric = Literal["accuracy", "rmse", "bits_per_byte"]
 
-def evaluation(metric: Literal["accuracy", "rmse"], gain: Gain) -> Evaluation:
-    scores = {"accuracy": 0.9} if metric == "accuracy" else {"rmse": 2.0}
+
+def evaluation(metric: Metric, gain: Gain) -> Evaluation:
+    scores = {metric: 0.9}
     beside = BaselineScores(name="HistGradientBoosting", rows_trained=10, **scores)
-    task = "classification" if metric == "accuracy" else "regression"
     return Evaluation(
-        task=task,
+        task=TASKS[metric],
         rows=265,
         metric=Headline(metric, 1.0),
         model=Scores(**scores),
         baseline=beside,
         gain=gain,
         classes=[],
+        language=LanguageFigures(20, 3000, 900, []) if metric == "bits_per_byte" else None,
     )
 
 
@@ -35,12 +45,17 @@ def evaluation(metric: Literal["accuracy", "rmse"], gain: Gain) -> Evaluation:
         ("rmse", Gain(3.0, 1.0, 5.0), 1, "3.0 % below, 1.0 to 5.0 with 95 % confidence"),
         ("rmse", Gain(-3.0, -5.0, 1.0), 0, "can't tell: 3.0 % above, -1.0 to 5.0 with 95 % confidence"),
         ("rmse", Gain(-3.0, -1e6, 1.0), 0, "can't tell: 3.0 % above, -1.0 to no limit with 95 % confidence"),
+        ("bits_per_byte", Gain(0.21, 0.1, 0.3), 1, "0.210 bits per byte below, 0.100 to 0.300 with 95 % confidence"),
+        (
+            "bits_per_byte",
+            Gain(-0.1, -0.2, -0.05),
+            -1,
+            "0.100 bits per byte above, 0.050 to 0.200 with 95 % confidence",
+        ),
         ("accuracy", Gain(0.0, -1.0, 1.0), 0, "can't tell: equal, -1.00 to 1.00 with 95 % confidence"),
     ],
 )
-def test_what_is_said_is_what_is_shown(
-    metric: Literal["accuracy", "rmse"], gain: Gain, shown: int, sentence: str
-) -> None:
+def test_what_is_said_is_what_is_shown(metric: Metric, gain: Gain, shown: int, sentence: str) -> None:
     found = against_baseline(evaluation(metric, gain))
     assert found and (found.shown, found.sentence) == (shown, sentence)
 

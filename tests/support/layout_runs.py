@@ -12,7 +12,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,6 +59,8 @@ class Case:
     steps: int = 12
     double: bool = True
     compile: bool = False
+    #: The token after which another document begins, if documents attend to themselves alone.
+    document_end: int = -1
     #: "cuda": a GPU for each process.
     device: str = "cpu"
     fault: str = ""
@@ -102,7 +104,8 @@ def row_losses(outputs: Tensor, rows: Tensor) -> Tensor:
 
 
 def model_of(case: Case, *, empty: bool) -> Any:
-    predictor = build(ModelConfig("transformer", {**SIZES, **case.model}), SIGNATURE, SEED, empty=empty)
+    signature = replace(SIGNATURE, document_end=case.document_end)
+    predictor = build(ModelConfig("transformer", {**SIZES, **case.model}), signature, SEED, empty=empty)
     return predictor.double() if case.double else predictor
 
 
@@ -127,13 +130,13 @@ def by_hand(case: Case) -> Outcome:
 
 
 @functools.lru_cache
-def expected(model: tuple[tuple[str, Any], ...], steps: int, double: bool) -> Outcome:
-    return by_hand(Case(1, {}, dict(model), steps=steps, double=double))
+def expected(model: tuple[tuple[str, Any], ...], steps: int, double: bool, document_end: int = -1) -> Outcome:
+    return by_hand(Case(1, {}, dict(model), steps=steps, double=double, document_end=document_end))
 
 
 def distance(found: Outcome, case: Case) -> float:
     """The largest difference of losses and weights, and the largest relative one of norms, from one process's."""
-    one = expected(tuple(case.model.items()), case.steps, case.double)
+    one = expected(tuple(case.model.items()), case.steps, case.double, case.document_end)
     assert found.weights.keys() == one.weights.keys()
     weights = max((found.weights[name] - one.weights[name]).abs().max().item() for name in one.weights)
     losses = max(abs(a - b) for a, b in zip(found.losses, one.losses, strict=True))

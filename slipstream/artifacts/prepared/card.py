@@ -84,6 +84,9 @@ class DataCard:
     rank_error: float | None = None
     held_out: dict[str, int] | None = None
     earlier: dict[str, str] | None = None
+    #: Of language, whose ``rows`` are documents: the tokens and the bytes of text of each split.
+    tokens: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
+    bytes: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
 
     def to_json(self) -> dict[str, object]:
         return present({**vars(self), "columns": [present(vars(column)) for column in self.columns]})

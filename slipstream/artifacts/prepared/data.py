@@ -34,7 +34,7 @@ SIGNATURE = "signature.json"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
-DTYPES = ("float32", "int32", "int64", "uint8")
+DTYPES = ("float32", "int16", "int32", "int64", "uint8")
 #: In a row of one input: NumPy's records are of less than 2 GiB.
 MOST_VALUES = (1 << 27) - 1
 #: Least number of blocks that a sample is taken from.
@@ -55,7 +55,7 @@ def segment_number(name: str) -> int:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input of the model: ``[batch, *shape]`` of ``dtype`` (float32, int32, int64 or uint8)."""
+    """One input of the model: ``[batch, *shape]`` of ``dtype`` (float32, int16, int32, int64 or uint8)."""
 
     name: str
     dtype: str
@@ -80,8 +80,9 @@ class Signature:
     ``image_std``, per channel, in units of the stored values). A classifier returns logits ``[batch, classes]``; a
     regressor returns ``[batch, 1]``, in units of the target.
 
-    Rows of token ids have the input ``tokens`` (int64 ``[batch, length]``, below ``buckets``) and the task "next
-    token": a model returns logits ``[batch, length, buckets]``, and the target is the row shifted by one.
+    Rows of token ids have the input ``tokens`` (``[batch, length]``, below ``buckets``) and the task "next token": a
+    model returns logits ``[batch, length, buckets]``, and the target is the row shifted by one. In rows of int16 or
+    int32 a token that is not learned, which as a target has no part in the loss, is stored as -1 - id.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -98,6 +99,11 @@ class Signature:
     weight: str = ""
     #: Number of token ids, with 0 for padding; 0 without texts.
     buckets: int = 0
+    #: The token that begins each document of a row, as it ended the one before; documents attend to themselves alone.
+    #: -1 if all of a row is attended to.
+    document_end: int = -1
+    #: The mean number of learned tokens of a training row, by which its loss is divided; 0 if all are learned.
+    learned: float = 0.0
 
     @property
     def outputs(self) -> int:

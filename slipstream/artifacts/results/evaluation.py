@@ -20,6 +20,8 @@ METRICS = {
     "regression": ("rmse", "mae", "r2"),
     "next token": ("accuracy", "log_loss"),
 }
+#: Of the task "next token" those of whole documents, which only text has.
+OF_DOCUMENTS = ("bits_per_byte", "perplexity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,8 @@ class Scores:
     """Metrics of one model; None for those of other tasks.
 
     ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``roc_auc`` is None, too, if the test
-    split has only one of the two classes, and ``r2`` if the targets do not vary.
+    split has only one of the two classes, and ``r2`` if the targets do not vary. ``bits_per_byte`` is of the text of
+    whole documents, and ``perplexity`` of their tokens.
     """
 
     accuracy: float | None = None
@@ -38,6 +41,8 @@ class Scores:
     rmse: float | None = None
     mae: float | None = None
     r2: float | None = None
+    bits_per_byte: float | None = None
+    perplexity: float | None = None
 
     def of(self, metric: str) -> float | None:
         value: float | None = getattr(self, metric)
@@ -54,16 +59,17 @@ class BaselineScores(Scores):
 
 @dataclass(frozen=True)
 class Headline:
-    """The one metric by which the model is judged: "accuracy" (a share of one) or "rmse" (in units of the target)."""
+    """The one metric by which the model is judged: "accuracy" (a share of one), "rmse" (in units of the target) or
+    "bits_per_byte"."""
 
-    name: Literal["accuracy", "rmse"]
+    name: Literal["accuracy", "rmse", "bits_per_byte"]
     value: float
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better the model is than the baseline on the same rows, with its 95 % interval: points of accuracy, or
-    percent of the baseline's RMSE."""
+    """How much better the model is than the baseline on the same rows, with its 95 % interval: points of accuracy,
+    percent of the baseline's RMSE, or bits per byte."""
 
     value: float
     low: float
@@ -117,6 +123,25 @@ class PlotData:
     scatter: Scatter | None = None
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """How a held-out document begins, or what is asked, and what the model goes on with."""
+
+    document: str
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class LanguageFigures:
+    """The held-out documents that a model of text was measured on: how many, their bytes, and their learned tokens."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    continuations: list[Continuation]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(PlotData):
     """The contents of ``evaluation.json``."""
@@ -129,11 +154,13 @@ class Evaluation(PlotData):
     baseline: BaselineScores
     gain: Gain
     classes: list[str]
+    #: Of text.
+    language: LanguageFigures | None = None
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a task that is none, or is not judged by this metric, and for data of plots that is
         not of these classes."""
-        if self.metric.name not in METRICS.get(self.task, ()):
+        if self.metric.name not in (*METRICS.get(self.task, ()), *(OF_DOCUMENTS if self.language else ())):
             raise ValueError(f"{self.task!r} is not judged by {self.metric.name}")
         if self.roc is not None and (len(self.classes) != 2 or len(self.roc.fpr) != len(self.roc.tpr)):
             raise ValueError("a ROC curve of two classes has as many false as true positive rates")
@@ -145,7 +172,13 @@ class Evaluation(PlotData):
     @property
     def metric_names(self) -> list[str]:
         """The names of the metrics that this task has, whether they are defined on these rows or not."""
-        return [*METRICS[self.task], *(["roc_auc"] if len(self.classes) == 2 else [])]
+        binary = ["roc_auc"] if len(self.classes) == 2 else []
+        return [*METRICS[self.task], *binary, *(OF_DOCUMENTS if self.language else ())]
+
+    @property
+    def metric_of_rows(self) -> str:
+        """The metric of variants and of the validation split, of which rows are known, but no documents."""
+        return "accuracy" if self.language else self.metric.name
 
 
 def write_evaluation(directory: Path, evaluation: Evaluation, made_by: Mapping[str, object]) -> Artifact:

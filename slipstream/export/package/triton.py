@@ -26,6 +26,7 @@ from slipstream.export.check import BadPackage, check_files
 TYPES = {
     "float32": "TYPE_FP32",
     "float64": "TYPE_FP64",
+    "int16": "TYPE_INT16",
     "int32": "TYPE_INT32",
     "int64": "TYPE_INT64",
     "uint8": "TYPE_UINT8",

@@ -72,7 +72,7 @@ def draw(results: Results) -> dict[str, str | None]:
             drawn["sm_active"] = device_charts.sm_active(devices)
     return drawn | {
         "loss": charts.loss(history),
-        "metric": charts.validation_metric(history, evaluation.metric.name),
+        "metric": charts.validation_metric(history, evaluation.metric_of_rows),
         "variants": charts.quality_against_latency(results.export),
         **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
     }

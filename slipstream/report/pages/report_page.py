@@ -55,6 +55,7 @@ def report_page(
         results=results,
         export=results.export,
         metric=evaluation.metric.name,
+        metric_of_rows=evaluation.metric_of_rows,
         charts=charts_of(results, store),
         against=against_baseline(evaluation),
         recommended=results.export.recommended,

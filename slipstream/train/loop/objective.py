@@ -20,6 +20,7 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.models.arithmetic import autocast
 from slipstream.models.config import TeachingConfig
 from slipstream.models.factory import Predictor
+from slipstream.models.token_rows import ids_of
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.token_loss import token_losses
 
@@ -38,14 +39,16 @@ def loss_sum(
 ) -> Tensor:
     """The sum of the rows' losses in float32, multiplied by ``weight`` ``[rows]`` if there is one.
 
-    For tokens the loss is the mean cross-entropy of the row's logits ``[length, tokens]`` and next tokens. For a
+    For tokens the loss is the mean cross-entropy of the row's logits ``[length, tokens]`` and next tokens; if some are
+    not learned, the sum over those that are, divided by a constant, the mean number of a training row: a mean over
+    those of a batch would depend on how it is divided. For a
     classification it is the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``; for a
     regression it is the squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's
     variance.
     """
     if signature.task == "next token":
-        each = token_losses(outputs.flatten(0, 1), target.flatten(), label_smoothing)
-        loss = each.view(target.shape).mean(dim=1)
+        each = token_losses(outputs.flatten(0, 1), ids_of(target).flatten(), label_smoothing).view(target.shape)
+        loss = (each * (target >= 0)).sum(dim=1) / signature.learned if signature.learned else each.mean(dim=1)
     elif signature.task == "classification":
         reduction, logits = "sum" if weight is None else "none", outputs.float()
         loss = functional.cross_entropy(logits, target.long(), reduction=reduction, label_smoothing=label_smoothing)
@@ -58,7 +61,8 @@ def correct_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor
     """The number of correctly classified rows, the sum of the rows' shares of correct tokens, or the sum of squared
     errors in units of the target squared."""
     if signature.task == "next token":
-        return (outputs.argmax(dim=2) == target).double().mean(dim=1).sum()
+        right = (outputs.argmax(dim=2) == target).double()
+        return (right.sum(dim=1) / signature.learned if signature.learned else right.mean(dim=1)).sum()
     if signature.task == "classification":
         return (outputs.argmax(dim=1) == target).sum()
     return ((outputs[:, 0].double() - target.double()) ** 2).sum()
@@ -85,7 +89,9 @@ def evaluate_split(
         outputs, target = outputs[: batch.rows], batch.target[: batch.rows]
         sums[0] += loss_sum(model.signature, outputs, target)
         sums[1] += correct_sum(model.signature, outputs, target)
-        sums[2] += batch.rows
+        # Of tokens the losses are divided by what a training row has of them, and this split's rows may have others.
+        learned = model.signature.learned
+        sums[2] += (target >= 0).sum().double() / learned if learned else batch.rows
     model.train(was_training)
     dist.all_reduce(sums)
     loss, correct, rows = sums.tolist()

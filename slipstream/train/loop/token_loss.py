@@ -19,21 +19,23 @@ PIECE = 1 << 24
 
 
 def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The cross-entropy of each token, float32 ``[tokens]``, of logits ``[tokens, vocabulary]`` of any precision and
-    int64 ``[tokens]``; ``label_smoothing`` is the share of each label that is spread over the whole vocabulary."""
+    """The cross-entropy of each token, float32 ``[tokens]`` (of logits in float64 that), of logits ``[tokens,
+    vocabulary]`` of any precision and int64 ``[tokens]``; ``label_smoothing`` is the share of each label that is spread
+    over the whole vocabulary."""
     return TokenLosses.apply(logits, target, label_smoothing)
 
 
 class TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
-        losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        precision = torch.promote_types(logits.dtype, torch.float32)
+        losses = torch.empty(len(logits), dtype=precision, device=logits.device)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         rows = max(1, PIECE // logits.shape[1])
         for first in range(0, len(logits), rows):
             piece = slice(first, first + rows)
             labels = target[piece].unsqueeze(1)
-            chances = functional.log_softmax(logits[piece], dim=1, dtype=torch.float32)
+            chances = functional.log_softmax(logits[piece], dim=1, dtype=precision)
             losses[piece] = -(1 - smoothing) * chances.gather(1, labels).squeeze(1)
             if smoothing:
                 losses[piece] -= smoothing * chances.mean(dim=1)
@@ -41,7 +43,7 @@ class TokenLosses(torch.autograd.Function):
                 slope = chances.exp_().sub_(smoothing / logits.shape[1])
                 # Counted in one dimension: for two, some versions of torch copy strides from memory that is not pinned.
                 places = torch.arange(len(labels), device=labels.device) * slope.shape[1] + labels.squeeze(1)
-                slope.view(-1).scatter_add_(0, places, torch.full_like(places, smoothing - 1, dtype=torch.float32))
+                slope.view(-1).scatter_add_(0, places, torch.full_like(places, smoothing - 1, dtype=precision))
                 gradient[piece] = slope
         ctx.save_for_backward(gradient)
         return losses

@@ -59,6 +59,7 @@ class Pipeline:
         assert layout.mesh is not None
         self._layout = layout
         self._stages = stages
+        self._takes_ids = stated_plan(stages[0]).takes_ids
         self._loss_of: LossOf | None = None
         group = layout.mesh.get_group("pipeline")
         length, *rest = stated_plan(stages[0]).hidden
@@ -113,7 +114,8 @@ class Pipeline:
         assert len(inputs[0]) == self.rows, "pipelines take batches of one size only"
         # The target tells the loss which rows it is of.
         target = torch.arange(self.rows) if self._layout.has_losses else None
-        return run(*inputs if 0 in self._layout.stages else (), target=target, **settings)
+        beside = {"ids": inputs[0]} if self._takes_ids else {}
+        return run(*inputs if 0 in self._layout.stages else (), target=target, **beside, **settings)
 
     def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
         assert self._loss_of is not None

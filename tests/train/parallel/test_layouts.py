@@ -13,7 +13,7 @@ from tests.support.layout_runs import CLIP, Case, distance, divided, expected
 QUICK = {
     "weights 2": Case(2, {"shard": "weights"}, steps=10),
     "tensor 2": Case(2, {"tensor": 2}, {"model_type": "qwen3"}, steps=10),
-    "1f1b 2, tied": Case(2, {"pipeline": 2}, {"tie_word_embeddings": True}, steps=10),
+    "1f1b 2, tied": Case(2, {"pipeline": 2}, {"tie_word_embeddings": True}, steps=10, document_end=10),
     "weights 2 x tensor 2": Case(4, {"shard": "weights", "tensor": 2}, steps=5),
 }
 LONG = {
@@ -43,6 +43,11 @@ LONG = {
     "tensor 2 x replicas 2": Case(4, {"tensor": 2}),
     "1f1b 2 x replicas 2": Case(4, {"pipeline": 2}),
     "1f1b 2 x tensor 2 x replicas 2, tied": Case(8, {"pipeline": 2, "tensor": 2}, {"tie_word_embeddings": True}),
+    "tensor 2, documents": Case(2, {"tensor": 2}, document_end=10),
+    "weights 2, documents": Case(2, {"shard": "weights"}, document_end=10),
+    "interleaved 2, documents": Case(
+        2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4, document_end=10
+    ),
     "2 x 2 x 2": Case(8, {"pipeline": 2, "shard": "weights", "tensor": 2}),
     "2 x 2 x 2, tied, qwen3": Case(
         8, {"pipeline": 2, "shard": "weights", "tensor": 2}, {"tie_word_embeddings": True, "model_type": "qwen3"}
@@ -52,7 +57,7 @@ LONG = {
 
 def check(case: Case, place: Path) -> None:
     outcomes = divided(case, place)
-    one = expected(tuple(case.model.items()), case.steps, case.double)
+    one = expected(tuple(case.model.items()), case.steps, case.double, case.document_end)
     assert one.losses[-1] < one.losses[0] and max(one.norms) > CLIP, "it trains, and is clipped"
     for outcome in outcomes:
         assert distance(outcome, case) < 1e-12
@@ -73,7 +78,7 @@ def test_every_layout_agrees_with_one_process(name: str, tmp_path: Path) -> None
 
 def check_fp32(case: Case, place: Path) -> None:
     case = replace(case, double=False)
-    one = expected(tuple(case.model.items()), case.steps, case.double)
+    one = expected(tuple(case.model.items()), case.steps, case.double, case.document_end)
     for outcome in divided(case, place):
         assert {tensor.dtype for tensor in outcome.weights.values()} == {torch.float32}
         assert outcome.losses == pytest.approx(one.losses, abs=1e-5)

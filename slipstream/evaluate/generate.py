@@ -1,0 +1,46 @@
+"""Texts that a model of tokens goes on with, one token drawn after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.models.predict import ModelFunction
+
+
+def continued(
+    run: ModelFunction,
+    signature: Signature,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    stops: Collection[int],
+    seed: int = 0,
+) -> list[list[int]]:
+    """At most ``most`` ids after each prompt, drawn with the probabilities that the model gives, up to the first of
+    ``stops``, which is left out. The same seed draws the same.
+
+    The model sees as many of the last ids as a row has; places behind them are filled, and nothing attends to those.
+    """
+    (length,), draw = signature.inputs[0].shape, np.random.default_rng(seed)
+    drawn: list[list[int]] = [[] for _ in prompts]
+    going = list(range(len(prompts)))
+    for _ in range(most):
+        if not going:
+            break
+        rows = np.zeros((len(going), length), signature.inputs[0].dtype)
+        ends = []
+        for row, number in zip(rows, going, strict=True):
+            ids = [*prompts[number], *drawn[number]][-length:]
+            row[: len(ids)] = ids
+            ends.append(len(ids) - 1)
+        logits = run([rows])[np.arange(len(going)), ends].astype(np.float64)
+        shares = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
+        for number, share, place in zip(list(going), shares, draw.random(len(going)), strict=True):
+            token = min(int(np.searchsorted(share, place * share[-1], side="right")), len(share) - 1)
+            if token in stops:
+                going.remove(number)
+            else:
+                drawn[number].append(token)
+    return drawn

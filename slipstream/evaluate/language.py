@@ -1,0 +1,128 @@
+"""A model of text on held-out documents: bits per byte and perplexity, beside a model without weights, and three texts
+that it goes on with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.prepared.documents import Document, read_documents
+from slipstream.artifacts.prepared.token_rows import FILES, TOKENIZER
+from slipstream.artifacts.results.evaluation import BaselineScores, Continuation, Gain, LanguageFigures, Scores
+from slipstream.comparison.bits import bits_per_byte, gain
+from slipstream.errors import UserError
+from slipstream.evaluate.generate import continued
+from slipstream.evaluate.kneser_ney import KneserNey
+from slipstream.language.tokenizer import Tokenizer
+from slipstream.models.predict import ModelFunction, predict
+
+#: Bytes of context of the model beside.
+CONTEXT = 5
+CONTINUATIONS, PROMPT_TOKENS, MOST_TOKENS = 3, 32, 96
+#: Of e, for which a float has room.
+LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class LanguageScores:
+    """What held-out documents say of the model and of the one beside it."""
+
+    model: Scores
+    baseline: BaselineScores
+    gain: Gain
+    figures: LanguageFigures
+
+
+def evaluate_language(run: ModelFunction, data: PreparedData) -> LanguageScores:
+    """Raises ``UserError`` if no held-out document was kept, or the outputs are not finite."""
+    signature = data.signature
+    documents, train = read_documents(data.artifact, "test"), read_documents(data.artifact, "train")
+    if not documents:
+        raise UserError("data.split.test: the test split has no documents to measure with; raise it, or give more data")
+    sizes = np.array([document.bytes for document in documents], np.float64)
+    right, bits = graded_documents(run, signature, documents)
+    learned = sum(int((document.tokens[1:] >= 0).sum()) for document in documents)
+    log_loss = float(bits.sum()) * math.log(2) / learned
+    beside = KneserNey([text.encode() for each in train for text in each.texts], CONTEXT)
+    theirs = beside_bits(beside, documents)
+    return LanguageScores(
+        model=Scores(
+            accuracy=float(right.sum()) / learned,
+            log_loss=log_loss,
+            bits_per_byte=bits_per_byte(bits, sizes),
+            perplexity=math.exp(min(log_loss, LARGEST_EXPONENT)),
+        ),
+        baseline=BaselineScores(
+            name=f"Kneser-Ney, {CONTEXT} bytes of context",
+            rows_trained=len(train),
+            bits_per_byte=bits_per_byte(theirs, sizes),
+        ),
+        gain=gain(theirs, bits, sizes),
+        figures=LanguageFigures(
+            documents=len(documents),
+            bytes=int(sizes.sum()),
+            tokens=learned,
+            continuations=continuations(run, signature, documents, tokenizer_of(data)),
+        ),
+    )
+
+
+def graded_documents(
+    run: ModelFunction, signature: Signature, documents: list[Document]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many learned tokens of each document the model finds the most likely, and the bits that it needs for them;
+    both float64 ``[documents]``. A document that is longer than a row is cut into several, each of which sees nothing
+    of the one before but its last token."""
+    (length,), end = signature.inputs[0].shape, max(signature.document_end, 0)
+    rows, counts = [], list[int]()
+    for document in documents:
+        count = -(-(len(document.tokens) - 1) // length)
+        filled = np.full(count * length + 1, -1 - end, signature.inputs[0].dtype)
+        filled[: len(document.tokens)] = document.tokens
+        rows.append(np.lib.stride_tricks.sliding_window_view(filled, length + 1)[::length])
+        counts.append(count)
+    records = np.ascontiguousarray(np.concatenate(rows)).view(signature.record).reshape(-1)
+    of_rows = predict(run, signature, records).sum(axis=1, dtype=np.float64)
+    right, likelihood = np.add.reduceat(of_rows, starts_of(counts), axis=0).T
+    return right, -likelihood / math.log(2)
+
+
+def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:
+    """The bits of each document by the model beside; an answer of a conversation is a document to it."""
+    bits = model.bits([text.encode() for document in documents for text in document.texts])
+    return np.add.reduceat(bits, starts_of([len(document.texts) for document in documents]))
+
+
+def starts_of(counts: list[int]) -> np.ndarray:
+    """Where each of so many begins (int64)."""
+    return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+
+
+def tokenizer_of(data: PreparedData) -> Tokenizer:
+    stored = [name for name in FILES if f"{TOKENIZER}/{name}" in data.artifact.files]
+    return Tokenizer({name: data.artifact.read_bytes(f"{TOKENIZER}/{name}").decode() for name in stored})
+
+
+def continuations(
+    run: ModelFunction, signature: Signature, documents: list[Document], tokenizer: Tokenizer
+) -> list[Continuation]:
+    """Of some documents, evenly spaced: how they begin, or what is asked, and what the model goes on with."""
+    chosen = [documents[place] for place in np.unique(np.linspace(0, len(documents) - 1, CONTINUATIONS).astype(int))]
+    prompts = [prompt_of(document, signature.inputs[0].shape[0]) for document in chosen]
+    drawn = continued(run, signature, prompts, MOST_TOKENS, tokenizer.special_ids)
+    return [
+        Continuation(document.name, tokenizer.decode(prompt), tokenizer.decode(ids))
+        for document, prompt, ids in zip(chosen, prompts, drawn, strict=True)
+    ]
+
+
+def prompt_of(document: Document, length: int) -> list[int]:
+    """The ids before the first answer; or those with which a document begins, at most half of a row."""
+    tokens = document.tokens
+    ids = np.where(tokens < 0, -1 - tokens, tokens)
+    if tokens[0] < 0:
+        return ids[: int(np.argmax(tokens >= 0))].tolist()
+    return ids[: min(PROMPT_TOKENS, length // 2, len(ids) - 1)].tolist()

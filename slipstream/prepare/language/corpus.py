@@ -1,0 +1,206 @@
+"""A corpus in pieces that are read each by itself: some files, a range of lines, a row group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipstream.errors import UserError
+from slipstream.prepare.resolve import SourceToPrepare
+from slipstream.source.columnar import damage_named
+from slipstream.source.files import SourceFile
+from slipstream.source.quarantine import BadRow
+
+#: Of a piece. It decides which rows are set aside in which order, and so follows from the files alone.
+PIECE_BYTES = 16 << 20
+PIECE_FILES = 4096
+#: A larger document would not leave the memory to work on it.
+MOST_BYTES = 256 << 20
+EXPECTED = "expected a column 'text', or 'prompt' and 'completion', or 'messages'"
+
+#: What a row is: a text, a question with its answer, or the messages of a conversation.
+Shape = Literal["text", "prompt", "messages"]
+COLUMNS: dict[Shape, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "prompt": ("prompt", "completion"),
+    "text": ("text",),
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``files`` are several only if each is a document. Of lines ``start`` and ``stop`` are bytes: those that begin in
+    between; of columnar files they are row groups or batches, and ``first_row`` counts the rows before."""
+
+    files: tuple[SourceFile, ...]
+    format: str
+    shape: Shape
+    start: int = 0
+    stop: int = 0
+    first_row: int = 0
+
+
+class Record(NamedTuple):
+    """A row, or a whole file as a text: where it is from, and its values."""
+
+    file: str
+    line: int
+    values: dict[str, Any]
+
+
+class Blank(NamedTuple):
+    """A line without anything in it."""
+
+    line: int
+
+
+def pieces_of(source: SourceToPrepare) -> list[Piece]:
+    """All pieces, in the order of the files. Raises ``UserError`` for files without the columns, or of which some are
+    documents and others conversations."""
+    if source.format == "text":
+        return groups_of_files(source.files)
+    pieces: list[Piece] = []
+    for file in source.files:
+        of_file = lines_of(file) if source.format == "json" else row_groups(file, source.format)
+        if of_file and pieces and of_file[0].shape != pieces[0].shape:
+            raise UserError(
+                f"{file.uri}: holds {' and '.join(map(repr, COLUMNS[of_file[0].shape]))}, unlike "
+                f"{pieces[0].files[0].uri}; expected the same columns in all files"
+            )
+        pieces += of_file
+    if not pieces:
+        raise UserError(f"data: {source.address!r} has no rows; {EXPECTED}")
+    return pieces
+
+
+def groups_of_files(files: tuple[SourceFile, ...]) -> list[Piece]:
+    groups: list[list[SourceFile]] = []
+    size = PIECE_BYTES
+    for file in files:
+        if size >= PIECE_BYTES or len(groups[-1]) >= PIECE_FILES:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
+    return [Piece(tuple(group), "text", "text") for group in groups]
+
+
+def lines_of(file: SourceFile) -> list[Piece]:
+    """The pieces of JSON Lines. What is compressed is one: nobody can begin in its middle."""
+    with opened(file) as stream:
+        first = next((line for line in stream if line.strip()), b"")
+    if not first:
+        return []
+    found = parsed(file, first)
+    shape = shape_of(found, file) if isinstance(found, dict) else "text"
+    step = file.size if file.compression else PIECE_BYTES
+    return [Piece((file,), "json", shape, start, start + step) for start in range(0, file.size, step)]
+
+
+def row_groups(file: SourceFile, format: str) -> list[Piece]:
+    with damage_named(file.uri, format), file.open() as stream:
+        if format == "arrow":
+            batches = pa.ipc.open_file(stream)
+            names = batches.schema.names
+            rows = [batches.get_batch(index).num_rows for index in range(batches.num_record_batches)]
+        else:
+            parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+            names = parquet.schema_arrow.names
+            rows = [parquet.metadata.row_group(index).num_rows for index in range(parquet.num_row_groups)]
+    shape = shape_of(names, file)
+    return [Piece((file,), format, shape, index, index + 1, sum(rows[:index])) for index in range(len(rows))]
+
+
+def shape_of(names: Any, file: SourceFile) -> Shape:
+    for shape, columns in COLUMNS.items():
+        if all(column in names for column in columns):
+            return shape
+    raise UserError(f"{file.uri}: has the columns {', '.join(map(repr, sorted(names)))}; {EXPECTED}")
+
+
+def read_piece(piece: Piece, encoding: str) -> Iterator[Record | BadRow | Blank]:
+    """Its records, and what is none. The lines of a piece of JSON Lines are counted from its beginning."""
+    if piece.format == "text":
+        yield from (read_file(file, encoding) for file in piece.files)
+    elif piece.format == "json":
+        yield from read_lines(piece)
+    else:
+        yield from read_rows(piece)
+
+
+def read_file(file: SourceFile, encoding: str) -> Record | BadRow:
+    if file.size > MOST_BYTES:
+        return BadRow(file.uri, 1, "", f"{file.size:,} bytes, more than {MOST_BYTES:,}", "")
+    with file.open() as stream:
+        raw = stream.read()
+    try:
+        text = raw.decode(encoding).removeprefix("\ufeff")
+        text.encode()  # some codecs give halves of pairs, which are no text
+    except UnicodeError as error:
+        return BadRow(file.uri, 1, "", f"not {encoding} (data.encoding)", str(error))
+    return Record(file.uri, 1, {"text": text})
+
+
+def read_lines(piece: Piece) -> Iterator[Record | BadRow | Blank]:
+    (file,) = piece.files
+    with opened(file) as stream:
+        # The line in which a piece begins belongs to the one before, unless it begins there exactly.
+        place = piece.start
+        if piece.start:
+            stream.seek(piece.start - 1)
+            place += len(stream.readline()) - 1
+        number = 0
+        while file.compression or place < piece.stop:
+            line = stream.readline()
+            if not line:
+                return
+            place += len(line)
+            number += 1
+            if not line.strip():
+                yield Blank(number)
+                continue
+            found = parsed(file, line)
+            if isinstance(found, dict):
+                yield Record(file.uri, number, found)
+            else:
+                yield BadRow(file.uri, number, "", found, line[:500].decode(errors="replace"))
+
+
+def parsed(file: SourceFile, line: bytes) -> dict[str, Any] | str:
+    """The object in a line, or why there is none."""
+    try:
+        found = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except (ValueError, RecursionError):
+        return "no JSON"
+    return found if isinstance(found, dict) else "no JSON object"
+
+
+def read_rows(piece: Piece) -> Iterator[Record]:
+    (file,) = piece.files
+    names = list(COLUMNS[piece.shape])
+    with damage_named(file.uri, piece.format), file.open() as stream:
+        if piece.format == "arrow":
+            rows = pa.Table.from_batches([pa.ipc.open_file(stream).get_batch(piece.start)]).select(names)
+        else:
+            parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+            rows = parquet.read_row_group(piece.start, columns=names, use_threads=False)
+        listed = rows.to_pylist()
+    for number, values in enumerate(listed, piece.first_row + 1):
+        yield Record(file.uri, number, values)
+
+
+def opened(file: SourceFile) -> BinaryIO:
+    """The lines of a file, decompressed if its name says that it is compressed."""
+    stream: Any = file.open()
+    if file.compression:
+        stream = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), file.compression)
+        return BufferedReader(stream)
+    return stream

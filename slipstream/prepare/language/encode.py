@@ -1,0 +1,134 @@
+"""The second pass: every document and conversation of a spool becomes token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.artifacts.prepared.data import SPLITS
+from slipstream.artifacts.prepared.documents import SCHEMA, Document, table_of
+from slipstream.language.tokenizer import Tokenizer
+from slipstream.prepare.fit.splits import TEST
+from slipstream.prepare.language.read import spooled
+from slipstream.source.quarantine import BadRow
+
+#: Documents whose ids are held at a time.
+AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class EncodeJob:
+    """``kept`` is by split the share of the documents that are kept whole beside the rows."""
+
+    spool: Path
+    tokenizer: Path
+    dtype: str
+    length: int
+    kept: list[float]
+    directory: Path
+
+
+@dataclass(frozen=True)
+class EncodedPiece:
+    """The tokens of a piece: of each split a file of so many ``tokens``, of which some are ``learned``, and the
+    documents that are kept whole. Of conversations the file holds rows, one of each; those that are ``bad`` have
+    none."""
+
+    directory: Path
+    tokens: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
+    learned: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
+    bad: list[BadRow] = field(default_factory=list)
+    bad_by_split: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
+
+    def path(self, split: int) -> Path:
+        return self.directory / f"{SPLITS[split]}.tokens"
+
+    @property
+    def documents(self) -> Path:
+        return self.directory / "documents.arrow"
+
+    @property
+    def files(self) -> list[Path]:
+        return [*(self.path(split) for split in range(len(SPLITS))), self.documents]
+
+
+@lru_cache(maxsize=1)
+def tokenizer_at(path: Path) -> Tokenizer:
+    """The tokenizer whose files are in a JSON file."""
+    return Tokenizer(json.loads(path.read_bytes()))
+
+
+def encode_documents(job: EncodeJob) -> EncodedPiece:
+    """Write the tokens of a spool: of each document its own and the end token. Runs in a worker process."""
+    tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
+    for split in range(len(SPLITS)):
+        with piece.path(split).open("wb") as file:
+            for rows in batches(job.spool, split):
+                texts = [row["text"] for row in rows]
+                for ids, row in zip(tokenizer.documents(texts), rows, strict=True):
+                    ended = np.append(ids, tokenizer.end).astype(job.dtype)
+                    file.write(ended.data)
+                    piece.tokens[split] += len(ended)
+                    if row["place"] < job.kept[split]:
+                        # The end token goes before a document, too.
+                        whole = np.append(tokenizer.end, ended) if split == TEST else ended[:0]
+                        kept.append(Document(row["name"], SPLITS[split], [row["text"]], whole))
+        piece.learned[split] = piece.tokens[split]
+    write_kept(piece, kept)
+    return piece
+
+
+def encode_conversations(job: EncodeJob) -> EncodedPiece:
+    """Write the rows of a spool: a conversation is one row, filled with end tokens that are not learned. One that is
+    longer than a row is set aside, never cut. Runs in a worker process."""
+    tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
+    filling = np.full(job.length + 1, -1 - tokenizer.end)
+    for split in range(len(SPLITS)):
+        with piece.path(split).open("wb") as file:
+            for row in (row for rows in batches(job.spool, split) for row in rows):
+                places = row["spans"]
+                tokens = tokenizer.conversation(row["text"], list(zip(places[::2], places[1::2], strict=True)))
+                learned = int((tokens[1:] >= 0).sum())
+                if reason := why_no_row(len(tokens), learned, len(filling)):
+                    piece.bad.append(BadRow(row["name"], row["line"], "", reason, row["text"]))
+                    piece.bad_by_split[split] += 1
+                    continue
+                file.write(np.append(tokens, filling[len(tokens) :]).astype(job.dtype).data)
+                piece.tokens[split] += len(tokens)
+                piece.learned[split] += learned
+                if row["place"] < job.kept[split]:
+                    whole = tokens if split == TEST else tokens[:0]
+                    kept.append(Document(row["name"], SPLITS[split], row["answers"], whole))
+    write_kept(piece, kept)
+    return piece
+
+
+def why_no_row(tokens: int, learned: int, room: int) -> str:
+    """Why a conversation is set aside; empty if it is not."""
+    if tokens > room:
+        return f"a conversation of {tokens:,} tokens, more than data.length + 1, {room:,}"
+    return "" if learned else "no answer: no token of an answer is its own"
+
+
+def begun(job: EncodeJob) -> EncodedPiece:
+    job.directory.mkdir(exist_ok=True)
+    return EncodedPiece(job.directory)
+
+
+def batches(spool: Path, split: int) -> Iterator[list[dict[str, Any]]]:
+    table = spooled(spool)
+    rows = table.filter(pc.equal(table["split"], split))
+    return (rows.slice(start, AT_ONCE).to_pylist() for start in range(0, len(rows), AT_ONCE))
+
+
+def write_kept(piece: EncodedPiece, kept: list[Document]) -> None:
+    with pa.ipc.new_file(piece.documents, SCHEMA) as file:
+        file.write_table(table_of(kept))

@@ -1,0 +1,241 @@
+"""Text to prepared data: read and split, make the tokenizer of the training split, encode, pack into rows.
+
+Splits, order and bytes follow from the data and the settings alone, on any number of workers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.card import CARD, ColumnCard, DataCard
+from slipstream.artifacts.prepared.data import SPLITS, Signature, TensorSpec
+from slipstream.artifacts.prepared.documents import write_documents
+from slipstream.artifacts.prepared.token_rows import TOKENIZER
+from slipstream.artifacts.records import write_record
+from slipstream.artifacts.resume import ResumableScratch
+from slipstream.errors import UserError
+from slipstream.language.chat_template import OWN_TEMPLATE, template_of
+from slipstream.language.tokenizer import (
+    TEMPLATE,
+    Tokenizer,
+    TokenizerFiles,
+    bytes_tokenizer,
+    specials,
+    train_tokenizer,
+)
+from slipstream.prepare.card import row_counts as counted
+from slipstream.prepare.fit.fit import check_splits
+from slipstream.prepare.fit.splits import TEST, TRAIN
+from slipstream.prepare.language.corpus import pieces_of
+from slipstream.prepare.language.encode import (
+    EncodedPiece,
+    EncodeJob,
+    encode_conversations,
+    encode_documents,
+)
+from slipstream.prepare.language.pack import pack, row_counts
+from slipstream.prepare.language.read import ReadJob, ReadPiece, first_lines, moved, read, spooled
+from slipstream.prepare.progress import shown
+from slipstream.prepare.resolve import SourceToPrepare
+from slipstream.prepare.shuffle import enter_segments, merge_all
+from slipstream.source import quarantine
+from slipstream.source.config import DataConfig
+from slipstream.source.quarantine import BadRow
+
+#: Bytes of training text that a tokenizer is trained on at most, and that are kept whole for a model to compare with;
+#: and of held-out text that models are measured on.
+LEARNED_BYTES, KEPT_BYTES, MEASURED_BYTES = 256 << 20, 16 << 20, 4 << 20
+#: Ids for which int16 has room, and for -1 - id.
+MOST_NARROW = 1 << 15
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What was read; of ``conversations`` each is a document. ``dropped`` of each split were set aside later."""
+
+    units: list[ReadPiece]
+    bad: list[BadRow]
+    conversations: bool
+    #: Lines of its file that lie before each unit.
+    before: list[int]
+    dropped: list[int]
+
+    @property
+    def documents(self) -> list[int]:
+        """By split."""
+        return (np.sum([unit.documents for unit in self.units], axis=0) - self.dropped).tolist()
+
+    def without(self, encoded: list[EncodedPiece]) -> Corpus:
+        """The same, without those that were set aside when they were encoded."""
+        dropped = np.sum([piece.bad_by_split for piece in encoded], axis=0).tolist()
+        found = zip(encoded, self.before, strict=True)
+        bad = [row for piece, lines in found for row in moved(piece.bad, lines)]
+        return replace(self, bad=self.bad + bad, dropped=dropped)
+
+    def check(self, config: DataConfig) -> None:
+        """Raises ``UserError`` if more than ``data.quarantine_limit`` cannot be used, or a split has none."""
+        quarantine.check_limit(self.bad, sum(self.documents) + len(self.bad), config.quarantine_limit)
+        check_splits(self.documents)
+
+    @property
+    def bytes(self) -> list[int]:
+        """By split."""
+        return np.sum([unit.bytes for unit in self.units], axis=0).tolist()
+
+    @property
+    def copies(self) -> int:
+        hashes = np.concatenate([unit.hashes for unit in self.units])
+        return len(hashes) - len(np.unique(hashes))
+
+
+def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: SourceToPrepare) -> None:
+    """Write the prepared data of text. Raises ``UserError`` for text that cannot be learned."""
+    config = source.config
+    corpus = read_corpus(source, scratch)
+    tokenizer = Tokenizer(tokenizer_of(source, corpus))
+    encoded = list(encode_corpus(scratch, corpus, tokenizer, config))
+    corpus = corpus.without(encoded)
+    corpus.check(config)
+    learned = 0.0
+    if corpus.conversations:
+        learned = sum(piece.learned[TRAIN] for piece in encoded) / corpus.documents[TRAIN]
+    else:
+        check_rows(row_counts(encoded, config.length), encoded, config)
+    signature = Signature(
+        inputs=(TensorSpec("tokens", dtype_of(tokenizer), (config.length,)),),
+        task="next token",
+        target="next token",
+        buckets=tokenizer.vocabulary,
+        # A conversation has a row to itself, and may have the end token after each of its turns.
+        document_end=-1 if config.across_documents or corpus.conversations else tokenizer.end,
+        learned=learned,
+    )
+    end = None if corpus.conversations else tokenizer.end
+    runs = pack(scratch.root / "packed", encoded, signature, end, shuffle=config.shuffle)
+    enter_segments(writer, merge_all(scratch, runs, signature.record.itemsize), number=0)
+    quarantine.write(writer, corpus.bad)
+    write_documents(writer, [whole(piece.documents) for piece in encoded])
+    for name, content in tokenizer.files.items():
+        writer.write_bytes(f"{TOKENIZER}/{name}", content.encode())
+    write_record(writer, "signature.json", signature)
+    writer.write_json("statistics.json", {"columns": {}})
+    writer.write_json("schema.json", {"columns": [{"name": "text", "type": "text", "role": "document"}]})
+    writer.write_json(CARD, card_of(source, corpus, encoded, signature).to_json())
+
+
+def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:
+    """Raises ``UserError`` if more than ``data.quarantine_limit`` of the documents cannot be used, or a split has
+    none."""
+    pieces = pieces_of(source)
+    conversations = pieces[0].shape != "text"
+    template = source.tokenizer or (with_template(bytes_tokenizer(turns=True)) if conversations else {})
+    if conversations:
+        template_of(template)  # before any row is read
+    jobs = (
+        ReadJob(piece, source.config, scratch.root / f"text-{number:06d}.arrow", template)
+        for number, piece in enumerate(pieces)
+    )
+    units = list(shown("read", scratch.map(read, jobs), [len(piece.files) for piece in pieces]))
+    before = first_lines(pieces, units)
+    bad = [row for unit, lines in zip(units, before, strict=True) for row in moved(unit.bad, lines)]
+    corpus = Corpus(units, bad, conversations, before, [0] * len(SPLITS))
+    corpus.check(source.config)
+    return corpus
+
+
+def with_template(files: TokenizerFiles) -> TokenizerFiles:
+    return {**files, TEMPLATE: OWN_TEMPLATE}
+
+
+def tokenizer_of(source: SourceToPrepare, corpus: Corpus) -> TokenizerFiles:
+    """The user's, or one that is made here."""
+    if source.tokenizer:
+        return source.tokenizer
+    turns = corpus.conversations
+    if source.config.tokenizer == "bytes":
+        files = bytes_tokenizer(turns=turns)
+    else:
+        files = train_tokenizer(training_texts(corpus), source.config.vocabulary, turns=turns)
+    return with_template(files) if turns else files
+
+
+def training_texts(corpus: Corpus) -> Iterator[str]:
+    """A fair sample of the training split, if that is larger than ``LEARNED_BYTES``."""
+    share = share_of(LEARNED_BYTES, corpus.bytes[TRAIN])
+    turns = re.compile("|".join(map(re.escape, specials(turns=True))))
+    for unit in corpus.units:
+        for row in spooled(unit.path).select(["split", "place", "text"]).to_pylist():
+            if row["split"] == TRAIN and row["place"] < share:
+                # Of conversations without the special tokens, which are not learned as text.
+                yield from turns.split(row["text"]) if corpus.conversations else (row["text"],)
+
+
+def share_of(most: int, there: int) -> float:
+    return min(1.0, most / max(1, there))
+
+
+def encode_corpus(
+    scratch: ResumableScratch, corpus: Corpus, tokenizer: Tokenizer, config: DataConfig
+) -> Iterator[EncodedPiece]:
+    content = json.dumps(tokenizer.files).encode()
+    # By its content, as a worker keeps what it has read by its path.
+    path = scratch.root / f"tokenizer-{xxhash.xxh3_128_hexdigest(content)}.json"
+    path.write_bytes(content)
+    kept = [0.0] * len(SPLITS)
+    kept[TRAIN] = share_of(KEPT_BYTES, corpus.bytes[TRAIN])
+    kept[TEST] = share_of(MEASURED_BYTES, corpus.bytes[TEST])
+    jobs = (
+        EncodeJob(unit.path, path, dtype_of(tokenizer), config.length, kept, scratch.root / f"tokens-{number:06d}")
+        for number, unit in enumerate(corpus.units)
+    )
+    encode = encode_conversations if corpus.conversations else encode_documents
+    return shown("encode", scratch.map(encode, jobs), [sum(unit.documents) for unit in corpus.units])
+
+
+def dtype_of(tokenizer: Tokenizer) -> str:
+    """The narrowest type that holds all ids, and -1 - id of them."""
+    return "int16" if tokenizer.vocabulary <= MOST_NARROW else "int32"
+
+
+def check_rows(counts: list[int], encoded: list[EncodedPiece], config: DataConfig) -> None:
+    """Raise ``UserError`` for a split whose documents do not fill one row."""
+    for split, rows in enumerate(counts):
+        if not rows:
+            tokens = sum(piece.tokens[split] for piece in encoded)
+            raise UserError(
+                f"data.length: the documents of the {SPLITS[split]} split have {tokens:,} tokens, fewer than a row of "
+                f"{config.length:,}; expected more text, a smaller length or a larger share in data.split"
+            )
+
+
+def whole(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedPiece], signature: Signature) -> DataCard:
+    """Its rows are documents."""
+    read = sum(corpus.documents) + len(corpus.bad)
+    tokens = np.sum([piece.tokens for piece in encoded], axis=0).tolist()
+    what = "conversations" if corpus.conversations else "documents"
+    copies = [f"{corpus.copies:,} {what} are copies of others; copies share a split"] if corpus.copies else []
+    return DataCard(
+        source=source.name,
+        rows=counted(read, corpus.documents, len(corpus.bad)),
+        task=signature.task,
+        target=signature.target,
+        columns=[ColumnCard("text", "text", "document", missing=0)],
+        classes={},
+        warnings=copies,
+        tokens=dict(zip(SPLITS, tokens, strict=True)),
+        bytes=dict(zip(SPLITS, corpus.bytes, strict=True)),
+    )

@@ -1,0 +1,69 @@
+"""Token ids to rows: the documents of a split, one after the other, cut into rows of equal length; conversations are
+rows already.
+
+A row has one token more than a model is given, so it begins with the last of the row before: every token of a split but
+those of an incomplete last row is a target once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import SPLITS, Signature
+from slipstream.prepare.language.encode import EncodedPiece
+from slipstream.prepare.shuffle import Run, RunWriter, order_keys
+
+#: Tokens of a piece that are read at a time.
+AT_ONCE = 4 << 20
+
+
+def row_counts(pieces: list[EncodedPiece], length: int) -> list[int]:
+    """How many rows the documents of each split fill; the first document begins with an end token, too."""
+    return [sum(piece.tokens[split] for piece in pieces) // length for split in range(len(SPLITS))]
+
+
+def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int | None, *, shuffle: bool) -> list[Run]:
+    """The runs ``path`` of all splits' rows; of conversations if there is no ``end`` between them."""
+    (length,), token = signature.inputs[0].shape, np.dtype(signature.inputs[0].dtype)
+    width = 1 if end is not None else length + 1
+    total = sum(row_counts(pieces, length)) if end is not None else stored_rows(pieces, width * token.itemsize)
+    first = 0
+    with RunWriter(path) as writer:
+        for split in range(len(SPLITS)):
+            parts = tokens_of([piece.path(split) for piece in pieces], token, width)
+            rows_of = packed(parts, length, end, token) if end is not None else (p.reshape(-1, width) for p in parts)
+            for rows in rows_of:
+                order = order_keys(first, len(rows), total, shuffle)
+                records = rows.view(signature.record).reshape(len(rows))
+                writer.add(split, np.arange(len(rows)), order, records)
+                first += len(rows)
+    return writer.runs
+
+
+def stored_rows(pieces: list[EncodedPiece], size: int) -> int:
+    """How many rows of ``size`` bytes the pieces hold."""
+    return sum(piece.path(split).stat().st_size for piece in pieces for split in range(len(SPLITS))) // size
+
+
+def tokens_of(paths: Iterable[Path], token: np.dtype, width: int) -> Iterator[np.ndarray]:
+    """The tokens of some files, a multiple of ``width`` at a time."""
+    for path in paths:
+        with path.open("rb") as file:
+            while len(part := np.fromfile(file, token, max(1, AT_ONCE // width) * width)):
+                yield part
+
+
+def packed(parts: Iterable[np.ndarray], length: int, end: int, token: np.dtype) -> Iterator[np.ndarray]:
+    """Rows ``[rows, length + 1]`` of the tokens in ``parts``, behind an end token; the last incomplete one is left
+    out."""
+    carried = np.array([end], token)
+    for part in parts:
+        tokens = np.concatenate([carried, part])
+        rows = (len(tokens) - 1) // length
+        if rows:
+            windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length][:rows]
+            yield np.ascontiguousarray(windows)
+        carried = tokens[rows * length :]

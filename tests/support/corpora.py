@@ -1,0 +1,53 @@
+"""Small corpora: words that follow each other by a rule, as files, tables and conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.prepare.engine import prepare
+from slipstream.source.config import DataConfig
+
+WORDS = ["alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta"]
+
+
+def story(number: int) -> str:
+    """Some hundred words, each of which follows from the one before or the one after that; no two are alike."""
+    draw = np.random.default_rng(number)
+    place, words = int(draw.integers(len(WORDS))), [f"story {number}:"]
+    for step in draw.integers(1, 3, int(draw.integers(20, 120))).tolist():
+        place = (place + step) % len(WORDS)
+        words.append(WORDS[place])
+    return " ".join(words) + ".\n"
+
+
+def write_stories(folder: Path, count: int = 60) -> Path:
+    """Files in folders of their own."""
+    for number in range(count):
+        path = folder / f"part-{number % 3}" / f"{number}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(story(number), encoding="utf-8")
+    return folder
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    """JSON Lines; a text is written as it is."""
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def prepare_language(directory: Path, data: Path | str, workers: int = 1, **settings: Any) -> PreparedData:
+    config = DataConfig.from_dict({"task": "language", "tokenizer": "bytes", "length": 32, **settings})
+    prepare(directory, str(data), "", config, {}, workers)
+    return PreparedData.open(directory)
+
+
+def rows_of(data: PreparedData, split: str) -> np.ndarray:
+    """The stored tokens of a split, ``[rows, length + 1]``."""
+    stored = data.split(split)
+    return np.concatenate([stored["tokens"], stored["target"][:, -1:]], axis=1)

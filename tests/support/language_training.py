@@ -1,0 +1,46 @@
+"""A small transformer trained on prepared text, step by step in this process, as a training of one process does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.train.config import TrainingConfig
+from slipstream.train.data_loader import stored_blocks, training_batches
+from slipstream.train.data_order import GlobalOrder
+from slipstream.train.loop.optimizer import make_optimizer
+from slipstream.train.loop.precision import LossScaler
+from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.step import train_step
+from slipstream.train.parallel.replicas import ReplicatedModel
+from tests.support.groups import ALONE
+
+
+def trained_steps(data: PreparedData, sizes: dict[str, Any], config: TrainingConfig, steps: int) -> Predictor:
+    """The model after ``steps`` steps of a training that is as long."""
+    model = build(ModelConfig("transformer", sizes), data.signature, config.seed)
+    device = torch.device("cpu")
+    state = TrainingState(
+        ReplicatedModel(model),
+        make_optimizer(model, config),
+        LossScaler(device, enabled=False),
+        weights_of(model),
+        Progress(),
+        Traits(),
+    )
+    order = GlobalOrder(stored_blocks(data, "train"), config.batch_size, config.seed)
+    batches = training_batches(data, order, ALONE, stop=steps * config.batch_size)
+    for step, batch in zip(range(steps), batches, strict=False):
+        state.progress.step = step
+        train_step(state, config, ALONE, "fp32", batch, steps)
+    assert state.progress.step == steps - 1
+    return model.eval()
+
+
+def parameters(model: Predictor) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
