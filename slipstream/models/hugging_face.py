@@ -30,7 +30,10 @@ def files_of(model: Transformer) -> Iterator[tuple[str, bytes]]:
     if len(widths) > 1:
         return
     config = replace(model.config, intermediate_size=widths.pop())
-    yield "config.json", json.dumps(to_hugging_face(config), indent=2).encode()
+    end = model.document_end
+    # What a text ends with, it begins behind, too.
+    ends = {"bos_token_id": end, "eos_token_id": end} if end >= 0 else {}
+    yield "config.json", json.dumps(to_hugging_face(config) | ends, indent=2).encode()
     yield "model.safetensors", save(model.state_dict(), metadata={"format": "pt"})
 
 
