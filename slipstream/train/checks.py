@@ -29,6 +29,7 @@ from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import Traits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
 from slipstream.train.parallel.layout import check_plan
+from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import check_exchange
 
 META = torch.device("meta")
@@ -49,10 +50,12 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     pieces = pieces_of(data, training, replicas * shards)
     if training.compile:
         check_compiler(gpus > 0)
-    if training.parallel.divides or training.compile:
+    if training.parallel.divides or training.compile or training.recompute == "full":
         predictor = build(model, data.signature, training.seed, empty=True)
         check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
         check_plan(training.parallel, plan_of(predictor.network), len(pieces))
+        if training.recompute == "full":
+            recompute_blocks(predictor.network)
         if training.parallel.uses_fsdp(replicas * shards):
             check_parameters(predictor.network)
 

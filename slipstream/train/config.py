@@ -40,6 +40,9 @@ class TrainingConfig(Settings):
     """Samples per optimiser step, over all processes."""
     accumulation: Annotated[Positive, MAY_CHANGE] = 1
     """Pieces into which each process cuts its share of a batch, to save memory."""
+    recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
+    """What the backward pass computes once more instead of keeping it: nothing, or all that the model's blocks compute,
+    which takes less memory, more time, and changes no bit."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     """The largest learning rate, at the end of the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-2
