@@ -31,6 +31,9 @@ SUBCOMMANDS = {
     ),
     "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
     "plan": Subcommand("slipstream.plan.command", "Which GPU, how many, spot or not: hours and dollars of a training."),
+    "memory": Subcommand(
+        "slipstream.train.memory.command", "What each device will hold, before anything is allocated."
+    ),
     "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
     "score": Subcommand("slipstream.score.command", "List the scored tables of an output, fetch the newest."),
     "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),

@@ -69,12 +69,15 @@ def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list
     """The micro-batches of a padded share of a batch. Raises ``UserError`` if it has too few rows for so many."""
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     share = -(-largest // shares)
-    if training.accumulation > share:
+    # What "auto" will be is at most one for each row, in whole rounds of a pipeline.
+    most = max(1, share // training.parallel.pipeline * training.parallel.pipeline)
+    number = most if training.accumulation == "auto" else training.micro_batches
+    if number > share:
         raise UserError(
-            f"training.accumulation: {training.accumulation} micro-batches of a share of {share} "
+            f"training.accumulation: {number} micro-batches of a share of {share} "
             f"row{'s' if share > 1 else ''} (batches of {largest}, {shares} shares); expected at most {share}"
         )
-    return micro_batches(padded_rows(share, training.accumulation), training.accumulation)
+    return micro_batches(padded_rows(share, number), number)
 
 
 def check_rows(data: PreparedData) -> None:

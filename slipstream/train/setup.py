@@ -278,7 +278,7 @@ def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
     gpu = group.device.type == "cuda"
     return {
         "processes": group.world,
-        "accumulation": training.accumulation,
+        "accumulation": training.micro_batches,
         "layout": describe(training.parallel),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -1,10 +1,15 @@
-"""What torch's allocator on the CPU really gives out, by the profiler's allocation events."""
+"""What memory really is given out on the CPU: by the profiler's allocation events, and by malloc's own count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import gc
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 #: The profiler's name of an allocation or, with negative bytes, of a release.
 EVENT = "[memory]"
@@ -12,7 +17,8 @@ EVENT = "[memory]"
 
 def allocated(work: Callable[[], object]) -> list[int]:
     """The bytes that ``work`` has allocated after each of its allocations and releases, counted from 0 at its start.
-    What was allocated before, and is released in it, does not count."""
+    Events are those of this thread alone."""
+    gc.collect()  # or what others have left would seem to be released by ``work``
     with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as profile:
         work()
     events = [event for event in profile.kineto_results.events() if event.name() == EVENT]
@@ -23,6 +29,59 @@ def allocated(work: Callable[[], object]) -> list[int]:
     return running
 
 
-def peak(work: Callable[[], object]) -> int:
-    """The most bytes that ``work`` has at once beyond what there was before."""
-    return max(allocated(work))
+class MallocInfo(ctypes.Structure):
+    """Of <malloc.h>."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "cost",
+        )
+    ]
+
+
+def in_use() -> int:
+    """The bytes that malloc has given to this process, to whichever thread, and not got back."""
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallinfo2.restype = MallocInfo
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
+
+
+class AfterEachOperation(TorchDispatchMode):
+    """Looks at malloc's count after each operation within its block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if any(kind not in (Tensor, nn.Parameter) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.most = max(self.most, in_use())
+        return result
+
+
+def malloc_peak(work: Callable[[], object]) -> int:
+    """The most bytes that all threads together have at once during ``work``, beyond what they had before."""
+    gc.collect()
+    before = in_use()
+    with AfterEachOperation() as looking:
+        work()
+    return looking.most - before
