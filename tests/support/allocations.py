@@ -78,10 +78,8 @@ class AfterEachOperation(TorchDispatchMode):
         return result
 
 
-def malloc_peak(work: Callable[[], object]) -> int:
-    """The most bytes that all threads together have at once during ``work``, beyond what they had before."""
-    gc.collect()
-    before = in_use()
+def most_in_use(work: Callable[[], object]) -> int:
+    """The most bytes that malloc has given out, to all threads together, after any operation of ``work``."""
     with AfterEachOperation() as looking:
         work()
-    return looking.most - before
+    return looking.most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -28,7 +29,7 @@ from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import ReplicatedModel, replicate
-from tests.support.allocations import allocated, malloc_peak
+from tests.support.allocations import allocated, in_use, most_in_use
 from tests.support.layout_runs import on_ranks
 
 
@@ -70,7 +71,7 @@ def one_rank(step: TracedStep, onednn: bool) -> Real:
 
     def one_step() -> None:
         state, sharing = kept[0]
-        batch = batch_of(replace(step, rank=group.rank), sharing)
+        batch = batch_of(step.signature, step.micro_batches * step.rows, sharing)
         train_step(state, training, sharing, training.precision, batch, total_steps=3)
 
     def begin() -> None:
@@ -80,30 +81,32 @@ def one_rank(step: TracedStep, onednn: bool) -> Real:
         one_step()
 
     with context:
-        if group.world == 1 or step.training.parallel.pipeline > 1:
+        if group.world == 1:
             lasting = allocated(begin)[-1]
             return Real(lasting + max(allocated(one_step)), lasting)
         # What this thread makes and one of gloo's frees, copies and DDP's first buckets, the profiler shows as kept.
         begin()
-        lasting = state_bytes(kept[0][0])
-        return Real(lasting + malloc_peak(one_step), lasting)
+        dist.barrier()
+        gc.collect()
+        lasting, before = live_bytes(), in_use()
+        if group.world > 1 and not (training.parallel.divides or training.gradients.gradient_as_bucket_view):
+            lasting += sum(x.nbytes for x in kept[0][0].parameters)  # buckets that no tensor of Python's lies in
+        return Real(lasting + most_in_use(one_step) - before, lasting)
 
 
-def state_bytes(state: TrainingState) -> int:
-    """Weights, buffers, the optimiser's state, averages, and the buckets of a replica."""
-    moments = [each for of in state.optimizer.state.values() for each in of.values() if isinstance(each, Tensor)]
-    tensors = [*state.parameters, *state.model.buffers(), *moments]
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (local(x).untyped_storage() for x in tensors)}
-    buckets = [x for x in state.parameters if x.requires_grad] if state.parallel.is_whole else []
-    averages = state.averaged.weights.values() if state.averaged else ()
-    return sum(storages.values()) + sum(x.nbytes for x in (*buckets, *averages))
+def live_bytes() -> int:
+    """Of all tensors that Python knows, as it does of the views of DDP's buckets."""
+    tensors = [each for each in gc.get_objects() if isinstance(each, Tensor)]
+    storages = [local(tensor).untyped_storage() for tensor in tensors if not tensor.is_meta]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def many(steps: Sequence[TracedStep], onednn: bool) -> list[Real]:
-    return [one_rank(step, onednn) for step in steps]
+def many(steps: Sequence[TracedStep], warm_up: TracedStep, onednn: bool) -> list[Real]:
+    """``warm_up`` makes what torch makes once in a process and layout."""
+    return [one_rank(step, onednn) for step in (warm_up, *steps)][1:]
 
 
-def real(steps: Sequence[TracedStep], out: Path, *, onednn: bool = True) -> list[list[Real]]:
-    """Of steps of equally many processes: what every rank holds in each."""
-    of_ranks = on_ranks(steps[0].world, partial(many, steps, onednn), out)
+def real(steps: Sequence[TracedStep], warm_up: TracedStep, out: Path, *, onednn: bool = True) -> list[list[Real]]:
+    """Of steps of equally many processes: what every rank holds in each. ``warm_up`` is a small one of that layout."""
+    of_ranks = on_ranks(steps[0].world, partial(many, steps, warm_up, onednn), out)
     return [[of_rank[number] for of_rank in of_ranks] for number in range(len(steps))]

@@ -23,6 +23,11 @@ SHARDS: tuple[Shard, ...] = get_args(Shard)
 NUMBERS = 3
 
 
+def with_precision(training: TrainingConfig, precision: str) -> TrainingConfig:
+    """The settings with one of the types that "auto" may become."""
+    return replace(training, precision=precision)  # type: ignore[arg-type]  # checked where it is set
+
+
 @dataclass(frozen=True)
 class Job:
     """A training as it is asked for, whose ``precision`` is known, on so many devices."""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.pipelining.stage import InferenceMode
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -111,8 +112,10 @@ def footprint(step: TracedStep) -> Footprint:
             group = parallel.sharing_rows(Group(step.rank, step.world, CPU, "fake"))
 
             def run(step: TracedStep) -> None:
-                numbered = replace(training, accumulation=step.traced_micro_batches)
-                train_step(state, numbered, group, training.precision, batch_of(step, group), total_steps=2)
+                number = step.traced_micro_batches
+                batch = batch_of(step.signature, number * step.rows, group)
+                numbered = replace(training, accumulation=number)
+                train_step(state, numbered, group, training.precision, batch, total_steps=2)
 
             # A pipeline takes no other batches than whole ones.
             run(step if training.parallel.pipeline > 1 else replace(step, micro_batches=1))
@@ -135,16 +138,29 @@ def exchanging_nothing(step: TracedStep) -> Iterator[None]:
             stage._inference_mode = InferenceMode.STATIC
 
     _PipelineSchedule._warmup_p2p = known  # type: ignore[method-assign, assignment]
+    exchange = schedules._batch_p2p
+    schedules._batch_p2p = lambda operations, desc=None: [Sent(each.tensor) for each in operations]  # type: ignore
     dist.init_process_group("fake", rank=step.rank, world_size=step.world, store=dist.HashStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
+        schedules._batch_p2p = exchange
         _PipelineSchedule._warmup_p2p = warm_up  # type: ignore[method-assign]
         if before is None:
             del os.environ["LOCAL_WORLD_SIZE"]
         else:
             os.environ["LOCAL_WORLD_SIZE"] = before
+
+
+class Sent:
+    """What stages send to each other is kept until it is waited for, by an interleaved schedule to the step's end."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        """Nothing is under way."""
 
 
 def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: Tracker) -> ParallelModel:
@@ -221,11 +237,9 @@ def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -
     return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged)
 
 
-def batch_of(step: TracedStep, group: Group) -> Batch:
-    """A share of a global batch: as many rows for each of ``group``."""
-    rows = step.traced_micro_batches * step.rows
-    inputs = tuple(zeros(step.signature, rows))
-    target, *weight = (
-        torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in step.signature.labels
-    )
+def batch_of(signature: Signature, rows: int, group: Group) -> Batch:
+    """A share of so many rows of a global batch that has as many for each of ``group``."""
+    inputs = tuple(zeros(signature, rows))
+    labels = (torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.labels)
+    target, *weight = labels
     return Batch(inputs, target, rows, rows * group.world, 0, 0.0, *weight)

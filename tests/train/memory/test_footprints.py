@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,10 @@ def training(**changed: Any) -> TrainingConfig:
 
 def check(steps: Sequence[TracedStep], place: Path, limit: float, *, onednn: bool = True) -> None:
     """Each rank's peak, and what lasts, is what is traced of it but for the share ``limit``."""
-    found = real(steps, place, onednn=onednn)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    first = steps[0]
+    model = ModelConfig("transformer", small) if first.model.name == "transformer" else first.model
+    found = real(steps, replace(first, model=model, rows=2), place, onednn=onednn)
     ranks = [(step, rank) for step in steps for rank in range(step.world)]
     traced = iter(footprints([step.of_rank(rank) for step, rank in ranks]))
     for step, of_ranks in zip(steps, found, strict=True):
@@ -73,6 +77,7 @@ def test_one_process(tmp_path: Path) -> None:
     check(of_tokens(1, 2, {}, [{"precision": "bf16", "recompute": "full"}]), tmp_path, 0.02)
 
 
+@pytest.mark.prove
 def test_replicas(tmp_path: Path) -> None:
     check(of_tokens(2, 2, {}, [{}]), tmp_path, 0.02)
 
@@ -132,7 +137,7 @@ def test_shards_of_tensors(tmp_path: Path) -> None:
     "parallel", [{"pipeline": 2}, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}]
 )
 def test_pipelines(tmp_path: Path, parallel: dict[str, Any]) -> None:
-    check(of_tokens(2, 4, parallel, ALL), tmp_path, 0.05)
+    check(of_tokens(2, 4, parallel, ALL), tmp_path, 0.02)
 
 
 def test_what_cannot_be_traced_is_said() -> None:
