@@ -69,7 +69,11 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli", "distributed"},
 }
 #: Commands read the configuration of a run, which names the settings of every stage.
-READ_CONFIG = {"slipstream/train/command.py", "slipstream/collectives/command.py"}
+READ_CONFIG = {
+    "slipstream/train/command.py",
+    "slipstream/train/memory/command.py",
+    "slipstream/collectives/command.py",
+}
 
 
 def module_of(path: Path) -> str:

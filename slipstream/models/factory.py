@@ -17,7 +17,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -146,6 +146,8 @@ class Predictor(nn.Module):
     #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
     row_bytes: int = 0
     first = last = True
+    #: Of a stage: the places in the pipeline of the processes that hold each parameter of the whole model.
+    held_by: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def __init__(self, signature: Signature, model: nn.Module) -> None:
         super().__init__()
@@ -186,13 +188,20 @@ def resolve(config: ModelConfig, signature: Signature) -> str:
 
 
 def build(
-    config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False, retained: Retained | None = None
+    config: ModelConfig,
+    signature: Signature,
+    seed: int,
+    *,
+    empty: bool = False,
+    shapes_alone: bool = False,
+    retained: Retained | None = None,
 ) -> Predictor:
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
     :mod:`slipstream.models.factory`) is built and tried on the meta device, and filled afterwards; if ``empty``, it
-    stays there, so that each device can fill its own part. Only the units ``retained`` stay
+    stays there, so that each device can fill its own part. With ``shapes_alone`` any model does, its buffers without
+    values, too. Only the units ``retained`` stay
     (:mod:`slipstream.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the arguments or
     raises, or if its model does not fit the data or the retained units.
     """
@@ -202,7 +211,7 @@ def build(
     check_arguments(name, factory, config.arguments)
     torch.manual_seed(seed)
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.arguments.items()}
-    device = torch.device("meta" if hasattr(factory, "initial_std") else "cpu")
+    device = torch.device("meta" if shapes_alone or hasattr(factory, "initial_std") else "cpu")
     try:
         with device if device.type == "meta" else nullcontext():
             model = factory(signature, **arguments)
@@ -232,6 +241,8 @@ def build(
         shape = list(getattr(output, "shape", ())) or type(output).__name__
         expected = [2, *signature.output_shape]
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
+    if shapes_alone:
+        return predictor.train(was_training)
     if device.type == "meta":
         check_without_constants(name, model)
         if not empty:

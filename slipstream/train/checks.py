@@ -29,6 +29,7 @@ from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import Traits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
 from slipstream.train.parallel.layout import check_plan
+from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import check_exchange
 
 META = torch.device("meta")
@@ -49,10 +50,12 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     pieces = pieces_of(data, training, replicas * shards)
     if training.compile:
         check_compiler(gpus > 0)
-    if training.parallel.divides or training.compile:
+    if training.parallel.divides or training.compile or training.recompute == "full":
         predictor = build(model, data.signature, training.seed, empty=True)
         check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
         check_plan(training.parallel, plan_of(predictor.network), len(pieces))
+        if training.recompute == "full":
+            recompute_blocks(predictor.network)
         if training.parallel.uses_fsdp(replicas * shards):
             check_parameters(predictor.network)
 
@@ -66,12 +69,15 @@ def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list
     """The micro-batches of a padded share of a batch. Raises ``UserError`` if it has too few rows for so many."""
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     share = -(-largest // shares)
-    if training.accumulation > share:
+    # What "auto" will be is at most one for each row, in whole rounds of a pipeline.
+    most = max(1, share // training.parallel.pipeline * training.parallel.pipeline)
+    number = most if training.accumulation == "auto" else training.micro_batches
+    if number > share:
         raise UserError(
-            f"training.accumulation: {training.accumulation} micro-batches of a share of {share} "
+            f"training.accumulation: {number} micro-batches of a share of {share} "
             f"row{'s' if share > 1 else ''} (batches of {largest}, {shares} shares); expected at most {share}"
         )
-    return micro_batches(padded_rows(share, training.accumulation), training.accumulation)
+    return micro_batches(padded_rows(share, number), number)
 
 
 def check_rows(data: PreparedData) -> None:

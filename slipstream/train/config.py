@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field
 
-from slipstream.settings import Natural, Positive, Seed, Settings, settings, to_dict
+from slipstream.settings import LARGEST, Natural, Positive, Seed, Settings, settings, to_dict
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 
 #: Marks a setting that may be another when a training is resumed: it does not decide the result, or only by rounding.
@@ -38,8 +38,12 @@ class TrainingConfig(Settings):
     """The most passes over the training split."""
     batch_size: Positive = 256
     """Samples per optimiser step, over all processes."""
-    accumulation: Annotated[Positive, MAY_CHANGE] = 1
-    """Pieces into which each process cuts its share of a batch, to save memory."""
+    accumulation: Annotated[int | Literal["auto"], MAY_CHANGE] = 1
+    """Pieces into which each process cuts its share of a batch, to save memory; "auto": the fewest that fit into the
+    devices' memory, by a trace of the step before the first attempt. Later ones keep them."""
+    recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
+    """What the backward pass computes once more instead of keeping it: nothing, or all that the model's blocks compute,
+    which takes less memory, more time, and changes no bit."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     """The largest learning rate, at the end of the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-2
@@ -102,7 +106,16 @@ class TrainingConfig(Settings):
     network_numbers: Annotated[Literal["", "keep", "may_change"], MAY_CHANGE] = ""
     """Whether settings are applied that can change numbers; empty: as collectives.numbers says."""
 
+    @property
+    def micro_batches(self) -> int:
+        """The number that ``accumulation`` is. Whoever asks has found out what "auto" means."""
+        assert isinstance(self.accumulation, int), "accumulation: auto is decided before a model is built"
+        return self.accumulation
+
     def check(self) -> None:
+        # Here, as Flyte's decoder takes no union of annotated types.
+        if self.accumulation != "auto" and not 1 <= self.accumulation <= LARGEST:
+            raise self.reject("accumulation", 'a whole number from 1 on, or "auto"')
         if self.parallel.divides and self.ema:
             raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
         changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]

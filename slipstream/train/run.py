@@ -85,6 +85,12 @@ def run(request: TrainingRequest) -> None:
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
             LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
         on_host = host_group(group)
+        if training.accumulation == "auto":
+            # Half a second on every process, which most trainings need not spend.
+            from slipstream.train.memory.automatic import with_micro_batches
+
+            request = with_micro_batches(request, group, on_host)
+            training = request.training
         setup = Setup.begin(request, group, exchange, on_host)
         with same_error_on_all_ranks(on_host):
             state = setup.state()

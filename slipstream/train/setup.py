@@ -54,6 +54,7 @@ from slipstream.train.parallel.compiled import CompiledTraining, compile_blocks
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from slipstream.train.parallel.layout import Layout, nodes
 from slipstream.train.parallel.model import ParallelModel
+from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import ReplicatedModel, check_exchange, replicate
 from slipstream.train.telemetry.launch import two_row_seconds
 
@@ -205,6 +206,8 @@ class Setup:
             if training.parallel.uses_fsdp(replicas * shards):
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
+            if training.recompute == "full":
+                recompute_blocks(predictor.network)
             two_rows = 0.0
             if not training.compile and not training.parallel.divides:
                 forward, on_cpu = partial(autocast, precision, group.device), group.device.type == "cpu"
@@ -275,7 +278,7 @@ def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
     gpu = group.device.type == "cuda"
     return {
         "processes": group.world,
-        "accumulation": training.accumulation,
+        "accumulation": training.micro_batches,
         "layout": describe(training.parallel),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

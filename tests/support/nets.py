@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.models.plan import Plan, Style
+from slipstream.models.transformer import Block, Transformer
 
 
 def numbers(signature: Signature) -> int:
@@ -185,3 +188,17 @@ def with_shared(signature: Signature) -> nn.Module:
     blocks = [ResidualBlock(numbers(signature)) for _ in range(3)]
     blocks[2].inner[0].weight = blocks[0].inner[0].weight
     return OnNumbers(*blocks, nn.Linear(5, signature.outputs))
+
+
+class DroppingBlock(Block):
+    def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        return functional.dropout(super().forward(x, *more, **named), 0.2, self.training)
+
+
+class Dropping(Transformer):
+    """A transformer with dropout, whose plan and names are those of any other."""
+
+    def __init__(self, signature: Signature, **arguments: object) -> None:
+        super().__init__(signature, **arguments)  # type: ignore[arg-type]
+        for block in self.model.layers.values():
+            block.__class__ = DroppingBlock

@@ -36,7 +36,7 @@ def name_rows(
     among those that divide the rows."""
     start, stop = order.consumed(step - 1), order.consumed(step)
     rows = next(order.plans(group.rank, group.world, start, stop)).rows
-    padded = padded_rows(-(-order.largest // group.world), config.accumulation) if not parallel.is_whole else 0
+    padded = padded_rows(-(-order.largest // group.world), config.micro_batches) if not parallel.is_whole else 0
     batches = training_batches(data, order, group, start, stop, padded=padded)
     if not parallel.is_whole:
         bad = rows_of_bad_losses(parallel, next(batches), precision, group.device)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.func import functional_call
 
 from slipstream.train.checkpoint.state import StateDict
@@ -38,8 +39,8 @@ class Verdict(NamedTuple):
 
 
 def known_to_host(tensor: Tensor) -> bool:
-    """Whether the host need not wait to read it."""
-    return tensor.device.type == "cpu"
+    """Whether the host need not wait to read it. One that is only traced has no value."""
+    return tensor.device.type == "cpu" and not is_fake(tensor)
 
 
 def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:

@@ -77,7 +77,7 @@ def train_step(
     before = [buffer.clone() for buffer in changing]
     losses: list[Tensor] = []
     divide = whole_micro_batches if state.traits.has_batch_statistics else micro_batches
-    pieces = divide(len(batch.target), config.accumulation)
+    pieces = divide(len(batch.target), config.micro_batches)
     factor = state.scaler.scaled(group.world / batch.size)
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:

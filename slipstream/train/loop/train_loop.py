@@ -197,7 +197,7 @@ class TrainLoop:
 
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._data_group
-        padded = padded_rows(-(-order.largest // group.world), self._config.accumulation)
+        padded = padded_rows(-(-order.largest // group.world), self._config.micro_batches)
         return training_batches(
             self._data,
             order,

@@ -22,6 +22,7 @@ from slipstream.models.factory import Predictor
 from slipstream.models.plan import blocks_of
 from slipstream.train.loop.probe import unchanged_after
 from slipstream.train.parallel.model import ParallelModel
+from slipstream.train.parallel.recompute import Recomputed
 from slipstream.train.throughput import synchronise
 
 #: Steps that are timed with and without; the fastest counts.
@@ -41,22 +42,25 @@ class CompiledBlocks:
 
     def __init__(self, models: Sequence[Predictor]) -> None:
         modules = [module for model in models for module in compiled_modules(model)]
-        self._forward = [(module, torch.compile(module.forward, dynamic=False)) for module in modules]
+        # What is recomputed is compiled inside of that, or the compiler would decide anew what is kept.
+        recomputed = [vars(module).get("forward") for module in modules]
+        places = [r if isinstance(r, Recomputed) else m for m, r in zip(modules, recomputed, strict=True)]
+        self._forward = [(place, torch.compile(place.forward, dynamic=False)) for place in places]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         # ``forward`` alone, so that hooks run around it; past ``setattr``, which looks for parameters first.
-        own = [(module, vars(module).get("forward")) for module, _ in self._forward]
-        for module, forward in self._forward:
-            vars(module)["forward"] = forward
+        own = [(place, vars(place).get("forward")) for place, _ in self._forward]
+        for place, forward in self._forward:
+            vars(place)["forward"] = forward
         try:
             yield
         finally:
-            for module, before in own:
+            for place, before in own:
                 if before is None:
-                    del vars(module)["forward"]
+                    del vars(place)["forward"]
                 else:  # somebody's, such as a library's that wraps modules
-                    vars(module)["forward"] = before
+                    vars(place)["forward"] = before
 
 
 @dataclass(frozen=True)

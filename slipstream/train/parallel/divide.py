@@ -217,20 +217,28 @@ def divide(
     ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Passes run in the autocast
     of ``precision``. Raises ``UserError`` if the model cannot be divided so.
     """
-    assert layout.mesh is not None
     config = layout.config
     check_plan(config, plan_of(model.network), micro_batches)
+    parts = parts_of(model, layout, precision)
+    for part in parts:
+        fill(part, torch.device("cpu") if config.offload else device, seed)
+        # On the host each pass would copy them, and wait for it.
+        part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
+    pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
+    return DividedModel(parts, layout, pipeline)
+
+
+def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor]:
+    """What this process holds of a model that its plan allows to divide so; a model on the meta device stays there."""
+    assert layout.mesh is not None
+    config = layout.config
     parts = cut_stages(model, layout) if config.pipeline > 1 else [model]
     for part in parts:
         if config.tensor > 1:
             divide_tensors(part.network, stated_plan(part), layout.mesh["tensor"], sequence=config.sequence)
         if config.uses_fsdp(layout.data_size):
             shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
-        fill(part, torch.device("cpu") if config.offload else device, seed)
-        # On the host each pass would copy them, and wait for it.
-        part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
-    pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
-    return DividedModel(parts, layout, pipeline)
+    return parts
 
 
 @torch.no_grad()

@@ -26,15 +26,33 @@ T = TypeVar("T")
 
 def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
     """The stages that this process holds, cut out of copies of the model; blocks are distributed evenly."""
+    held_by = processes_of_parameters(model, layout)
     stages = []
     for stage in layout.stages:
-        part = copy.deepcopy(model)
-        plan = stated_plan(part)
-        blocks, all_stages = len(plan.blocks), layout.all_stages
-        plan.cut(stage * blocks // all_stages, (stage + 1) * blocks // all_stages)
-        part.first, part.last = stage == 0, stage == all_stages - 1
+        part = cut_stage(copy.deepcopy(model), stage, layout.all_stages)
+        part.held_by = held_by
         stages.append(part)
     return stages
+
+
+def cut_stage(part: Predictor, stage: int, all_stages: int) -> Predictor:
+    """Cut all of ``part``, a whole model, but one of ``all_stages`` stages."""
+    plan = stated_plan(part)
+    blocks = len(plan.blocks)
+    plan.cut(stage * blocks // all_stages, (stage + 1) * blocks // all_stages)
+    part.first, part.last = stage == 0, stage == all_stages - 1
+    return part
+
+
+def processes_of_parameters(model: Predictor, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """The places in the pipeline of the processes that hold each parameter, by its name."""
+    places: dict[str, set[int]] = {}
+    for stage in range(layout.all_stages):
+        # A copy with the same tensors, since only the names are of interest.
+        part = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        for name, _ in cut_stage(part, stage, layout.all_stages).named_parameters():
+            places.setdefault(name, set()).add(stage % layout.size("pipeline"))
+    return {name: tuple(sorted(of)) for name, of in places.items()}
 
 
 def stated_plan(model: Predictor) -> Plan:
@@ -119,7 +137,8 @@ class Pipeline:
 
     def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
         assert self._loss_of is not None
-        return self._loss_of(outputs, int(rows[0]))
+        # A view of what begins with row 0; a number in it could not be read where the step is only traced.
+        return self._loss_of(outputs, int(rows.storage_offset()))
 
     @property
     def counted_elsewhere(self) -> list[nn.Parameter]:
@@ -145,17 +164,13 @@ def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
     """The parameters of these stages that other processes of the pipeline hold, too; all ranks must call this."""
     assert layout.mesh is not None
     mine = {name: parameter for part in stages for name, parameter in part.named_parameters()}
-    pipeline = layout.mesh.get_group("pipeline")
-    names: list[list[str]] = [[] for _ in range(dist.get_world_size(pipeline))]
-    dist.all_gather_object(names, list(mine), group=pipeline)
     shared = []
-    for name in sorted({name for of_rank in names for name in of_rank}):
-        holders = [place for place, of_rank in enumerate(names) if name in of_rank]
-        if len(holders) == 1:
+    for name, places in sorted(stages[0].held_by.items()):
+        if len(places) == 1:
             continue
         # Every rank takes part in the making of every group, its own or not.
         for column in layout.mesh.mesh.flatten(1).T.tolist():
-            group = dist.new_group([column[place] for place in holders])
+            group = dist.new_group([column[place] for place in places])
             if layout.rank in column and name in mine:
-                shared.append(Shared(mine[name], group, holders[0] == layout.coordinate("pipeline")))
+                shared.append(Shared(mine[name], group, places[0] == layout.coordinate("pipeline")))
     return shared

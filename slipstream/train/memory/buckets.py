@@ -1,0 +1,55 @@
+"""What DDP adds to a model of which every process holds a replica: buckets, in which gradients are reduced.
+
+DDP itself works on the memory of tensors, and so not on traced ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.models.factory import Predictor
+from slipstream.train.loop.probe import Traits
+from slipstream.train.memory.tracker import Tracker
+from slipstream.train.parallel.config import GradientsConfig
+from slipstream.train.parallel.model import Forward, LossOf
+from slipstream.train.parallel.replicas import ReplicatedModel
+
+#: What hooks send gradients as.
+COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class BucketedModel(ReplicatedModel):
+    """A replica whose gradients are copied into buckets in the last micro-batch of a step, as DDP does."""
+
+    def __init__(self, model: Predictor, traits: Traits, settings: GradientsConfig, tracker: Tracker) -> None:
+        super().__init__(model, traits)
+        self._reduces = False
+        self._sent: list[Tensor] = []
+        self._compressed = COMPRESSED.get(settings.hook)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        views = settings.gradient_as_bucket_view
+        with tracker.making("gradients" if views else "communication"):
+            buckets = [torch.empty_like(parameter, requires_grad=False) for parameter in trained]
+        for parameter, bucket in zip(trained, buckets, strict=True):
+
+            def reduce(parameter: nn.Parameter, bucket: Tensor = bucket) -> None:
+                if not self._reduces:
+                    return
+                if self._compressed:
+                    self._sent.append(bucket.to(self._compressed))
+                if views:
+                    parameter.grad = bucket
+
+            parameter.register_post_accumulate_grad_hook(reduce)
+
+    def accumulate(
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+    ) -> None:
+        for index, piece in enumerate(pieces):
+            self._reduces = index == len(pieces) - 1
+            super().accumulate(inputs, [piece], loss_of, forward)
+        self._sent.clear()

@@ -1,0 +1,124 @@
+"""What may be chosen for a training so that it fits: how its state is sharded, whether blocks are recomputed, and how
+many micro-batches a share of a batch is divided into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.train.config import TrainingConfig
+from slipstream.train.data_loader import BUFFERS
+from slipstream.train.loop.step import micro_batches, padded_rows
+from slipstream.train.memory.processes import Untraced, largest
+from slipstream.train.memory.trace import Footprint, TracedStep
+
+Shard = Literal["none", "optimizer", "gradients", "weights"]
+Recompute = Literal["none", "full"]
+SHARDS: tuple[Shard, ...] = get_args(Shard)
+#: Numbers of micro-batches that are tried of each layout.
+NUMBERS = 3
+
+
+def with_precision(training: TrainingConfig, precision: str) -> TrainingConfig:
+    """The settings with one of the types that "auto" may become."""
+    return replace(training, precision=precision)  # type: ignore[arg-type]  # checked where it is set
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training as it is asked for, whose ``precision`` is known, on so many devices."""
+
+    model: ModelConfig
+    signature: Signature
+    training: TrainingConfig
+    devices: int
+    nodes: int = 1
+
+    @property
+    def share(self) -> int:
+        """The most rows of a process in a step."""
+        _, replicas, shards, _ = self.training.parallel.sizes(self.devices, self.nodes)
+        return -(-self.training.batch_size // (replicas * shards))
+
+    @property
+    def fewest(self) -> int:
+        """The fewest micro-batches that the layout allows."""
+        parallel = self.training.parallel
+        return parallel.pipeline * parallel.stages_per_rank
+
+    @property
+    def step(self) -> TracedStep:
+        """Its step, on rank 0. The number of micro-batches has to be known."""
+        number = self.training.micro_batches
+        pieces = micro_batches(padded_rows(self.share, number), number)
+        plain = replace(self.training, compile=False)
+        return TracedStep(self.model, self.signature, plain, len(pieces), pieces[0].stop, self.devices, self.nodes)
+
+    def with_(
+        self, *, shard: Shard | None = None, recompute: Recompute | None = None, number: int | None = None
+    ) -> Job:
+        """The same with other settings. Raises ``UserError`` for those that do not go together."""
+        training = self.training
+        if shard is not None and shard != training.parallel.shard:
+            parallel = training.parallel
+            if shard == "none":
+                parallel = replace(parallel, replicas=0, offload=False, shard="none")
+            training = replace(training, parallel=replace(parallel, shard=shard))
+        if recompute is not None:
+            training = replace(training, recompute=recompute)
+        if number is not None:
+            training = replace(training, accumulation=number)
+        return replace(self, training=training)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A job and what a process of it holds, or why that is not known."""
+
+    job: Job
+    found: Footprint | Untraced
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes of the process that holds the most: of a step, and of the batches that are loaded ahead of it."""
+        if isinstance(self.found, Untraced):
+            return None
+        step = self.job.step
+        return self.found.peak + (BUFFERS - 1) * step.micro_batches * step.rows * step.signature.record.itemsize
+
+    def fits(self, memory: float) -> bool:
+        return self.peak is not None and self.peak <= memory
+
+
+def trace_all(jobs: Sequence[Job]) -> list[Traced]:
+    return [Traced(job, found) for job, found in zip(jobs, largest([job.step for job in jobs]), strict=True)]
+
+
+def numbers_of(job: Job) -> list[int]:
+    """Some numbers of micro-batches, from the fewest that the layout allows to one row in each."""
+    doubled = [job.fewest]
+    while doubled[-1] * 2 < job.share:
+        doubled.append(doubled[-1] * 2)
+    rounds = job.training.parallel.pipeline
+    doubled.append(max(job.share // rounds * rounds, job.fewest))
+    places = {round(place * (len(doubled) - 1) / (NUMBERS - 1)) for place in range(NUMBERS)}
+    asked = {job.training.accumulation} if isinstance(job.training.accumulation, int) else set[int]()
+    return sorted({doubled[place] for place in places} | {number for number in asked if number <= job.share})
+
+
+def choices(job: Job) -> Iterator[Job | str]:
+    """The job with each way to shard, recompute and divide into micro-batches; or why some are none."""
+    for shard in SHARDS if job.devices > 1 else (job.training.parallel.shard,):
+        try:
+            sharded = job.with_(shard=shard)
+            numbers = numbers_of(sharded)
+        except UserError as error:
+            yield f"shard {shard} was not traced: {error.message}"
+            continue
+        for recompute in get_args(Recompute):
+            for number in numbers:
+                yield sharded.with_(recompute=recompute, number=number)

@@ -1,0 +1,188 @@
+"""``slipstream memory``: what each device of a training will hold, before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.machine.gpus import visible_gpus
+from slipstream.models.config import ModelConfig
+from slipstream.models.transformer import read_config
+from slipstream.text_table import aligned, size
+from slipstream.train.memory.choices import Job, Traced, choices, trace_all
+from slipstream.train.memory.processes import Untraced
+from slipstream.train.memory.remedies import USABLE, cheapest, remedies, settings
+from slipstream.train.memory.tracker import KINDS
+
+BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
+UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+COLUMNS = ("shard", "recompute", "micro-batches", "rows", "peak", *KINDS)
+LEFT = ("shard", "recompute", "")
+
+
+class Memory(click.ParamType):
+    """Bytes as 24GiB or 80GB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = BYTES.fullmatch(str(value).strip())
+        if not match or not float(match[1]):
+            raise UserError(f"--memory {value}: expected a device's memory, such as 24GiB or 80GB")
+        return float(match[1]) * UNITS[match[2]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is printed: all layouts that were traced, the one that was ``asked`` for among them."""
+
+    asked: Traced
+    traced: Sequence[Traced]
+    notes: Sequence[str]
+    memory: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.memory is None or self.asked.fits(USABLE * self.memory)
+
+
+@click.command()
+@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--devices", type=int, help="GPUs, over all nodes [default: those that are here, or 1].")
+@click.option("--nodes", type=int, default=1, help="Nodes that they are on, equally many on each.")
+@click.option("--memory", type=Memory(), metavar="24GiB", help="The memory of a device.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="A directory with the prepared data.")
+@click.option("--length", type=int, help="Instead: rows of so many tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def main(  # noqa: PLR0913 - an argument for each option
+    context: click.Context,
+    config: Path,
+    devices: int | None,
+    nodes: int,
+    memory: float | None,
+    data: Path | None,
+    length: int | None,
+    as_json: bool,
+) -> None:
+    """Say what each device of the training that CONFIG describes will hold at most, by kind: for each way to shard its
+    state, with and without recomputed blocks, and for several numbers of micro-batches.
+
+    A step is traced on tensors without memory: no GPU is needed and nothing is allocated. With --memory it says what
+    fits, or the three cheapest remedies, and ends with 1 if the training does not fit as it is.
+
+    Example: slipstream memory run.yaml --length 8192 --devices 8 --memory 80GiB
+    """
+    devices = visible_gpus() or 1 if devices is None else devices
+    for name, number in (("devices", devices), ("nodes", nodes), ("length", 1 if length is None else length)):
+        if number < 1:
+            raise UserError(f"--{name} {number}: expected a whole number from 1 on")
+    if devices % nodes:
+        raise UserError(f"--nodes {nodes}: does not divide the {devices} devices; expected a divisor of that")
+    run = RunConfig.from_file(config)
+    signature = PreparedData.open(data).signature if data else rows_of_tokens(run.model, length)
+    precision = "bf16" if run.training.precision == "auto" else run.training.precision
+    job = Job(run.model, signature, replace(run.training, precision=precision), devices, nodes)
+    answer = traced_answer(job, memory)
+    click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
+    context.exit(0 if answer.fits else 1)
+
+
+def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
+    """The signature of rows of ``length`` tokens for a transformer whose vocabulary its arguments state. Raises
+    ``UserError``."""
+    if length is None or model.name not in ("auto", "transformer"):
+        raise UserError(
+            "--data: expected a directory with the prepared data, which says what the model takes; or, for a "
+            "transformer, --length with the tokens of a row"
+        )
+    stated = read_config(Path(str(model.arguments["config"]))) if "config" in model.arguments else {}
+    vocabulary = model.arguments.get("vocab_size", stated.get("vocab_size"))
+    if not isinstance(vocabulary, int) or vocabulary < 2:
+        raise UserError(
+            "model.arguments.vocab_size: expected the number of token ids, there or in the file that config names, or "
+            "--data with the prepared data"
+        )
+    return Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next token", buckets=vocabulary)
+
+
+def traced_answer(job: Job, memory: float | None) -> Answer:
+    """Trace the job as it is, and its choices. With ``accumulation: auto`` it has the fewest micro-batches that fit."""
+    found = list(choices(job))
+    jobs = [one for one in found if isinstance(one, Job)]
+    notes = [one for one in found if isinstance(one, str)]
+    auto = job.training.accumulation == "auto"
+    asked = job.with_(number=job.fewest) if auto else job
+    if asked not in jobs:
+        jobs.insert(0, asked)
+    traced = trace_all(jobs)
+    notes += sorted({one.found.reason for one in traced if isinstance(one.found, Untraced)})
+    same = [one for one in traced if settings(job, one.job).startswith("training.accumulation") or one.job == job]
+    fitting = cheapest(same, memory) if auto and memory else []
+    return Answer(fitting[0] if fitting else traced[jobs.index(asked)], traced, notes, memory)
+
+
+def text(answer: Answer) -> str:
+    """The answer for a terminal."""
+    job = answer.asked.job
+    parallel = job.training.parallel
+    layout = "".join(
+        f", {name} {getattr(parallel, name)}" for name in ("pipeline", "tensor") if getattr(parallel, name) > 1
+    )
+    head = (
+        f"{job.devices} device{'s' if job.devices > 1 else ''}{layout}; batches of {job.training.batch_size} rows, "
+        f"{job.share} on a process; computed in {job.training.precision}"
+    )
+    lines = [head, "", aligned((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]
+    if answer.memory is not None:
+        lines += verdict(answer, answer.memory)
+    return "\n".join([*lines, *(f"not traced: {note}" for note in answer.notes)]).rstrip()
+
+
+def cells(answer: Answer, one: Traced) -> list[str]:
+    training, step = one.job.training, one.job.step
+    start = [training.parallel.shard, training.recompute, str(step.micro_batches), str(step.rows)]
+    mark = "<- as it is" if one is answer.asked else ""
+    if isinstance(one.found, Untraced):
+        return [*start, "?", *("" for _ in KINDS), mark]
+    if answer.memory is not None:
+        mark = f"{'fits' if one.fits(USABLE * answer.memory) else 'too much'} {mark}".rstrip()
+    return [*start, size(one.peak or 0), *(size(one.found.at_peak[kind]) for kind in KINDS), mark]
+
+
+def verdict(answer: Answer, memory: float) -> list[str]:
+    if answer.fits:
+        return [f"It fits into {size(memory)} as it is, of which a tenth is left for what no trace shows."]
+    peak = "an unknown number of bytes" if answer.asked.peak is None else size(answer.asked.peak)
+    found = remedies(answer.asked.job, answer.traced, memory)
+    lines = [f"It does not fit: {peak} at most, and {size(USABLE * memory)} of {size(memory)} may be used."]
+    return lines + [f"{number}. {remedy}" for number, remedy in enumerate(found, start=1)]
+
+
+def tree(answer: Answer) -> dict[str, object]:
+    """The same as JSON; sizes are bytes."""
+    rows = [
+        {
+            "shard": one.job.training.parallel.shard,
+            "recompute": one.job.training.recompute,
+            "micro_batches": one.job.step.micro_batches,
+            "rows": one.job.step.rows,
+            "peak": one.peak,
+            "at_peak": None if isinstance(one.found, Untraced) else one.found.at_peak,
+            "lasting": None if isinstance(one.found, Untraced) else one.found.lasting,
+            "fits": None if answer.memory is None else one.fits(USABLE * answer.memory),
+            "as_it_is": one is answer.asked,
+        }
+        for one in answer.traced
+    ]
+    found = [] if answer.fits or answer.memory is None else remedies(answer.asked.job, answer.traced, answer.memory)
+    return {"rows": rows, "fits": answer.fits, "remedies": found, "not_traced": list(answer.notes)}

@@ -1,0 +1,80 @@
+"""Steps traced in processes of their own: a process has one group at a time, and torch keeps what it knows of it.
+
+Results travel as pickles, between a process and its own children alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from slipstream.distributed import fork_server
+from slipstream.errors import UserError
+from slipstream.machine.limits import usable_cores
+from slipstream.one_line import one_line
+from slipstream.train.memory.trace import Footprint, TracedStep, footprint
+
+ENGINE = "slipstream.train.memory.trace"
+
+
+@dataclass(frozen=True)
+class Untraced:
+    """Why a step could not be traced, in one line."""
+
+    reason: str
+
+
+def footprints(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
+    """What the process of each step holds, or why that is not known; as many at once as there are cores."""
+    fork_server.start((ENGINE,))
+    found: list[Footprint | Untraced] = [Untraced("its process ended before it was traced")] * len(steps)
+    waiting, running = list(enumerate(steps)), dict[Connection, tuple[int, BaseProcess]]()
+    while waiting or running:
+        while waiting and len(running) < usable_cores():
+            number, step = waiting.pop(0)
+            ours, theirs = fork_server.CONTEXT.Pipe(duplex=False)
+            running[ours] = number, fork_server.process(trace_into, (theirs, step))
+            theirs.close()
+        ready = wait(list(running))
+        for ours in [connection for connection in running if connection in ready]:
+            number, process = running.pop(ours)
+            with suppress(EOFError):  # killed, for want of memory or by somebody
+                found[number] = ours.recv()
+            process.join()
+            ours.close()
+    return found
+
+
+def trace_into(connection: Connection, step: TracedStep) -> None:
+    """In a child: trace the step and send what was found."""
+    import torch
+
+    torch.set_num_threads(1)
+    found: Footprint | Untraced
+    try:
+        found = footprint(step)
+    except UserError as error:
+        found = Untraced(error.message)
+    except Exception as error:
+        found = Untraced(one_line(f"{type(error).__name__}: {error}"))
+    connection.send(found)
+
+
+def largest(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
+    """Of each step, given for rank 0, that of its processes which holds the most: stages of a pipeline differ."""
+    ranks = [(n, rank) for n, step in enumerate(steps) for rank in ranks_to_trace(step)]
+    each = footprints([steps[number].of_rank(rank) for number, rank in ranks])
+    found: list[Footprint | Untraced | None] = [None] * len(steps)
+    for (number, _), one in zip(ranks, each, strict=True):
+        best = found[number]
+        if best is None or isinstance(one, Untraced) or (isinstance(best, Footprint) and one.peak > best.peak):
+            found[number] = best if isinstance(best, Untraced) else one
+    return [one for one in found if one is not None]
+
+
+def ranks_to_trace(step: TracedStep) -> range:
+    """The first rank of each place in the pipeline; all others hold no more than it."""
+    return range(0, step.world, step.world // step.training.parallel.pipeline)

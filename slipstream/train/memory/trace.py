@@ -1,0 +1,245 @@
+"""One step of a training, traced on tensors without memory: what a process of it holds, and the most at once.
+
+The model is built without memory, divided by the training's own code in a process group that exchanges nothing, and
+given fake tensors; then the training's own step runs on them. The second step is what counts: the first makes what
+stays, and lets ``DTensor`` find out what it needs to know of each operation, for which it makes tensors as large as the
+undivided ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.pipelining.stage import InferenceMode
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.distributed.process_group import Group
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build, zeros
+from slipstream.models.plan import plan_of
+from slipstream.train.config import TrainingConfig
+from slipstream.train.data_loader import Batch
+from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
+from slipstream.train.loop.precision import LossScaler
+from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.state import Progress, TrainingState
+from slipstream.train.loop.step import train_step
+from slipstream.train.memory.buckets import BucketedModel
+from slipstream.train.memory.tracker import Kind, Tracker
+from slipstream.train.parallel.divide import DividedModel, parts_of
+from slipstream.train.parallel.layout import Layout, check_plan
+from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
+from slipstream.train.parallel.pipeline import Pipeline
+from slipstream.train.parallel.recompute import recompute_blocks
+from slipstream.train.parallel.replicas import ReplicatedModel
+
+CPU = torch.device("cpu")
+#: A step whose micro-batches are alike holds the most in its second one already.
+TELLING = 2
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step of ``training``, whose ``precision`` is known, by the process ``rank`` of ``world`` on so many ``nodes``,
+    with ``micro_batches`` of ``rows`` rows."""
+
+    model: ModelConfig
+    signature: Signature
+    training: TrainingConfig
+    micro_batches: int
+    rows: int
+    world: int = 1
+    nodes: int = 1
+    rank: int = 0
+
+    def of_rank(self, rank: int) -> TracedStep:
+        return replace(self, rank=rank)
+
+    @property
+    def traced_micro_batches(self) -> int:
+        """In a pipeline the order of all of them decides."""
+        return self.micro_batches if self.training.parallel.pipeline > 1 else min(self.micro_batches, TELLING)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of each kind: ``at_peak`` of a step, when they are most, and ``lasting`` from step to step."""
+
+    at_peak: dict[Kind, int]
+    lasting: dict[Kind, int]
+
+    @property
+    def peak(self) -> int:
+        return sum(self.at_peak.values())
+
+
+def footprint(step: TracedStep) -> Footprint:
+    """What the process holds. Has to run in a process without a process group. Raises what the model raises that cannot
+    be traced."""
+    training = step.training
+    if training.parallel.offload:
+        raise UserError("training.parallel.offload: what lies on the host cannot be told from what the device holds")
+    if training.gradients.hook == "powersgd" and step.world > 1:
+        raise UserError("training.gradients.hook: powersgd works on the memory of gradients, which a trace has not")
+    with exchanging_nothing(step):
+        model = build(step.model, step.signature, 0, shapes_alone=True)
+        if training.recompute == "full":
+            recompute_blocks(model.network)
+        check_plan(training.parallel, plan_of(model.network), step.micro_batches)
+        layout = Layout.connect(training.parallel, step.rank, step.world, CPU)
+        divides = training.parallel.divides
+        parts = parts_of(model, layout, training.precision) if divides else [model]
+        tracker = Tracker()
+        with FakeTensorMode(allow_non_fake_inputs=True), tracker:
+            with tracker.making("parameters"):
+                for part in parts:
+                    part.to_empty(device=CPU)
+            parallel = divided(parts, layout, step, tracker) if divides else undivided(model, step, tracker)
+            state = begun(parallel, training, tracker)
+            group = parallel.sharing_rows(Group(step.rank, step.world, CPU, "fake"))
+
+            def run(step: TracedStep) -> None:
+                number = step.traced_micro_batches
+                batch = batch_of(step.signature, number * step.rows, group)
+                numbered = replace(training, accumulation=number)
+                train_step(state, numbered, group, training.precision, batch, total_steps=2)
+
+            # A pipeline takes no other batches than whole ones.
+            run(step if training.parallel.pipeline > 1 else replace(step, micro_batches=1))
+            tracker.restart()
+            run(step)
+            unseen = (step.micro_batches - step.traced_micro_batches) * step.rows * step.signature.record.itemsize
+            at_peak = {**tracker.at_peak, "activations": tracker.at_peak["activations"] + unseen}
+            return Footprint(at_peak, dict(tracker.held))
+
+
+@contextmanager
+def exchanging_nothing(step: TracedStep) -> Iterator[None]:
+    """A process group whose collectives do nothing, for the block. Pipelines begin without asking each other whether
+    they know the shapes of what they send, which the answer's value would have to be known for: ours always do."""
+    before, warm_up = os.environ.get("LOCAL_WORLD_SIZE"), _PipelineSchedule._warmup_p2p
+    os.environ["LOCAL_WORLD_SIZE"] = str(step.world // step.nodes)
+
+    def known(schedule: _PipelineSchedule, stages: Sequence[Any], *_: object) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    _PipelineSchedule._warmup_p2p = known  # type: ignore[method-assign, assignment]
+    exchange = schedules._batch_p2p
+    schedules._batch_p2p = lambda operations, desc=None: [Sent(each.tensor) for each in operations]  # type: ignore
+    dist.init_process_group("fake", rank=step.rank, world_size=step.world, store=dist.HashStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        schedules._batch_p2p = exchange
+        _PipelineSchedule._warmup_p2p = warm_up  # type: ignore[method-assign]
+        if before is None:
+            del os.environ["LOCAL_WORLD_SIZE"]
+        else:
+            os.environ["LOCAL_WORLD_SIZE"] = before
+
+
+class Sent:
+    """What stages send to each other is kept until it is waited for, by an interleaved schedule to the step's end."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: Tracker) -> ParallelModel:
+    pipeline = None
+    if layout.config.pipeline > 1:
+        with tracker.making("communication"):
+            pipeline = Pipeline(parts, layout, CPU, step.micro_batches, step.rows, step.training.precision)
+    label_gradients(parts, tracker)
+    return Labelled(parts, layout, pipeline, tracker)
+
+
+class Labelled(DividedModel):
+    """A divided model whose gradients are known as such where FSDP2 keeps them whole between micro-batches."""
+
+    def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None, tracker: Tracker) -> None:
+        super().__init__(parts, layout, pipeline)
+        self._tracker = tracker
+
+    def accumulate(
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+    ) -> None:
+        def loss_and_labels(outputs: Tensor, first: int) -> Tensor:
+            self._tracker.relabel(self._whole_gradients(), "gradients")
+            return loss_of(outputs, first)
+
+        super().accumulate(inputs, pieces, loss_and_labels, forward)
+
+    def _whole_gradients(self) -> Iterator[Tensor | None]:
+        for module in (module for part in self.model_parts for module in part.modules()):
+            if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group):
+                for parameter in group.fsdp_params:
+                    yield parameter.unsharded_accumulated_grad
+                    if hasattr(parameter, "_unsharded_param"):
+                        yield parameter._unsharded_param.grad
+
+
+def traits_without_values(model: nn.Module) -> Traits:
+    """As far as they are known of a model that has no values: buffers that change are those of batch normalisation."""
+    normalisations = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in normalisations]
+    return Traits(changing=tuple(changing), has_batch_statistics=bool(normalisations))
+
+
+def undivided(model: Predictor, step: TracedStep, tracker: Tracker) -> ParallelModel:
+    traits = traits_without_values(model)
+    label_gradients([model], tracker)
+    if step.world == 1:
+        return ReplicatedModel(model, traits)
+    return BucketedModel(model, traits, step.training.gradients, tracker)
+
+
+def label_gradients(parts: Sequence[nn.Module], tracker: Tracker) -> None:
+    for part in parts:
+        for parameter in part.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p: tracker.relabel([p.grad], "gradients"))
+
+
+def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -> TrainingState:
+    """The state of a training as it begins; what its optimiser makes is the optimiser's."""
+    with tracker.making("optimizer"):
+        averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
+    optimizer = make_optimizer(parallel.model, training)
+    making: list[Any] = []
+
+    def begin(*_: object) -> None:
+        making.append(tracker.making("optimizer"))
+        making[-1].__enter__()
+
+    optimizer.register_step_pre_hook(begin)
+    optimizer.register_step_post_hook(lambda *_: making.pop().__exit__(None, None, None))
+    traits = traits_without_values(parallel.model)
+    scaler = LossScaler(CPU, enabled=training.precision == "fp16")
+    return TrainingState(parallel, optimizer, scaler, {}, Progress(), traits, averaged)
+
+
+def batch_of(signature: Signature, rows: int, group: Group) -> Batch:
+    """A share of so many rows of a global batch that has as many for each of ``group``."""
+    inputs = tuple(zeros(signature, rows))
+    labels = (torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.labels)
+    target, *weight = labels
+    return Batch(inputs, target, rows, rows * group.world, 0, 0.0, *weight)

@@ -1,0 +1,125 @@
+"""``slipstream memory``: what it says, and that nothing is allocated for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from slipstream.models.config import ModelConfig
+from slipstream.subcommands import slipstream
+from slipstream.train.config import TrainingConfig
+from slipstream.train.memory.choices import Job, numbers_of
+from slipstream.train.memory.command import rows_of_tokens
+from slipstream.train.memory.processes import footprints
+from tests.support.training import table_of_numbers
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+#: Llama-3-8B's shape.
+LARGE = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
+
+def ask(place: Path, *options: str, model: dict[str, Any] | None = None, **training: Any) -> Result:
+    config = place / "run.yaml"
+    sizes = {"name": "transformer", "arguments": SMALL}
+    config.write_text(yaml.safe_dump({"model": model or sizes, "training": {"batch_size": 8, **training}}))
+    return CliRunner().invoke(slipstream, ["memory", str(config), *options])
+
+
+def test_a_table_and_what_fits(tmp_path: Path) -> None:
+    found = ask(tmp_path, "--length", "16", "--devices", "1", "--memory", "100MiB")
+    assert found.exit_code == 0, found.output
+    lines = found.output.splitlines()
+    assert lines[0] == "1 device; batches of 8 rows, 8 on a process; computed in bf16"
+    assert [line.split()[:4] for line in lines[3:9]] == [
+        ["none", recompute, number, rows]
+        for recompute in ("none", "full")
+        for number, rows in (("1", "8"), ("4", "2"), ("8", "1"))
+    ]
+    assert lines[3].endswith("fits <- as it is") and "It fits into 100 MiB as it is" in found.output
+
+
+def test_what_does_not_fit_has_remedies_that_do(tmp_path: Path) -> None:
+    options = ("--length", "64", "--devices", "2", "--json")
+    found = ask(tmp_path, *options, "--memory", "1MiB", batch_size=4)
+    answer = json.loads(found.stdout)
+    (asked,) = [row for row in answer["rows"] if row["as_it_is"]]
+    assert asked["shard"] == "none" and asked["micro_batches"] == 1 and not asked["fits"]
+    assert sum(asked["at_peak"].values()) <= asked["peak"]
+    assert found.exit_code == 1 and not answer["fits"] and len(answer["remedies"]) == 3
+    assert not any("recompute" in remedy for remedy in answer["remedies"]), "another forward pass costs the most"
+    for row in answer["rows"]:
+        assert row["fits"] is (row["peak"] <= 0.9 * 2**20)
+
+
+@pytest.mark.prove
+def test_if_no_setting_helps_there_are_other_remedies(tmp_path: Path) -> None:
+    lean = {"shard": "weights"}
+    rows = json.loads(ask(tmp_path, "--length", "64", "--devices", "2", "--json", parallel=lean).stdout)["rows"]
+    least = min(row["peak"] for row in rows)
+    found = ask(
+        tmp_path, "--length", "64", "--devices", "2", "--memory", f"{least / 1e6:.3f}MB", "--json", parallel=lean
+    )
+    remedies = json.loads(found.stdout)["remedies"]
+    assert found.exit_code == 1 and remedies[-1].startswith("devices of at least ")
+    assert any("4 devices with " in one or "8 devices with " in one for one in remedies), remedies
+    assert any(one.startswith("rows of 32 tokens") for one in remedies), remedies
+
+
+def test_prepared_data_says_what_a_model_takes(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", 40)
+    found = ask(tmp_path, "--data", str(data), "--devices", "2", "--json", model={"name": "mlp"}, ema=0.9)
+    answer = json.loads(found.stdout)
+    assert {row["shard"] for row in answer["rows"]} == {"none"}, "averages of divided weights are not built"
+    assert len(answer["not_traced"]) == 3 and "training.ema" in answer["not_traced"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--length", "16", "--memory", "24"), "--memory 24: expected a device's memory, such as 24GiB"),
+        (("--length", "16", "--devices", "0"), "--devices 0: expected a whole number"),
+        (("--length", "16", "--devices", "3", "--nodes", "2"), "--nodes 2: does not divide the 3 devices"),
+        ((), "--data: expected a directory with the prepared data"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    found = ask(tmp_path, *options)
+    assert found.exit_code and found.output.startswith(f"Error: {said}") and found.output.count("\n") == 1
+
+
+def test_numbers_are_whole_rounds_of_a_pipeline() -> None:
+    config = {"batch_size": 26, "accumulation": 4, "parallel": {"pipeline": 4}}
+    job = Job(ModelConfig(), rows_of_tokens(ModelConfig("transformer", SMALL), 16), TrainingConfig.from_dict(config), 4)
+    assert numbers_of(job) == [4, 16, 24]
+
+
+def test_a_model_of_eight_billion_parameters_takes_no_memory() -> None:
+    """Its weights alone are 30 GiB."""
+    model = ModelConfig("transformer", LARGE)
+    training = TrainingConfig.from_dict({"precision": "bf16", "parallel": {"shard": "weights"}, "batch_size": 8})
+    job = Job(model, rows_of_tokens(model, 4096), training, 8)
+    (found,) = footprints([job.step])
+    assert found.at_peak["parameters"] == pytest.approx(8.03e9 * 4 / 8, rel=0.01)  # type: ignore[union-attr]
+    assert found.at_peak["activations"] > 2**34 // 2  # type: ignore[union-attr]
+    largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    assert largest * 1024 < 4 * 2**30, os.getpid()
