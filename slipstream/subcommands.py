@@ -31,7 +31,9 @@ SUBCOMMANDS = {
     ),
     "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
     "plan": Subcommand("slipstream.plan.command", "What a training takes on other GPUs, and serving a model: dollars."),
-    "memory": Subcommand("slipstream.train.memory.command", "What each device will hold, before anything is allocated."),
+    "memory": Subcommand(
+        "slipstream.train.memory.command", "What each device will hold, before anything is allocated."
+    ),
     "manifests": Subcommand("slipstream.manifests.command", "Write what a cluster needs for a profile: nodes, queues."),
     "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
     "score": Subcommand("slipstream.score.command", "List the scored tables of an output, fetch the newest."),
