@@ -17,6 +17,7 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import visible_gpus
 from slipstream.models.config import ModelConfig
 from slipstream.models.transformer import read_config
+from slipstream.source.config import DataConfig
 from slipstream.text_table import aligned, size
 from slipstream.train.memory.choices import Job, Traced, choices, trace_all
 from slipstream.train.memory.processes import Untraced
@@ -89,12 +90,23 @@ def main(  # noqa: PLR0913 - an argument for each option
     if devices % nodes:
         raise UserError(f"--nodes {nodes}: does not divide the {devices} devices; expected a divisor of that")
     run = RunConfig.from_file(config)
-    signature = PreparedData.open(data).signature if data else rows_of_tokens(run.model, length)
+    if data:
+        signature = PreparedData.open(data).signature
+    elif length is None and run.data.task == "language" and run.data.tokenizer == "train":
+        signature = rows_of_text(run.data)
+    else:
+        signature = rows_of_tokens(run.model, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
     job = Job(run.model, signature, replace(run.training, precision=precision), devices, nodes)
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)
+
+
+def rows_of_text(config: DataConfig) -> Signature:
+    """The signature of documents that are to be prepared, with as many token ids as their tokenizer may have."""
+    tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
+    return Signature((tokens,), "next token", "next token", buckets=config.vocabulary, document_end=end)
 
 
 def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:

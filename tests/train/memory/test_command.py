@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from slipstream.models.config import ModelConfig
+from slipstream.source.config import DataConfig
 from slipstream.subcommands import slipstream
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory.choices import Job, numbers_of
-from slipstream.train.memory.command import rows_of_tokens
+from slipstream.train.memory.command import rows_of_text, rows_of_tokens
 from slipstream.train.memory.processes import footprints
 from tests.support.training import table_of_numbers
 
@@ -105,6 +107,20 @@ def test_prepared_data_says_what_a_model_takes(tmp_path: Path) -> None:
 def test_bad_input_is_one_line(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
     found = ask(tmp_path, *options)
     assert found.exit_code and found.output.startswith(f"Error: {said}") and found.output.count("\n") == 1
+
+
+def test_a_configuration_of_text_says_it_before_the_text_is_prepared(tmp_path: Path) -> None:
+    tell = {"task": "language", "vocabulary": 300, "length": 16}
+    model = {"name": "transformer", "arguments": {name: SMALL[name] for name in SMALL if name != "vocab_size"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"data": tell, "model": model, "training": {"batch_size": 8}}))
+    found = CliRunner().invoke(slipstream, ["memory", str(tmp_path / "run.yaml"), "--devices", "1", "--json"])
+    assert found.exit_code == 0, found.output
+    layer = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32
+    parameters = json.loads(found.stdout)["rows"][0]["lasting"]["parameters"]
+    assert parameters == pytest.approx(4 * (2 * 300 * 32 + 2 * layer + 32), rel=0.01), "embedding and output layer"
+    config = DataConfig.from_dict(tell)
+    assert rows_of_text(config).document_end == 0
+    assert rows_of_text(replace(config, across_documents=True)).document_end == -1
 
 
 def test_numbers_are_whole_rounds_of_a_pipeline() -> None:
