@@ -20,6 +20,7 @@ from slipstream.artifacts.results.evaluation import (
     write_evaluation,
 )
 from slipstream.comparison.quality import loss_of
+from slipstream.errors import UserError
 from slipstream.evaluate.baseline import baseline
 from slipstream.evaluate.language import LanguageScores, evaluate_language
 from slipstream.models import metrics
@@ -34,11 +35,17 @@ SCATTER_POINTS = 500
 def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, object]) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.evaluation` into the fresh ``directory``.
 
-    Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
+    Raises ``UserError`` if the test split is empty, the model's outputs are not finite, or tokens come without the
+    documents that they are of.
     """
     task, run = trained.signature.task, model_function(trained.load())
     if has_documents(data.artifact):
         return write_evaluation(directory, of_language(evaluate_language(run, data), data), made_by)
+    if task == "next token":
+        raise UserError(
+            "the prepared data have rows of tokens without the documents that these are of, so nothing can be compared "
+            "per byte; prepare the documents (data.task: language), or train and export by themselves (docs/transformer.md)"
+        )
     records = held_out_rows(data)
     outputs = predict(run, trained.signature, records)
     truth = targets_of(records)

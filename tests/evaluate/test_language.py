@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,14 +13,18 @@ import torch
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.documents import Document, read_documents
 from slipstream.comparison.bits import bits_per_byte
+from slipstream.errors import UserError
+from slipstream.evaluate.engine import evaluate
 from slipstream.evaluate.kneser_ney import KneserNey
 from slipstream.evaluate.language import beside_bits, evaluate_language, graded_documents
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.predict import model_function
+from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
 from tests.support.corpora import prepare_language, write_lines, write_stories
 from tests.support.language_training import parameters, trained_steps
+from tests.support.tokens import token_data
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -93,6 +98,15 @@ def test_a_trained_model_is_beside_one_without_weights_with_an_interval(stories:
 
 
 # On Python's standard library without its tests. In tokens and steps, never in seconds.
+
+
+def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) -> None:
+    data, config = token_data(tmp_path / "tokens"), ModelConfig("transformer", SIZES)
+    model = build(config, data.signature, 0)
+    trained = mock.Mock(spec=TrainedModel, signature=data.signature, load=lambda: model)
+    with pytest.raises(UserError, match="rows of tokens without the documents"):
+        evaluate(tmp_path / "evaluation", trained, data, {})
+    assert not (tmp_path / "evaluation").exists()
 
 
 def measured(model: Predictor, data: PreparedData, documents: list[Document], context: int) -> tuple[float, float]:
