@@ -44,7 +44,8 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     if task == "next token":
         raise UserError(
             "the prepared data have rows of tokens without the documents that these are of, so nothing can be compared "
-            "per byte; prepare the documents (data.task: language), or train and export by themselves (docs/transformer.md)"
+            "per byte; prepare the documents (data.task: language), or train and export by themselves: "
+            "docs/transformer.md"
         )
     records = held_out_rows(data)
     outputs = predict(run, trained.signature, records)
