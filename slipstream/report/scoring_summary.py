@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.artifacts.results.scoring import DriftFigures, Publication, ScoredTable, Stability
 from slipstream.report import formatting as fmt
-from slipstream.report.summary import framed, labelled
+from slipstream.report.terminal import framed, labelled
 
 #: Columns and reasons; the manifest of the table has them all.
 LISTED = 5

@@ -17,7 +17,7 @@ from slipstream.report.costs import TOTAL, costs_of
 from slipstream.report.engine import build, run_summary
 from slipstream.report.pages import device_charts
 from slipstream.report.pages.kept_charts import charts_of
-from slipstream.report.summary import held_back
+from slipstream.report.terminal import held_back
 from slipstream.stages import StageRun, StageUsage
 from tests.support.network_profiles import network_profile
 from tests.support.report_pages import Parsed

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.artifacts.results.sweep import AgainstGiven, Sweep
 from slipstream.report.engine import build
-from slipstream.report.summary import WIDTH
+from slipstream.report.terminal import WIDTH
 from tests.support.report_pages import CHROMIUM, HOSTILE, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, results, swept
 

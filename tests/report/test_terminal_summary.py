@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.report.engine import run_summary
-from slipstream.report.summary import WIDTH, CompressionSummary, RunSummary
+from slipstream.report.summary import CompressionSummary, RunSummary
+from slipstream.report.terminal import WIDTH
 from slipstream.stages import StageRun
 from tests.support.report_runs import STAGES, compression, results
 

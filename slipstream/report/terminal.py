@@ -1,0 +1,250 @@
+"""Sections of a summary for a terminal of at least 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from slipstream.artifacts.results.bottleneck import Bottleneck
+from slipstream.artifacts.results.compression import Compression
+from slipstream.artifacts.results.evaluation import Evaluation
+from slipstream.artifacts.results.export import ExportReport, VariantFigures
+from slipstream.artifacts.results.promotion import Promotion
+from slipstream.artifacts.results.sweep import Sweep
+from slipstream.report import formatting as fmt
+from slipstream.report.against_baseline import against_baseline
+from slipstream.report.against_plan import AgainstPlan
+from slipstream.report.costs import CostFigures
+from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
+from slipstream.stages import StageRun
+
+WIDTH = 80
+INDENT = 12
+#: What a planned training did.
+VERBS = ("took", "paid", "interruptions")
+BAR = 40
+#: Reasons and warnings; the card has them all.
+LISTED = 8
+#: Below this share of useful computing the reader is told what held training back, if so many seconds are to be saved.
+USEFUL, WORTH_SAVING_S = 0.6, 5.0
+#: Of a variant or network in its table; the reason below and the report have the whole name.
+LONGEST_NAME, LONGEST_MODEL = 21, 19
+
+
+def framed(title: str, sections: Iterable[Iterable[str]]) -> str:
+    """The sections that have something to say, under a title."""
+    rule = "─" * WIDTH
+    body = "\n\n".join(filter(None, ("\n".join(section) for section in sections)))
+    return f"\n{rule}\nSlipstream  {title}\n{rule}\n{body}\n{rule}"
+
+
+def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
+    """``text`` in a column, with the label before its first line."""
+    lines = textwrap.wrap(text, width - INDENT, break_long_words=False, break_on_hyphens=False) or [""]
+    for index, line in enumerate(lines):
+        yield f"{label if index == 0 else '':<{INDENT}}{line}"
+
+
+def data(d: DataFigures) -> Iterator[str]:
+    aside = fmt.count(d.rows_quarantined) if d.rows_quarantined else "none"
+    yield from labelled(
+        "Data", f"{fmt.counted(d.rows_read, d.unit)} read, {fmt.count(d.rows_kept)} kept, {aside} quarantined"
+    )
+    yield from labelled(
+        "",
+        f"{fmt.count(d.rows_train)} to train, {fmt.count(d.rows_validation)} to validate, "
+        f"{fmt.count(d.rows_test)} to test" + (f"; {fmt.count(d.tokens)} tokens to train" if d.tokens else ""),
+    )
+
+
+def quarantined(reasons: Sequence[Quarantined]) -> Iterator[str]:
+    """A line per reason, the most frequent first."""
+    for index, q in enumerate(reasons[:LISTED]):
+        where = f" in column {q.column!r}" if q.column else ""
+        words = f"{fmt.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {fmt.count(q.line)})"
+        yield from labelled("" if index else "Quarantined", words)
+    yield from further(len(reasons), "reasons")
+
+
+def warnings(words: Sequence[str]) -> Iterator[str]:
+    for index, warning in enumerate(words[:LISTED]):
+        yield from labelled("" if index else "Warnings", warning)
+    yield from further(len(words), "warnings")
+
+
+def further(number: int, noun: str) -> Iterator[str]:
+    if number > LISTED:
+        yield from labelled("", f"and {fmt.count(number - LISTED)} more {noun}: see the card")
+
+
+def quality(evaluation: Evaluation) -> Iterator[str]:
+    metric, baseline = evaluation.metric.name, evaluation.baseline
+    value = baseline.of(metric)
+    against = against_baseline(evaluation)
+    beside = f" ({baseline.name}: {fmt.metric(metric, value)}; {against.sentence})" if against else ""
+    yield from labelled(
+        "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
+    )
+
+
+def swept(sweep: Sweep | None) -> Iterator[str]:
+    """What was searched, the settings that were taken, and whether they are shown to be better."""
+    if sweep is None:
+        return
+    best, others = sweep.best_trial, ", ".join(f"{fmt.count(n)} {state}" for state, n in sweep.counts.items())
+    yield from labelled("Sweep", f"{fmt.counted(len(sweep.trials), 'trial')}: {others}")
+    yield from labelled("", f"trial {best.number} is the best: {best.settings}")
+    yield from labelled("", f"{fmt.sentence(sweep.worth)}.")
+
+
+def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
+    """What held the training back, if less than :data:`USEFUL` of its time was used and mending it is worth it."""
+    if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
+        used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
+        yield from labelled("Training", f"{used}. {fmt.sentence(bottleneck.sentence)}")
+
+
+def variants(export: ExportReport, metric: str) -> Iterator[str]:
+    """A table of the variants that were measured, the recommended one marked, and below it why it is recommended."""
+    measured, batches = export.timed, export.batches
+    sizes = [f"batch {batch}" if batch == batches[0] else batch for batch in batches]
+    heads = ["variant", "size", *sizes, fmt.NAMES.get(metric, metric)]
+    rows: dict[str, list[str]] = {}
+    for variant in measured:
+        name, *more = textwrap.wrap(variant.name, LONGEST_NAME, break_long_words=False, break_on_hyphens=False)
+        rows[variant.name] = [shortened(name, LONGEST_NAME), *cells(variant, batches, metric)]
+        rows |= {f"{variant.name}/{line}": [line, *[""] * (len(heads) - 1)] for line in more}
+    yield from table("Model", heads, rows, export.recommended.name)
+    if others := len(export.variants) - len(measured):
+        verb = "was" if others == 1 else "were"
+        yield from labelled("", f"{fmt.counted(others, 'other')} {verb} left out before: see the report.")
+    yield from labelled("", f"{fmt.sentence(export.why)}.")
+    yield from labelled("", f"{export.ceiling}.")
+    threads = fmt.counted(export.machine.threads, "thread")
+    yield from labelled("", f"Median latency on {export.machine.device}, {threads}.")
+
+
+def tried(compression: Compression | None) -> Iterator[str]:
+    """A table of the networks that were tried, and below it what was taken and why."""
+    if compression is None:
+        return
+    unit = "%" if compression.metric == "rmse" else "points"
+    rows = {"": ["as trained", fmt.count(compression.size.parameters), "", "", ""]}
+    for one in compression.tried:
+        speed = f"{compression.speeds[one.name].value:.2f}"
+        lost = f"{one.loss:.2f}, ≤ {fmt.limit(one.high)}"
+        name = shortened(one.name, LONGEST_MODEL)
+        rows[one.name] = [name, fmt.count(one.size.parameters), lost, speed, one.answer]
+    yield from table("Tried", ["model", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)
+    yield from labelled("", f"{fmt.sentence(compression.why)}.")
+
+
+def table(label: str, heads: list[str], rows: Mapping[str, list[str]], chosen: str) -> Iterator[str]:
+    """Columns below ``heads``, the first to the left and the others to the right; the row ``chosen`` is marked."""
+    lines = [heads, *rows.values()]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    for name, line in ((None, heads), *rows.items()):
+        padded = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
+        before = f"{label if name is None else '':<{INDENT - 2}}{'▸ ' if name == chosen else '  '}"
+        yield f"{before}{'  '.join(padded)}".rstrip()
+
+
+def cells(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
+    latencies = [fmt.milliseconds(variant.milliseconds(batch, "p50")) for batch in batches]
+    scored = fmt.metric(metric, variant.metrics.of(metric) if variant.metrics else None)
+    return [fmt.size(variant.bytes), *latencies, scored]
+
+
+def shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def network(n: NetworkFigures | None) -> Iterator[str]:
+    if n is None:
+        yield from labelled("Network", "not measured: the benchmark of the collectives failed")
+        return
+    where = fmt.counted(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
+    if n.all_reduce_latency_us is None or n.all_reduce_latency_bytes is None or n.all_reduce_busbw_bytes is None:
+        yield from labelled("Network", f"{where}, {n.backend}, {n.device}; all-reduce was not measured")
+        return
+    latency = f"{fmt.microseconds(n.all_reduce_latency_us)} at {fmt.message_size(n.all_reduce_latency_bytes)}"
+    busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.message_size(n.all_reduce_busbw_bytes)}"
+    if n.world == 1:
+        busbw = "no bandwidth, as one process has no link"
+    short = "; a short benchmark" if n.short else ""
+    yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device}{short})")
+    age = fmt.age(n.measured_at)
+    if age:
+        yield from labelled("", f"measured {age} ago on the same hardware")
+    for finding in n.findings:
+        yield from labelled("", finding)
+
+
+def time(stages: Sequence[StageRun]) -> Iterator[str]:
+    """A line and a bar per stage."""
+    longest = max((stage.seconds for stage in stages if not stage.reused), default=0.0)
+    name_width = max((len(stage.name) for stage in stages), default=0)
+    for index, stage in enumerate(stages):
+        label = "Time" if index == 0 else ""
+        yield f"{label:<{INDENT}}{stage.name:<{name_width}}  {took(stage):>12}  {bar(stage, longest)}".rstrip()
+
+
+def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
+    """What was paid for all stages, and what the lost work of it cost."""
+    if not costs:
+        return
+    total = costs[-1]
+    said = [f"{fmt.significant(total.gpu_hours)} GPU-hours"] if total.gpu_hours else []
+    if total.watt_hours is not None:
+        said.append(fmt.energy(total.watt_hours))
+    if total.paid is not None:
+        lost = f", {fmt.dollars(total.lost)} of it for lost work" if total.lost else ""
+        on_demand = f" ({fmt.dollars(total.on_demand)} on demand)" if total.on_demand is not None else ""
+        said.insert(0, f"{fmt.dollars(total.paid)}{on_demand}{lost}")
+    elif total.on_demand is not None:
+        said.insert(0, f"{fmt.dollars(total.on_demand)} on demand; what spot costs is not known")
+    if total.unpriced_pod_hours and total.paid is not None:
+        said.append(f"{fmt.significant(total.unpriced_pod_hours)} pod-hours without a known price")
+    yield from labelled("Cost", "; ".join(said))
+
+
+def planned(found: AgainstPlan | None) -> Iterator[str]:
+    """What was planned of the training, and how it went instead."""
+    if found is None:
+        return
+    for label, verb, (_, of, actual, answer) in zip(("Plan", "", ""), VERBS, found.lines(), strict=True):
+        yield from labelled(label, f"{verb} {actual}: {answer or 'planned'}, {of}")
+    if found.caveat:
+        yield from labelled("", found.caveat)
+
+
+def took(stage: StageRun) -> str:
+    return "reused" if stage.reused else fmt.seconds(stage.seconds)
+
+
+def bar(stage: StageRun, longest: float) -> str:
+    return "" if stage.reused or not longest else "━" * max(1, round(BAR * stage.seconds / longest))
+
+
+def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
+    """Of a run that a schedule started, the runs that were skipped while it went on."""
+    if schedule:
+        yield from labelled("Scheduled", f"for {schedule.kickoff}, ended {schedule.ended} (UTC)")
+        yield from labelled(
+            "Skipped", ", ".join(schedule.skipped) or "none: no other run was due before this one ended"
+        )
+
+
+def promotion(promotion: Promotion | None) -> Iterator[str]:
+    """Of a run whose model was to go into service, what became of that, and why."""
+    if promotion:
+        done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
+        yield from labelled("Promoted", done)
+        yield from labelled("", promotion.why)
+        yield f"{'Registry':<{INDENT}}{promotion.registry}"
+
+
+def places(files: Mapping[str, str], directory: str) -> Iterator[str]:
+    """Never wrapped: a path that is torn cannot be copied. ``files`` are in ``directory``, or are URIs."""
+    for label, file in files.items():
+        yield f"{label:<{INDENT}}{file if '://' in file else f'{directory}/{file}'}"
