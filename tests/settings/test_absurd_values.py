@@ -18,12 +18,16 @@ from slipstream.doctor.archive import Limits
 from slipstream.errors import UserError
 from slipstream.models.transformer_config import TransformerConfig
 from slipstream.profiles.placement import Placement
+from slipstream.profiles.planned import Planned
 from slipstream.settings import LARGEST, LARGEST_EXACT, Settings, schema_of, to_dict
 from slipstream.train.config import TrainingConfig
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
 #: What a class cannot do without.
-NEEDED: dict[type[Settings], dict[str, Any]] = {TransformerConfig: {"vocab_size": 16}}
+NEEDED: dict[type[Settings], dict[str, Any]] = {
+    TransformerConfig: {"vocab_size": 16},
+    Planned: {"take": "x", "rows": 1, "hours": [1.0, 2.0, 3.0], "dollars": [1.0, 2.0, 3.0], "interruptions": 0.0},
+}
 ABSURD = (-1, 2**31, 2**53, 2**63, 2**64, 10**400, 1.5, 1e300, True, False, math.nan, math.inf, -math.inf, "3", None)
 
 
@@ -65,7 +69,7 @@ def refusal(cls: type[Settings], name: str, value: object) -> str:
 
 
 def largest_of(name: str) -> int:
-    return LARGEST_EXACT if name in ("seed", "smallest", "largest") else LARGEST
+    return LARGEST_EXACT if name in ("seed", "smallest", "largest", "rows") else LARGEST
 
 
 @pytest.mark.parametrize(("cls", "name", "listed"), numbers(int))

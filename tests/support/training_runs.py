@@ -248,7 +248,7 @@ def install(fault: Fault, fired: Path) -> None:
     elif fault.where == "evaluation":
         before(evaluation, "evaluate_split")
     elif fault.where == "write":
-        before(shards.FileWriter, "write", lambda _self, name, *_: name.startswith("tensors"))
+        before(Path, "open", lambda path, mode="r", *_: path.name.startswith("tensors") and mode == "xb")
     elif fault.where == "mid-write":
         half_written(shards.FileWriter, fault.at, strike)
     elif fault.where == "upload":
