@@ -126,13 +126,12 @@ COLUMNS = (
 @click.option("--runs", default=6, show_default=True, help="Trainings that are killed.")
 def main(quick: bool, runs: int) -> Iterator[Table]:
     """The plan of a training beside trainings that are killed."""
-    steps, runs = (60, 1) if quick else (400, runs)
+    steps, runs, mean_s = (60, 1, 3.0) if quick else (400, runs, 8.0)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         prepare(place / "prepared", "", "", DataConfig(), {})
         alone(len, "")  # starts the server that the ranks are forked from
-        mean_s, rows = steps * STEP_S * 2 / 3, {}
-        saving = {"mean_time_between_failures": mean_s}
+        rows, saving = {}, {"mean_time_between_failures": mean_s}
         before = undisturbed(place, "undisturbed", steps, saving)
         for seed in range(runs):
             its = killed(Job(place, f"killed-{seed}", steps, STEP_S, saving), seed, mean_s)

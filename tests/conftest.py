@@ -55,6 +55,7 @@ LONGER = (
     "train/telemetry/test_watched_training.py::"
     "test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends[a call that never returns]",
     "train/test_network_profile.py::test_training_applies_what_was_found_and_resumes_with_what_it_began_with",
+    "train/memory/test_footprints.py::test_sharded_weights",
 )
 #: The directory whose proofs compare times: nothing may run beside them.
 TIMED = "collectives"
