@@ -56,6 +56,11 @@ LONGER = (
     "test_whatever_the_driver_does_the_weights_are_the_same_and_the_agent_ends[a call that never returns]",
     "train/test_network_profile.py::test_training_applies_what_was_found_and_resumes_with_what_it_began_with",
     "train/memory/test_footprints.py::test_sharded_weights",
+    "score/test_kills.py::test_three_kills",
+    "sweep/test_worker.py::test_a_machine_that_is_taken_away_loses_nothing",
+    "train/memory/test_command.py::test_what_does_not_fit_has_remedies_that_do",
+    "train/parallel/test_checkpoints_across_layouts.py::test_a_checkpoint_changes_its_layout[1f1b 2-tensor 2]",
+    "train/parallel/test_compiled.py::test_a_compiled_layout_agrees_with_one_process",
 )
 #: The directory whose proofs compare times: nothing may run beside them.
 TIMED = "collectives"
