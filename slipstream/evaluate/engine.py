@@ -38,15 +38,16 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     Raises ``UserError`` if the test split is empty, the model's outputs are not finite, or tokens come without the
     documents that they are of.
     """
-    task, run = trained.signature.task, model_function(trained.load())
-    if has_documents(data.artifact):
-        return write_evaluation(directory, of_language(evaluate_language(run, data), data), made_by)
-    if task == "next token":
+    task, with_documents = trained.signature.task, has_documents(data.artifact)
+    if task == "next token" and not with_documents:
         raise UserError(
             "the prepared data have rows of tokens without the documents that these are of, so nothing can be compared "
             "per byte; prepare the documents (data.task: language), or train and export by themselves: "
             "docs/transformer.md"
         )
+    run = model_function(trained.load())
+    if with_documents:
+        return write_evaluation(directory, of_language(evaluate_language(run, data), data), made_by)
     records = held_out_rows(data)
     outputs = predict(run, trained.signature, records)
     truth = targets_of(records)

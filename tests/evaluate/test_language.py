@@ -101,11 +101,11 @@ def test_a_trained_model_is_beside_one_without_weights_with_an_interval(stories:
 
 
 def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) -> None:
-    data, config = token_data(tmp_path / "tokens"), ModelConfig("transformer", SIZES)
-    model = build(config, data.signature, 0)
-    trained = mock.Mock(spec=TrainedModel, signature=data.signature, load=lambda: model)
+    data = token_data(tmp_path / "tokens")
+    trained = mock.Mock(spec=TrainedModel, signature=data.signature)
     with pytest.raises(UserError, match="rows of tokens without the documents"):
         evaluate(tmp_path / "evaluation", trained, data, {})
+    trained.load.assert_not_called()
     assert not (tmp_path / "evaluation").exists()
 
 

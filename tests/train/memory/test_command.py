@@ -20,6 +20,7 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.memory.choices import Job, numbers_of
 from slipstream.train.memory.command import rows_of_text, rows_of_tokens
 from slipstream.train.memory.processes import footprints
+from slipstream.train.memory.trace import Footprint
 from tests.support.training import table_of_numbers
 
 SMALL = {
@@ -135,7 +136,8 @@ def test_a_model_of_eight_billion_parameters_takes_no_memory() -> None:
     training = TrainingConfig.from_dict({"precision": "bf16", "parallel": {"shard": "weights"}, "batch_size": 8})
     job = Job(model, rows_of_tokens(model, 4096), training, 8)
     (found,) = footprints([job.step])
-    assert found.at_peak["parameters"] == pytest.approx(8.03e9 * 4 / 8, rel=0.01)  # type: ignore[union-attr]
-    assert found.at_peak["activations"] > 2**34 // 2  # type: ignore[union-attr]
+    assert isinstance(found, Footprint), found
+    assert found.at_peak["parameters"] == pytest.approx(8.03e9 * 4 / 8, rel=0.01)
+    assert found.at_peak["activations"] > 2**34 // 2
     largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     assert largest * 1024 < 4 * 2**30, os.getpid()
