@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from slipstream.artifacts.workspaces import workspace
 from slipstream.errors import UserError
 from slipstream.manifests.documents import MARK, File, rendered
 from slipstream.storage.local import writing_to
@@ -18,21 +17,17 @@ def write(files: Sequence[File], out: Path, profile: str) -> None:
     that was not written here, or cannot be written."""
     refuse_others(out)
     out = out.absolute() if not out.is_symlink() else out.resolve()
-    with writing_to(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=".manifests-"))
-        try:
-            whole = scratch / "new"
-            for file in files:
-                path = whole / file.path
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(rendered(file, profile), encoding="utf-8")
-            put_in_place(whole, out, scratch / "old")
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    with writing_to(out), workspace(out.parent) as scratch:
+        whole = scratch / "new"
+        for file in files:
+            path = whole / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(rendered(file, profile), encoding="utf-8")
+        exchange(whole, out, scratch / "old")
 
 
-def put_in_place(whole: Path, out: Path, old: Path) -> None:
+def exchange(whole: Path, out: Path, old: Path) -> None:
+    """Put ``whole`` where ``out`` is, and that where ``old`` is to be."""
     had = out.exists()
     if had:
         out.rename(old)

@@ -52,7 +52,7 @@ class AgainstPlan:
 
     def lines(self) -> Iterator[tuple[str, str, str, str]]:
         """Of each amount its name, what was planned, what it was, and the answer."""
-        yield "hours", *amounts(self.hours, hours), self.hours.answer
+        yield "time", *amounts(self.hours, hours), self.hours.answer
         yield "dollars", *amounts(self.dollars, fmt.dollars), self.dollars.answer
         mean = f"{fmt.significant(self.planned_interruptions)} on average"
         yield "interruptions", mean, fmt.count(self.interruptions), ""
