@@ -4,14 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.settings import Settings, settings
+from slipstream.settings import Natural, Settings, settings
 
 #: What numbers in arguments of models are, which have no types here: what JSON and Flyte's encoding hold.
 STORABLE = "finite numbers, integers of at most 64 bits"
+#: The linear layers of our transformer's blocks.
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@settings
+class LoraConfig(Settings):
+    """Low-rank adapters (Hu et al. 2021, "LoRA"): beside each of some frozen linear layers the product of two narrow
+    ones is trained."""
+
+    section = "model.lora"
+
+    rank: Natural = 0
+    """The width of the adapters; 0 trains all of the base instead."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """What an adapter adds is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of an adapter's inputs that is left out in a step of training."""
+    targets: list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]] = field(
+        default_factory=lambda: list(LINEAR_LAYERS)
+    )
+    """The linear layers of each block that get one."""
+
+    def check(self) -> None:
+        if self.rank and not self.targets:
+            raise self.reject("targets", "at least one linear layer")
+        if len(set(self.targets)) < len(self.targets):
+            raise self.reject("targets", "each layer once")
 
 
 @settings
@@ -28,6 +55,14 @@ class ModelConfig(Settings):
     # A bare dict: flytekit warns of pickles at every start if it finds an Any in a type.
     arguments: dict = field(default_factory=dict)
     """Keyword arguments of the factory."""
+    base: str = ""
+    """The model to fine-tune: a directory, here or in a store, with Hugging Face's config.json (Llama, Mistral, Qwen 2
+    or 3) and safetensors. Empty: one that is trained from scratch."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters that are trained in place of the base's weights."""
+    quantise: Literal["none", "nf4"] = "none"
+    """How the frozen weights of the layers with adapters are held: as they are, or in four bits (Dettmers et al. 2023,
+    "QLoRA")."""
 
     def check(self) -> None:
         if odd := next((name for name in self.arguments if not isinstance(name, str)), None):
@@ -38,6 +73,12 @@ class ModelConfig(Settings):
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
             raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")
+        if self.base and self.name not in ("auto", "transformer"):
+            raise self.reject("name", "transformer, as model.base is one")
+        if self.lora.rank and not self.base:
+            raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
+        if self.quantise != "none" and not self.lora.rank:
+            raise self.reject("quantise", "none, or a model.lora.rank: weights of four bits are not trained themselves")
 
     @property
     def factory(self) -> str:
