@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -13,7 +13,8 @@ from slipstream.settings import Natural, Settings, settings
 #: What numbers in arguments of models are, which have no types here: what JSON and Flyte's encoding hold.
 STORABLE = "finite numbers, integers of at most 64 bits"
 #: The linear layers of our transformer's blocks.
-LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LINEAR_LAYERS: tuple[LinearLayer, ...] = get_args(LinearLayer)
 
 
 @settings
@@ -29,9 +30,7 @@ class LoraConfig(Settings):
     """What an adapter adds is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of an adapter's inputs that is left out in a step of training."""
-    targets: list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]] = field(
-        default_factory=lambda: list(LINEAR_LAYERS)
-    )
+    targets: list[LinearLayer] = field(default_factory=lambda: list(LINEAR_LAYERS))
     """The linear layers of each block that get one."""
 
     def check(self) -> None:
