@@ -1,5 +1,5 @@
-"""A model of text on held-out documents: bits per byte and perplexity, beside a model without weights, and three texts
-that it goes on with."""
+"""A model of text on held-out documents: bits per byte and perplexity, beside a model without weights or the one that
+was fine-tuned, and three texts that it goes on with."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from slipstream.models.predict import ModelFunction, predict
 
 #: Bytes of context of the model beside.
 CONTEXT = 5
+NAME, BASE = f"Kneser-Ney, {CONTEXT} bytes of context", "the base"
 CONTINUATIONS, PROMPT_TOKENS, MOST_TOKENS = 3, 32, 96
 #: Of e, for which a float has room.
 LARGEST_EXPONENT = 700.0
@@ -36,30 +37,26 @@ class LanguageScores:
     figures: LanguageFigures
 
 
-def evaluate_language(run: ModelFunction, data: PreparedData) -> LanguageScores:
-    """Raises ``UserError`` if no held-out document was kept, or the outputs are not finite."""
+def evaluate_language(run: ModelFunction, data: PreparedData, base: ModelFunction | None = None) -> LanguageScores:
+    """Beside the model ``base`` that was fine-tuned, if it is given. Raises ``UserError`` if no held-out document was
+    kept, or the outputs are not finite."""
     signature = data.signature
-    documents, train = read_documents(data.artifact, "test"), read_documents(data.artifact, "train")
+    documents = read_documents(data.artifact, "test")
     if not documents:
         raise UserError("data.split.test: the test split has no documents to measure with; raise it, or give more data")
     sizes = np.array([document.bytes for document in documents], np.float64)
-    right, bits = graded_documents(run, signature, documents)
     learned = sum(int((document.tokens[1:] >= 0).sum()) for document in documents)
-    log_loss = float(bits.sum()) * math.log(2) / learned
-    beside = KneserNey([text.encode() for each in train for text in each.texts], CONTEXT)
-    theirs = beside_bits(beside, documents)
+    right, bits = graded_documents(run, signature, documents)
+    if base:
+        theirs_right, theirs = graded_documents(base, signature, documents)
+        beside = BaselineScores(name=BASE, rows_trained=0, **vars(scores_of(theirs_right, theirs, sizes, learned)))
+    else:
+        train = read_documents(data.artifact, "train")
+        theirs = beside_bits(KneserNey([text.encode() for each in train for text in each.texts], CONTEXT), documents)
+        beside = BaselineScores(name=NAME, rows_trained=len(train), bits_per_byte=bits_per_byte(theirs, sizes))
     return LanguageScores(
-        model=Scores(
-            accuracy=float(right.sum()) / learned,
-            log_loss=log_loss,
-            bits_per_byte=bits_per_byte(bits, sizes),
-            perplexity=math.exp(min(log_loss, LARGEST_EXPONENT)),
-        ),
-        baseline=BaselineScores(
-            name=f"Kneser-Ney, {CONTEXT} bytes of context",
-            rows_trained=len(train),
-            bits_per_byte=bits_per_byte(theirs, sizes),
-        ),
+        model=scores_of(right, bits, sizes, learned),
+        baseline=beside,
         gain=gain(theirs, bits, sizes),
         figures=LanguageFigures(
             documents=len(documents),
@@ -67,6 +64,18 @@ def evaluate_language(run: ModelFunction, data: PreparedData) -> LanguageScores:
             tokens=learned,
             continuations=continuations(run, signature, documents, tokenizer_of(data)),
         ),
+    )
+
+
+def scores_of(right: np.ndarray, bits: np.ndarray, sizes: np.ndarray, learned: int) -> Scores:
+    """Of a model that finds so many tokens of each document the most likely, and needs so many bits for each, of
+    documents of ``sizes`` bytes and so many ``learned`` tokens altogether."""
+    log_loss = float(bits.sum()) * math.log(2) / learned
+    return Scores(
+        accuracy=float(right.sum()) / learned,
+        log_loss=log_loss,
+        bits_per_byte=bits_per_byte(bits, sizes),
+        perplexity=math.exp(min(log_loss, LARGEST_EXPONENT)),
     )
 
 

@@ -77,6 +77,11 @@ class ModelConfig(Settings):
         if self.quantise != "none" and not self.lora.rank:
             raise self.reject("quantise", "none, or a model.lora.rank: weights of four bits are not trained themselves")
 
+    def check_base(self) -> None:
+        """Raise ``UserError`` if there are to be adapters of nothing; a ``base`` may be told apart from the rest."""
+        if self.lora.rank and not self.base:
+            raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
+
     @property
     def factory(self) -> str:
         """The factory from outside this project that is named; "" for the built-in models."""

@@ -97,7 +97,19 @@ def test_a_trained_model_is_beside_one_without_weights_with_an_interval(stories:
     assert len({each.document for each in found.figures.continuations}) == 3
 
 
-# On Python's standard library without its tests. In tokens and steps, never in seconds.
+def test_a_fine_tuned_model_is_beside_its_base(stories: PreparedData) -> None:
+    config = TrainingConfig(batch_size=16, learning_rate=0.01)
+    base = build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
+    tuned = trained_steps(stories, SIZES, config, 20)
+    found = evaluate_language(model_function(tuned), stories, model_function(base))
+    alone = evaluate_language(model_function(base), stories)
+    assert found.baseline.name == "the base" and found.baseline.rows_trained == 0
+    assert vars(alone.model).items() <= vars(found.baseline).items(), "the same scores as by itself"
+    assert found.gain.low > 0 and found.gain.value == pytest.approx(
+        (alone.model.bits_per_byte or 0) - (found.model.bits_per_byte or 0), abs=1e-9
+    )
+    nothing = evaluate_language(model_function(base), stories, model_function(base))
+    assert (nothing.gain.value, nothing.gain.low, nothing.gain.high) == (0, 0, 0) and nothing.gain.shown == 0
 
 
 def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -107,6 +119,9 @@ def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) 
         evaluate(tmp_path / "evaluation", trained, data, {})
     trained.load.assert_not_called()
     assert not (tmp_path / "evaluation").exists()
+
+
+# On Python's standard library without its tests. In tokens and steps, never in seconds.
 
 
 def measured(model: Predictor, data: PreparedData, documents: list[Document], context: int) -> tuple[float, float]:
