@@ -27,6 +27,7 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
+from slipstream.models.base.fingerprint import BaseRecord
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
@@ -131,6 +132,8 @@ class Architecture:
     signature: Signature
     #: Of a pruned model the units that stay; empty if all do.
     retained: Annotated[Retained, Field(alias="kept")] = field(default_factory=dict)
+    #: Of a model that was fine-tuned.
+    base: BaseRecord | None = None
 
     def empty(self) -> Predictor:
         """The model without its weights: where the model can be built so, its parameters take no memory. Raises
@@ -213,6 +216,7 @@ def write_trained(
             for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
                 file.write(chunk)
     config = architecture.config
+    # Of a model that was fine-tuned as a whole all weights are there, and nobody needs its base any more.
     named = ModelConfig(resolve(config, architecture.signature), config.arguments)
     write_record(writer, MODEL, replace(architecture, config=named))
     for name, data in (record or {}).items():

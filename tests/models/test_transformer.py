@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build, fill_part, normal
+from slipstream.models.factory import build
 from slipstream.models.hugging_face import main
+from slipstream.models.initial.drawn import Drawn, normal
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import word_tokenizer
@@ -184,8 +185,15 @@ def test_parts_of_the_initial_weights_are_those_of_the_whole() -> None:
             columns = slice(5, 11) if whole.ndim == 2 else slice(None)
             part = torch.full_like(whole[begin:end][:, columns] if whole.ndim == 2 else whole[begin:end], torch.nan)
             offsets = (begin, 5) if whole.ndim == 2 else (begin,)
-            fill_part(part, name, network, 7, whole.shape, offsets)
+            Drawn(network, 7).fill(part, name, whole.shape, offsets)
             torch.testing.assert_close(part, whole[begin:end, columns] if whole.ndim == 2 else part, rtol=0, atol=0)
+
+
+def test_initial_weights_stay_what_they_are() -> None:
+    """Or trainings that were begun before would have other ones."""
+    first = [0.16325578911435887, 0.6214719465000089, 0.9072585303717481, 0.24275556843752225]
+    assert np.abs(normal(7, "model.norm.weight", 5, 4) - first).max() < 1e-14
+    assert np.abs(normal(0, "a", 1 << 40, 2) - [0.41021225500036335, -0.8779659147844058]).max() < 1e-14
 
 
 def test_initial_weights_are_independent_normal_numbers() -> None:
