@@ -28,7 +28,7 @@ from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
 from slipstream.models.base.fingerprint import BaseRecord
-from slipstream.models.config import ModelConfig
+from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
 
@@ -194,6 +194,16 @@ class TrainedModel:
                 f"({first.strip()[:200]}); expected the code that it was trained with"
             ) from None
         return predictor.eval()
+
+    def load_base(self) -> Predictor | None:
+        """The model that was fine-tuned, as it was before, in evaluation mode, on the CPU; None for a model that was
+        trained from scratch. Raises ``UserError`` if it is not there any more."""
+        record = self.architecture.base
+        if record is None:
+            return None
+        record.check()
+        untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
+        return build(untouched, self.signature, seed=0).eval()
 
     @property
     def history(self) -> History:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
+from slipstream.errors import UserError
 from slipstream.models.base.directory import CONFIG, BaseDirectory, read_pieces
 from slipstream.storage import STORES, ObjectInfo
 
@@ -20,6 +21,13 @@ class BaseRecord:
 
     address: str
     digest: str
+
+    def check(self) -> None:
+        """Raise ``UserError`` if the base is not there any more, or another one now; ``StorageUnavailable``."""
+        if fingerprint_base(self.address) != self.digest:
+            raise UserError(
+                f"model.base: {self.address}: is not the base that was fine-tuned; expected its files as then"
+            )
 
 
 def fingerprint_base(address: str) -> str:
