@@ -29,6 +29,8 @@ from torch.utils._pytree import tree_leaves
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
+from slipstream.models.adapters.layers import is_adapter
+from slipstream.models.adapters.network import add_adapters, quantise_frozen
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import import_from_working_directory
 from slipstream.models.pruning import Retained, prune
@@ -146,6 +148,8 @@ class Predictor(nn.Module):
     #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
     row_bytes: int = 0
     first = last = True
+    #: Whether adapters are trained in place of the other parameters, which are frozen and the base's.
+    adapted: bool = False
     #: Of a stage: the places in the pipeline of the processes that hold each parameter of the whole model.
     held_by: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
@@ -160,6 +164,11 @@ class Predictor(nn.Module):
     def narrow_tokens(self) -> bool:
         """Whether inputs are stored tokens of which some may be marked."""
         return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What of the state is not its base's: all, or the adapters."""
+        state = self.state_dict()
+        return {name: tensor for name, tensor in state.items() if is_adapter(name)} if self.adapted else state
 
     def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """``ids`` are for later stages of a pipeline, whose inputs are hidden states."""
@@ -227,7 +236,10 @@ def build(
         prune(model, retained or {})
     except ValueError as error:
         raise UserError(f"model.name: {name} is not the model that was pruned: {error}") from None
+    if config.lora.rank:
+        add_adapters(model, config.lora)
     predictor = Predictor(signature, model)
+    predictor.adapted = config.lora.rank > 0
     was_training = predictor.training
     try:
         with torch.no_grad(), ResultBytes() as results:
@@ -241,6 +253,8 @@ def build(
         shape = list(getattr(output, "shape", ())) or type(output).__name__
         expected = [2, *signature.output_shape]
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
+    if config.quantise == "nf4":  # after the batch of zeros, so that its rows do not count what each pass dequantises
+        quantise_frozen(model)
     if shapes_alone:
         return predictor.train(was_training)
     if device.type == "meta":
