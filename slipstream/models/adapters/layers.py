@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,8 +12,9 @@ from slipstream.models.adapters.nf4 import BLOCK, QuantisedProduct, dequantise, 
 from slipstream.models.arithmetic import autocast_type
 from slipstream.models.config import LoraConfig
 
-#: Which numbers of a layer are trained, as peft names them.
-DOWN, UP = "lora_A.weight", "lora_B.weight"
+#: What the names of a layer's trained parameters end with, which are peft's, and those of a weight in four bits.
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+CODES, SCALES = ".codes", ".scales"
 
 
 class LoraLinear(nn.Module):
@@ -66,10 +68,10 @@ class LoraLinear(nn.Module):
 
 def is_adapter(name: str) -> bool:
     """Whether the parameter is one of an adapter."""
-    return name.endswith((f".{DOWN}", f".{UP}"))
+    return name.endswith((DOWN, UP))
 
 
-def initial_std(name: str, size: tuple[int, ...]) -> float:
+def initial_std(name: str, size: Sequence[int]) -> float:
     """The standard deviation of an adapter's initial values. An adapter of which one factor is zero adds nothing at
     first."""
     return 1 / math.sqrt(3 * size[1]) if name.endswith(DOWN) else 0.0

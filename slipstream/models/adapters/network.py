@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from slipstream.errors import UserError
-from slipstream.models.adapters.layers import LoraLinear
+from slipstream.models.adapters.layers import CODES, SCALES, LoraLinear, is_adapter
 from slipstream.models.adapters.nf4 import BLOCK
 from slipstream.models.config import LoraConfig
-
-#: What the names of a quantised weight's parts end with, see :mod:`.nf4`.
-CODES, SCALES = ".codes", ".scales"
 
 
 def add_adapters(network: nn.Module, lora: LoraConfig) -> None:
@@ -46,6 +43,18 @@ def quantise_frozen(network: nn.Module) -> None:
                 f"of {BLOCK}; or leave {name.rpartition('.')[2]} out of model.lora.targets"
             )
         layer.quantise()
+
+
+def plain_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The parameters of the network without adapters by name, and their shapes."""
+    layers, shapes = dict(layers_with_adapters(network)), dict[str, tuple[int, ...]]()
+    for name, parameter in network.named_parameters():
+        if name.endswith(CODES):
+            layer = layers[name.removesuffix(CODES)]
+            shapes[f"{name.removesuffix(CODES)}.weight"] = layer.out_features, layer.in_features
+        elif not is_adapter(name) and not name.endswith(SCALES):
+            shapes[name] = tuple(parameter.shape)
+    return shapes
 
 
 def numbers_in(model: nn.Module) -> int:

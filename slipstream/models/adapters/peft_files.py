@@ -124,11 +124,11 @@ def lora_of(config: Mapping[str, Any], path: Path) -> LoraConfig:
 
 def check_tensors(tensors: Mapping[str, Tensor], lora: LoraConfig, path: Path) -> None:
     """Raise ``UserError`` unless these are pairs of factors of that rank, of every target and of nothing else."""
-    expected = f"pairs of {DOWN} [rank, in] and {UP} [out, rank], of rank {lora.rank}"
+    expected = f"pairs of {DOWN[1:]} [rank, in] and {UP[1:]} [out, rank], of rank {lora.rank}"
     for name, tensor in tensors.items():
         layer, _, _ = name.rpartition(".lora_")
         rank = tensor.shape[0 if name.endswith(DOWN) else 1] if tensor.ndim == 2 else 0
-        both = {f"{layer}.{DOWN}", f"{layer}.{UP}"} <= tensors.keys()
+        both = {layer + DOWN, layer + UP} <= tensors.keys()
         if not is_adapter(name) or layer.rpartition(".")[2] not in lora.targets or rank != lora.rank or not both:
             raise UserError(f"{path}: {name!r} {list(tensor.shape)}: expected {expected}")
     layers = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}

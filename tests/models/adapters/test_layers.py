@@ -12,8 +12,8 @@ from torch import Tensor
 
 from slipstream.errors import UserError
 from slipstream.models.adapters.layers import LoraLinear, is_adapter
-from slipstream.models.adapters.merge import merge, merged, merged_shapes
-from slipstream.models.adapters.network import add_adapters, numbers_in, numbers_trained, quantise_frozen
+from slipstream.models.adapters.merge import merge, merged
+from slipstream.models.adapters.network import add_adapters, numbers_in, numbers_trained, plain_shapes, quantise_frozen
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from tests.support.adapters import LORA, adapted_network, draw_adapters, plain_network, tokens
 
@@ -81,7 +81,7 @@ def test_an_adapter_that_was_not_trained_adds_nothing(sizes: dict[str, Any]) -> 
 @each_family
 def test_merged_weights_give_the_same_logits(sizes: dict[str, Any], nf4: bool) -> None:
     network = adapted_network(nf4=nf4, **sizes)
-    logits, shapes = network(tokens()), dict(merged_shapes(network))
+    logits, shapes = network(tokens()), dict(plain_shapes(network))
     tensors = dict(merged(network))
     plain = plain_network(**sizes)
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
