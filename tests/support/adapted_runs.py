@@ -30,7 +30,7 @@ from tests.support.layout_runs import whole
 
 SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=VOCABULARY)
 #: Whole blocks of four-bit weights, and outputs that three processes cannot divide alike.
-SIZES = {"hidden_size": 64, "intermediate_size": 128}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
 LORA = LoraConfig(rank=3, alpha=6.0)
 ROWS, SEED = 7, 5
 
