@@ -22,6 +22,9 @@ from torch.utils._pytree import tree_leaves
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
+from slipstream.models.adapters.layers import is_adapter
+from slipstream.models.adapters.network import add_adapters, quantise_frozen
+from slipstream.models.adapters.values import AdaptedValues
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.base.tensors import Base, BaseValues
 from slipstream.models.config import ModelConfig
@@ -87,6 +90,8 @@ class Predictor(nn.Module):
     #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
     row_bytes: int = 0
     first = last = True
+    #: Whether adapters are trained in place of the other parameters, which are frozen and the base's.
+    adapted: bool = False
     #: Of a stage: the places in the pipeline of the processes that hold each parameter of the whole model.
     held_by: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
@@ -101,6 +106,11 @@ class Predictor(nn.Module):
     def narrow_tokens(self) -> bool:
         """Whether inputs are stored tokens of which some may be marked."""
         return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What of the state is not its base's: all, or the adapters."""
+        state = self.state_dict()
+        return {name: tensor for name, tensor in state.items() if is_adapter(name)} if self.adapted else state
 
     def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """``ids`` are for later stages of a pipeline, whose inputs are hidden states."""
@@ -169,7 +179,10 @@ def build(
         prune(model, retained or {})
     except ValueError as error:
         raise UserError(f"model.name: {name} is not the model that was pruned: {error}") from None
+    if config.lora.rank:
+        add_adapters(model, config.lora)
     predictor = Predictor(signature, model)
+    predictor.adapted = config.lora.rank > 0
     was_training = predictor.training
     try:
         with torch.no_grad(), ResultBytes() as results:
@@ -183,6 +196,8 @@ def build(
         shape = list(getattr(output, "shape", ())) or type(output).__name__
         expected = [2, *signature.output_shape]
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
+    if config.quantise == "nf4":  # after the batch of zeros, so that its rows do not count what each pass dequantises
+        quantise_frozen(model)
     if shapes_alone:
         return predictor.train(was_training)
     if device.type == "meta":
@@ -199,12 +214,11 @@ def build(
 def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialValues:
     """Those of the ``model`` of a configuration: its base's, else drawn. Raises ``UserError`` for a base that has not
     all of them, before any is read, and ``StorageUnavailable``."""
-    drawn = Drawn(model, seed)
     if not config.base:
-        return drawn
+        return Drawn(model, seed)
     base = Base.open(config.base)
     base.check(model, tied=bool(config.arguments.get("tie_word_embeddings")))
-    return BaseValues(base, drawn)
+    return AdaptedValues(BaseValues(base), seed) if config.lora.rank else BaseValues(base)
 
 
 def check_without_constants(name: str, model: nn.Module) -> None:

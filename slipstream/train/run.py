@@ -270,6 +270,7 @@ def history(state: TrainingState, group: Group, precision: str) -> History:
         steps_total=progress.step,
         stopped_early=progress.stopped_early,
         parameters=state.traits.parameters,
+        trained=state.traits.trained,
         world=ProcessGroupFigures(
             size=group.world,
             backend=group.backend,

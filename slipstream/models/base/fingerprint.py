@@ -23,10 +23,15 @@ class BaseRecord:
     digest: str
 
     def check(self) -> None:
-        """Raise ``UserError`` if the base is not there any more, or another one now; ``StorageUnavailable``."""
-        if fingerprint_base(self.address) != self.digest:
+        """Raise ``UserError`` if the base is gone, or another one now; ``StorageUnavailable`` of one in a store."""
+        try:
+            found = fingerprint_base(self.address)
+        except UserError as error:
+            raise UserError(f"{error.message} (the base of a model that was fine-tuned)") from None
+        if found != self.digest:
             raise UserError(
-                f"model.base: {self.address}: is not the base that was fine-tuned; expected its files as then"
+                f"model.base: {self.address}: holds another model now than the one that was fine-tuned; expected the "
+                f"files of then, whose digest is {self.digest}"
             )
 
 

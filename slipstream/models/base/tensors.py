@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.errors import UserError
+from slipstream.models.adapters.network import plain_shapes
 from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.models.base.headers import StoredTensor, read_header
-from slipstream.models.initial.drawn import Drawn
 from slipstream.storage import STORES
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -32,8 +32,6 @@ PREFIX = "model."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 #: What old files hold that is computed here.
 COMPUTED = "rotary_emb.inv_freq"
-#: What the names of parameters have that are trained beside those of a base.
-ADAPTERS = (".lora_A.", ".lora_B.")
 
 
 @dataclass
@@ -52,15 +50,15 @@ class Base:
         return cls(directory, our_names(stored_tensors(directory)))
 
     def check(self, model: nn.Module, *, tied: bool) -> None:
-        """Raise ``UserError`` unless the base holds exactly the parameters of the model: all but adapters, and an
-        output layer if its embedding is not ``tied`` to it."""
-        needed = {name: p.shape for name, p in model.named_parameters() if not is_adapter(name)}
+        """Raise ``UserError`` unless the base holds exactly the parameters of the model without adapters, and an output
+        layer if its embedding is not ``tied`` to it."""
+        needed = plain_shapes(model)
         where = self.directory.address
         for name, shape in needed.items():
             stored = self.tensors.get(name)
             if stored is None:
                 raise UserError(f"model.base: {where}: lacks the tensor {name}, which its config.json asks for")
-            if stored.shape != tuple(shape):
+            if stored.shape != shape:
                 raise UserError(
                     f"model.base: {where}: {name} is {list(stored.shape)}; expected {list(shape)}, by its config.json "
                     "and model.arguments"
@@ -99,21 +97,13 @@ class Base:
 
 @dataclass(frozen=True)
 class BaseValues:
-    """A base's tensors as the initial values of a model; its adapters are drawn."""
+    """A base's tensors as the initial values of a model."""
 
     base: Base
-    drawn: Drawn
 
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
         """See :class:`~slipstream.models.initial.values.InitialValues`."""
-        if is_adapter(name):
-            self.drawn.fill(part, name, size, offsets)
-        else:
-            self.base.fill(part, name, offsets)
-
-
-def is_adapter(name: str) -> bool:
-    return any(mark in f".{name}." for mark in ADAPTERS)
+        self.base.fill(part, name, offsets)
 
 
 def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:

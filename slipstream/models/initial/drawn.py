@@ -42,22 +42,25 @@ class Drawn:
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
         """See :class:`~slipstream.models.initial.values.InitialValues`."""
         assert isinstance(self.model, StatesDeviations)
-        std = self.model.initial_std(name)
-        if std is None:
-            part.fill_(1.0)
-        elif not std:
-            part.zero_()
-        elif part.numel():
-            width = math.prod(size[1:])
-            first = offsets[0] if offsets else 0
-            columns = slice(offsets[1], offsets[1] + part.shape[1]) if len(size) == 2 else slice(None)
-            rows = max(1, CHUNK // width)
-            part = part if part.ndim else part.view(1)
-            for start in range(0, len(part), rows):
-                target = part[start : start + rows]
-                drawn = normal(self.seed, name, (first + start) * width, len(target) * width)
-                of_columns = drawn.reshape(len(target), width)[:, columns]
-                target.copy_(torch.from_numpy(of_columns * std).reshape(target.shape))
+        draw(part, name, size, offsets, std=self.model.initial_std(name), seed=self.seed)
+
+
+def draw(part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *, std: float | None, seed: int) -> None:
+    """Fill a part of a parameter of this standard deviation; None stands for ones."""
+    if std is None:
+        part.fill_(1.0)
+    elif not std:
+        part.zero_()
+    elif part.numel():
+        width = math.prod(size[1:])
+        first = offsets[0] if offsets else 0
+        columns = slice(offsets[1], offsets[1] + part.shape[1]) if len(size) == 2 else slice(None)
+        rows = max(1, CHUNK // width)
+        part = part if part.ndim else part.view(1)
+        for start in range(0, len(part), rows):
+            target = part[start : start + rows]
+            drawn = normal(seed, name, (first + start) * width, len(target) * width)
+            target.copy_(torch.from_numpy(drawn.reshape(len(target), width)[:, columns] * std).reshape(target.shape))
 
 
 def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:

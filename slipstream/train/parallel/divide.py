@@ -190,7 +190,7 @@ class JoinedParts(Predictor):
 
     def __init__(self, parts: list[Predictor]) -> None:
         super().__init__(parts[0].signature, nn.Module())
-        self.row_bytes = parts[0].row_bytes
+        self.row_bytes, self.adapted = parts[0].row_bytes, parts[0].adapted
         self._stages = tuple(parts)  # in a tuple, where torch does not find them
         for part in parts:
             for prefix, module in part.network.named_modules():
@@ -226,7 +226,7 @@ def divide(
     autocast of ``precision``. Raises ``UserError`` if the model cannot be divided so, or for values that are not there.
     """
     config = layout.config
-    check_plan(config, plan_of(model.network), micro_batches)
+    check_plan(config, plan_of(model.network), micro_batches, adapted=model.adapted)
     parts = parts_of(model, layout, precision)
     for part in parts:
         fill(part, torch.device("cpu") if config.offload else device, values)
