@@ -1,0 +1,137 @@
+"""A base is fine-tuned from one sentence to its report, and what cannot be is said in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import peft
+import pytest
+import torch
+import transformers
+import yaml
+
+from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation
+from slipstream.artifacts.versions import ROOT
+from slipstream.config import RunConfig
+from slipstream.models.base.fingerprint import fingerprint_base
+from tests.support.bases import make_base
+from tests.support.command_line import Run, one_message
+from tests.support.corpora import WORDS, write_lines, write_stories
+from tests.support.quick_config import EXPORT, NETWORK
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+EXPORTED = {**EXPORT, "half": False}
+BASE = {
+    "data": {"task": "language", "vocabulary": 320, "length": 48},
+    "model": {"name": "transformer", "arguments": SIZES},
+    "training": {"epochs": 4, "batch_size": 16, "learning_rate": 0.01},
+    "export": EXPORTED,
+    "collectives": NETWORK,
+}
+TUNED = {
+    "data": {"length": 48},
+    "model": {"lora": {"rank": 8, "alpha": 16, "dropout": 0.1}, "quantise": "nf4"},
+    "training": {"epochs": 3, "batch_size": 16, "learning_rate": 0.01, "weight_decay": 0, "recompute": "full"},
+    "export": EXPORTED,
+    "collectives": NETWORK,
+}
+
+
+def test_the_example_is_a_configuration() -> None:
+    found = RunConfig.from_json(json.dumps(yaml.safe_load((ROOT / "examples/fine_tuning.yaml").read_text())))
+    assert found.model.lora.rank == 16 and not found.model.base
+
+
+def backwards(count: int) -> list[dict[str, str]]:
+    """Texts of the same words by another rule."""
+    draw, rows = np.random.default_rng(7), []
+    for number in range(count):
+        place, words = int(draw.integers(len(WORDS))), [f"story {number}:"]
+        for step in draw.integers(1, 3, int(draw.integers(20, 80))).tolist():
+            place = (place - step) % len(WORDS)
+            words.append(WORDS[place])
+        rows.append({"text": " ".join(words) + ".\n"})
+    return rows
+
+
+@pytest.mark.prove
+def test_adapters_of_a_base_are_better_than_it_on_other_text(pyflyte_run: Run, tmp_path: Path) -> None:
+    """The base is trained here, too, by the main job, and its files are as they were afterwards."""
+    write_stories(tmp_path / "stories", 150)
+    first = pyflyte_run("--data", "stories", "--config", json.dumps(BASE))
+    assert first.returncode == 0, first.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    base = run / "model/hugging-face"
+    before = fingerprint_base(str(base))
+    write_lines(tmp_path / "other.jsonl", backwards(200))
+    asked = ("--base", str(base), "--data", "other.jsonl", "--config", json.dumps(TUNED))
+    result = pyflyte_run(*asked, workflow="fine_tune")
+    assert result.returncode == 0, result.stdout
+    assert "(the base: " in result.stdout and "with 95 % confidence" in result.stdout
+    assert fingerprint_base(str(base)) == before, "the base is untouched"
+    (tuned,) = (path for path in (tmp_path / "runs").iterdir() if path != run)
+    (evaluated,) = (
+        found
+        for path in (tmp_path / ".slipstream/evaluate").iterdir()
+        if (found := read_evaluation(path)).baseline.name == "the base"
+    )
+    assert evaluated.gain.low > 0, evaluated.gain
+    page = (tuned / "report.html").read_text()
+    assert "the base" in page and "adapter/" in page
+    check_that_others_load_it(tuned / "model", base, evaluated)
+    assert trained_bytes(tmp_path) < 0.3 * (base / "model.safetensors").stat().st_size
+    again = pyflyte_run(*asked, workflow="fine_tune")
+    assert again.returncode == 0 and re.search(r"^train +reused", again.stdout, re.M), again.stdout
+
+
+def check_that_others_load_it(model: Path, base: Path, evaluated: Evaluation) -> None:
+    """peft, transformers and ONNX Runtime give the same logits, of the base in four bits with its adapters."""
+    tokens = torch.randint(0, 300, (2, 48), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        merged = transformers.AutoModelForCausalLM.from_pretrained(model / "hugging-face").eval()(tokens).logits
+        plain = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
+        adapted = peft.PeftModel.from_pretrained(plain, model / "adapter").eval()(tokens).logits
+    session = onnxruntime.InferenceSession(model / "model.fp32.onnx")
+    (exported,) = session.run(None, {"tokens": tokens.to(torch.int16).numpy()})
+    assert exported == pytest.approx(merged.numpy(), abs=1e-4)
+    # peft adds the adapters to the base as it is, and not in four bits.
+    near, far = (float((adapted - other).abs().mean()) for other in (merged, torch.zeros(())))
+    assert near < 0.2 * far, (near, far)
+
+
+def trained_bytes(directory: Path) -> int:
+    """Of the best weights of the training that trained adapters: those alone."""
+    return min(path.stat().st_size for path in directory.glob(".slipstream/train/*/best.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "expected"),
+    [
+        ("nowhere", {}, "model.base: nowhere: no such directory; expected a directory, here or in a store"),
+        ("base", {"model": {"quantise": "nf4"}}, 'model.quantise: "nf4" is not allowed; expected none, or a'),
+        ("base", {"data": {"length": 512}}, "has positions for 64 tokens, and a row has 512"),
+        ("base", {"model": {"lora": {"rank": 4}, "quantise": "nf4"}}, "which are no whole blocks of 64"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    base: str, settings: dict[str, object], expected: str, pyflyte_run: Run, tmp_path: Path
+) -> None:
+    write_stories(tmp_path / "stories", 40)
+    make_base(tmp_path / "base")
+    config = json.dumps({**TUNED, "model": {}, **settings})
+    result = pyflyte_run("--base", base, "--data", "stories", "--config", config, workflow="fine_tune")
+    assert result.returncode == 1
+    assert expected in " ".join(one_message(result.stdout).split()), result.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_adapters_want_a_base(pyflyte_run: Run, tmp_path: Path) -> None:
+    write_stories(tmp_path / "stories", 40)
+    config = json.dumps({**BASE, "model": {"name": "transformer", "arguments": SIZES, "lora": {"rank": 4}}})
+    result = pyflyte_run("--data", "stories", "--config", config)
+    assert result.returncode == 1
+    assert "model.lora.rank: 4 is not allowed; expected 0, or a model.base" in " ".join(result.stdout.split())
