@@ -17,7 +17,7 @@ from slipstream.errors import UserError
 from slipstream.models.base.tensors import INDEX, ONE_FILE, Base
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base
+from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base, some_tokens, theirs
 
 PROJECTION = "model.layers.0.self_attn.q_proj.weight"
 FIRST, PART = "model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"
@@ -102,7 +102,7 @@ def changed_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Call
     def rewrite(base: Path) -> None:
         tensors = load_file(base / ONE_FILE)
         change(tensors)
-        save_file(tensors, base / ONE_FILE)
+        save_file(tensors, base / ONE_FILE, {"format": "pt"})
 
     return rewrite
 
@@ -126,6 +126,24 @@ def test_other_tensors_than_the_model_has(change: Any, why: str, whole: Path) ->
     changed_tensors(change)(whole)
     message = refusal(whole)
     assert message.startswith(f"model.base: {whole}: ") and why in message
+
+
+@pytest.mark.parametrize("row", [0, VOCABULARY - 1, slice(None)])
+def test_an_output_layer_that_is_not_tied_after_all(row: Any, tmp_path: Path) -> None:
+    """transformers does not tie them either."""
+    base = make_base(tmp_path / "base", tie_word_embeddings=True)
+
+    def untie(tensors: dict[str, torch.Tensor]) -> None:
+        head = tensors["model.embed_tokens.weight"].clone()
+        head[row] += 1
+        tensors["lm_head.weight"] = head
+
+    changed_tensors(untie)(base)
+    assert "lm_head.weight is another tensor than model.embed_tokens.weight, which it is tied to" in refusal(base)
+    settings = {"tie_word_embeddings": False}
+    model = build(ModelConfig(base=str(base), arguments=settings), SIGNATURE, seed=0).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(some_tokens()), theirs(base, some_tokens()), rtol=0, atol=1e-5)
 
 
 def test_arguments_that_make_another_model(whole: Path) -> None:
