@@ -70,6 +70,8 @@ def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: in
     ``stride`` bytes after the one before: uint8, and how far apart they begin in it. From a store they come by one
     request, with all that lies between them. Raises ``UserError`` if the file is not as it was listed,
     ``StorageUnavailable``."""
+    if not width * count:
+        return np.empty(0, np.uint8), stride
     if info.uri.startswith(STORES):
         content = bytearray(read_range(info, start, start + (count - 1) * stride + width))
         return np.frombuffer(content, np.uint8), stride
@@ -86,7 +88,7 @@ def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarra
             raise UserError(f"{info.uri}: was replaced while it was read; start again")
         for number, place in enumerate(places):
             file.seek(place)
-            left = memoryview(found)[number * length : (number + 1) * length]
+            left = found.data[number * length : (number + 1) * length]
             while left:
                 read = file.readinto(left)
                 if not read:
