@@ -27,12 +27,15 @@ from slipstream.errors import UserError
 from slipstream.export.check import DIGEST, BadPackage, check, digest_line
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import COURSE, MODEL, write_profile
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build as build_model
 from slipstream.models.trained import TrainedModel
 from slipstream.one_line import MOST_CHARACTERS
 from slipstream.promote.store import Registry, manifest_digest
 from slipstream.report.engine import build
 from slipstream.report.stage_results import Results
 from slipstream.settings import to_dict
+from tests.support.bases import SIGNATURE, make_base
 from tests.support.hostile_names import outside, target_among_others
 from tests.support.mutations import changed_bytes, changed_json
 from tests.support.network_profiles import network_profile
@@ -152,6 +155,14 @@ def read_settings(place: Path) -> None:
         RunConfig.from_file(file)
 
 
+def base(place: Path) -> None:
+    make_base(place, max_shard_size="20KB", tokenizer=False)
+
+
+def read_base(place: Path) -> None:
+    build_model(ModelConfig(base=str(place)), SIGNATURE, seed=0)
+
+
 #: How each is made, and how it is read.
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "results of a run": (run_artifacts, read_run),
@@ -162,6 +173,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "promotions": (promotions, read_promotions),
     "checkpoints": (checkpoints, read_checkpoints),
     "settings": (settings_file, read_settings),
+    "base": (base, read_base),
 }
 #: Other libraries read them, and need not see what was changed if the manifest vouches for it. Nor does a training: who
 #: writes to the home of its checkpoints is trusted.

@@ -47,13 +47,15 @@ def make_base(
     *,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str | None = None,
+    tokenizer: bool = True,
     **changes: Any,
 ) -> Path:
     """Write a base of a ``family``, with other settings of its config.json in ``changes``, whose tensors are of
-    ``dtype`` and in parts of at most ``max_shard_size`` (such as "20KB"); beside it a tokenizer of the bytes."""
+    ``dtype`` and in parts of at most ``max_shard_size`` (such as "20KB"); beside it, unless it shall have none, a
+    tokenizer of the bytes."""
     limit = {"max_shard_size": max_shard_size} if max_shard_size else {}
     random_network(family, **changes).to(dtype).save_pretrained(directory, **limit)
-    for name, content in {**bytes_tokenizer(turns=True), TEMPLATE: OWN_TEMPLATE}.items():
+    for name, content in {**bytes_tokenizer(turns=True), TEMPLATE: OWN_TEMPLATE}.items() if tokenizer else ():
         (directory / name).write_text(content, encoding="utf-8")
     return directory
 

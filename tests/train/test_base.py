@@ -11,16 +11,19 @@ import pytest
 import torch
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.base.tensors import ONE_FILE, Base
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import TrainedModel
 from slipstream.settings import to_dict
+from slipstream.sweep.engine import identity_of
 from slipstream.train.checks import check_training
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.setup import same_base
+from tasks.config import sections_of
 from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.training import refusal, trained
@@ -121,3 +124,13 @@ def test_machines_have_the_same_base() -> None:
     assert same_base("base", ["a", "", "a", ""]) == BaseRecord("base", "a")
     with pytest.raises(UserError, match=r"model\.base: base: machines have 2 different bases there"):
         same_base("base", ["a", "", "b", ""])
+
+
+def test_what_identifies_work_on_a_cluster_and_a_sweep_has_its_digest(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    config = RunConfig.from_dict({"model": {"base": str(base)}})
+    found = sections_of(config).model_code, identity_of(config, "data").model["base"]
+    assert found == (fingerprint_base(str(base)),) * 2
+    (base / "config.json").write_text((base / "config.json").read_text() + " ")
+    assert sections_of(config).model_code == fingerprint_base(str(base)) != found[0]
+    assert sections_of(RunConfig()).model_code == ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any
+
+import numpy as np
 
 from slipstream.errors import UserError
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_reader, read_range
@@ -53,7 +55,7 @@ class BaseDirectory:
         try:
             if info.size > LONGEST_JSON:
                 raise ValueError(f"{info.size} bytes are too many")
-            content = json.loads(read_pieces(info, 0, info.size, info.size, 1)[0])
+            content = json.loads(read_pieces(info, 0, info.size, info.size, 1)[0].tobytes())
         except (ValueError, RecursionError) as error:
             if isinstance(error, UserError):
                 raise
@@ -63,29 +65,33 @@ class BaseDirectory:
         return content
 
 
-def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: int) -> tuple[bytearray, int]:
+def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: int) -> tuple[np.ndarray, int]:
     """``count`` pieces of ``width`` bytes, the first of which begins at ``start`` of a file and each other one
-    ``stride`` bytes after the one before; and how far apart they begin in what was read. From a store they come by one
+    ``stride`` bytes after the one before: uint8, and how far apart they begin in it. From a store they come by one
     request, with all that lies between them. Raises ``UserError`` if the file is not as it was listed,
     ``StorageUnavailable``."""
+    if not width * count:
+        return np.empty(0, np.uint8), stride
     if info.uri.startswith(STORES):
-        return bytearray(read_range(info, start, start + (count - 1) * stride + width)), stride
+        content = bytearray(read_range(info, start, start + (count - 1) * stride + width))
+        return np.frombuffer(content, np.uint8), stride
     if width == stride:
-        return read_file(info, [(start, width * count)]), width
-    return read_file(info, [(start + number * stride, width) for number in range(count)]), width
+        return read_file(info, [start], width * count), width
+    return read_file(info, range(start, start + count * stride, stride), width), width
 
 
-def read_file(info: ObjectInfo, ranges: list[tuple[int, int]]) -> bytearray:
-    """The bytes of a local file in ranges of beginning and length, one after the other."""
-    found = bytearray()
-    with open_reader(info.uri) as file:
+def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarray:
+    """Of a local file ``length`` bytes from each of the places, one after the other."""
+    found = np.empty(len(places) * length, np.uint8)
+    with open_reader(info.uri) as buffered, FileIO(buffered.fileno(), closefd=False) as file:
         if local_info(local_path(info.uri)).etag != info.etag:
             raise UserError(f"{info.uri}: was replaced while it was read; start again")
-        for start, length in ranges:
-            while length:
-                read = os.pread(file.fileno(), length, start)
+        for number, place in enumerate(places):
+            file.seek(place)
+            left = found.data[number * length : (number + 1) * length]
+            while left:
+                read = file.readinto(left)
                 if not read:
-                    raise UserError(f"{info.uri}: ends before its byte {start}; expected it as it was listed")
-                found += read
-                start, length = start + len(read), length - len(read)
+                    raise UserError(f"{info.uri}: ends before its byte {place + length}; expected it as it was listed")
+                left = left[read:]
     return found

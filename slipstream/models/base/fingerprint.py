@@ -59,5 +59,5 @@ def digest(uri: str, size: int, etag: str) -> str:
     found, info = xxhash.xxh3_128(), ObjectInfo(uri, size, etag)
     for start in range(0, size, BLOCK_BYTES):
         width = min(BLOCK_BYTES, size - start)
-        found.update(read_pieces(info, start, width, width, 1)[0])
+        found.update(read_pieces(info, start, width, width, 1)[0].data)
     return found.hexdigest()

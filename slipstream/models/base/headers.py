@@ -44,15 +44,15 @@ def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
     try:
         if info.size < LENGTH_BYTES:
             raise DamagedError(f"has {info.size} bytes")
-        length = int.from_bytes(read_pieces(info, 0, LENGTH_BYTES, LENGTH_BYTES, 1)[0], "little")
+        length = int.from_bytes(read_pieces(info, 0, LENGTH_BYTES, LENGTH_BYTES, 1)[0].tobytes(), "little")
         if length > LONGEST or length > info.size - LENGTH_BYTES:
             raise DamagedError(f"states a header of {length} bytes and has {info.size}")
-        return tensors_of(read_pieces(info, LENGTH_BYTES, length, length, 1)[0], info)
+        return tensors_of(read_pieces(info, LENGTH_BYTES, length, length, 1)[0].tobytes(), info)
     except DamagedError as error:
         raise UserError(f"{directory.where(name)}: is cut or damaged: {error}; {DAMAGED}") from None
 
 
-def tensors_of(header: bytes | bytearray, info: ObjectInfo) -> dict[str, StoredTensor]:
+def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
     """Those that a header names, all of which lie in the file. Raises ``DamagedError``."""
     try:
         entries = json.loads(header.decode(), object_pairs_hook=each_once)

@@ -49,6 +49,8 @@ def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
     except UserError as error:
         what = error.message.removeprefix(f"{CONFIG}: ").removeprefix(f"{TransformerConfig.section}.")
         raise UserError(f"{where}: {what}") from None
+    except (TypeError, ValueError) as error:  # of a value that is of another type than its name tells
+        raise UserError(f"{where}: is no config.json of Hugging Face's: {error}") from None
     return stated
 
 

@@ -2,8 +2,8 @@
 
 Whole rows of a tensor are read as they lie, in chunks: no byte more than the part has. Of a part with some of the
 columns a local file is read piece by piece, also no byte more; from a store come the rows from the first wanted byte to
-the last, as a request for each row would take longer than what lies between. Nothing larger than a chunk, or a row if
-that is larger, is held beside the part.
+the last, as a request for each row would take longer than what lies between. What is held beside the part is a chunk,
+or a row if that is larger, and of a store as many as there are requests at once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from slipstream.storage import STORES
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CHUNK_BYTES = 4 << 20
-#: Headers that are read at once.
-HEADERS = 8
+#: Headers that are read, and requests to a store that are made, at once.
+REQUESTS = 8
+#: Rows by which tensors are compared.
+COMPARED = 16
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 #: What a network's names begin with that files of the network without its output layer leave out.
 PREFIX = "model."
@@ -72,6 +74,24 @@ class Base:
                     "model.arguments has"
                 )
 
+        if tied and HEAD in self.tensors and not self.same(EMBEDDING, HEAD):
+            raise UserError(
+                f"model.base: {where}: {HEAD} is another tensor than {EMBEDDING}, which it is tied to; expected "
+                "model.arguments.tie_word_embeddings false, or the file without it"
+            )
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two tensors are alike, as far as some of their rows tell."""
+        if self.tensors[first][1:3] != self.tensors[second][1:3]:
+            return False
+        rows, columns = self.tensors[first].shape
+        places = sorted({place * (rows - 1) // (COMPARED - 1) for place in range(COMPARED)})
+        found = torch.empty(2, len(places), columns)
+        for row, place in enumerate(places):
+            self.fill(found[0, row : row + 1], first, (place, 0))
+            self.fill(found[1, row : row + 1], second, (place, 0))
+        return torch.equal(found[0], found[1])
+
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, offsets: Sequence[int]) -> None:
         """Fill ``part``, which begins at ``offsets`` of the tensor ``name`` of one or two dimensions, in its own type.
@@ -80,19 +100,28 @@ class Base:
             return
         stored = self.tensors[name]
         dtype = TYPES[stored.dtype]
-        rows = part if part.ndim == 2 else part.unsqueeze(1)
+        rows = part.detach() if part.ndim == 2 else part.detach().unsqueeze(1)
         first, column = offsets[0], offsets[1] if part.ndim == 2 else 0
         stride = math.prod(stored.shape[1:]) * dtype.itemsize
         width = rows.shape[1] * dtype.itemsize
+        in_store = stored.part.uri.startswith(STORES)
         # Of a store what lies between comes, too.
-        at_once = max(1, CHUNK_BYTES // (stride if stored.part.uri.startswith(STORES) else width))
-        for start in range(0, len(rows), at_once):
+        at_once = max(1, CHUNK_BYTES // (stride if in_store else width))
+
+        def fill_chunk(start: int) -> int:
             target = rows[start : start + at_once]
             place = stored.start + (first + start) * stride + column * dtype.itemsize
             content, apart = read_pieces(stored.part, place, width, stride, len(target))
-            self.bytes_read += len(content)
-            values = torch.frombuffer(content, dtype=dtype)
+            values = torch.from_numpy(content).view(dtype)
             target.copy_(values.as_strided(target.shape, (apart // dtype.itemsize, 1)))
+            return len(content)
+
+        chunks = range(0, len(rows), at_once)
+        if in_store and len(chunks) > 1:
+            with ThreadPoolExecutor(REQUESTS) as pool:
+                self.bytes_read += sum(pool.map(fill_chunk, chunks))
+        else:
+            self.bytes_read += sum(map(fill_chunk, chunks))
 
 
 @dataclass(frozen=True)
@@ -123,7 +152,7 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
     parts = sorted(set(part_of.values()))
     if missing := next((part for part in parts if part not in directory.files), ""):
         raise UserError(f"{directory.where(missing[:200])}: is missing; {INDEX} names it as a part")
-    with ThreadPoolExecutor(HEADERS) as pool:
+    with ThreadPoolExecutor(REQUESTS) as pool:
         headers = dict(zip(parts, pool.map(lambda part: read_header(directory, part), parts), strict=True))
     found: dict[str, StoredTensor] = {}
     for part, tensors in headers.items():

@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
+from slipstream.models.base.directory import read_pieces
 from slipstream.models.base.tensors import INDEX, ONE_FILE, Base
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base
+from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base, some_tokens, theirs
 
 PROJECTION = "model.layers.0.self_attn.q_proj.weight"
 FIRST, PART = "model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"
@@ -72,6 +73,7 @@ def moved_end(content: dict[str, Any]) -> None:
         (lambda content: content[:-1], "ends 1 bytes after the file"),
         (lambda content: content[:5], "has 5 bytes"),
         (lambda content: content[:1000], "states a header of"),
+        (lambda content: content[: int.from_bytes(content[:8], "little") + 4], "states a header of"),
         (lambda content: content + b"\0", "1 bytes belong to no tensor"),
         (lambda content: b"\xff" * 8 + content[8:], "states a header of 18446744073709551615 bytes"),
         (lambda content: content[:8] + b"[" + content[9:], "its header cannot be read"),
@@ -98,11 +100,27 @@ def test_a_cut_or_damaged_file(damage: Callable[[bytes], bytes], why: str, whole
     assert message.endswith("expected a whole safetensors file; download it again")
 
 
+def test_a_header_that_is_too_long_is_not_read(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = whole / ONE_FILE
+    with file.open("r+b") as stream:
+        stream.truncate(150_000_000)
+        stream.write((120_000_000).to_bytes(8, "little"))
+    lengths: list[int] = []
+
+    def noted(info: Any, start: int, width: int, stride: int, count: int) -> Any:
+        lengths.append(width)
+        return read_pieces(info, start, width, stride, count)
+
+    monkeypatch.setattr("slipstream.models.base.headers.read_pieces", noted)
+    assert "states a header of 120000000 bytes and has 150000000" in refusal(whole)
+    assert lengths == [8]
+
+
 def changed_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     def rewrite(base: Path) -> None:
         tensors = load_file(base / ONE_FILE)
         change(tensors)
-        save_file(tensors, base / ONE_FILE)
+        save_file(tensors, base / ONE_FILE, {"format": "pt"})
 
     return rewrite
 
@@ -126,6 +144,24 @@ def test_other_tensors_than_the_model_has(change: Any, why: str, whole: Path) ->
     changed_tensors(change)(whole)
     message = refusal(whole)
     assert message.startswith(f"model.base: {whole}: ") and why in message
+
+
+@pytest.mark.parametrize("row", [0, VOCABULARY - 1, slice(60, 90), slice(None)])
+def test_an_output_layer_that_is_not_tied_after_all(row: Any, tmp_path: Path) -> None:
+    """transformers does not tie them either."""
+    base = make_base(tmp_path / "base", tie_word_embeddings=True)
+
+    def untie(tensors: dict[str, torch.Tensor]) -> None:
+        head = tensors["model.embed_tokens.weight"].clone()
+        head[row] += 1
+        tensors["lm_head.weight"] = head
+
+    changed_tensors(untie)(base)
+    assert "lm_head.weight is another tensor than model.embed_tokens.weight, which it is tied to" in refusal(base)
+    settings = {"tie_word_embeddings": False}
+    model = build(ModelConfig(base=str(base), arguments=settings), SIGNATURE, seed=0).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(some_tokens()), theirs(base, some_tokens()), rtol=0, atol=1e-5)
 
 
 def test_arguments_that_make_another_model(whole: Path) -> None:
@@ -173,7 +209,12 @@ def test_a_directory_that_holds_none(whole: Path, tmp_path: Path) -> None:
     assert "holds no weights; expected model.safetensors, or parts with model.safetensors.index.json" in refusal(whole)
     (whole / "pytorch_model.bin").write_bytes(b"\x80\x04K\x07.")
     assert "holds pytorch_model.bin, a pickle, which is not opened; expected model.safetensors" in refusal(whole)
-    for content, why in (("{", "cannot be read as JSON"), ("[]", "expected a JSON object"), ("\xff", "cannot be read")):
+    for content, why in (
+        ("", "cannot be read as JSON"),
+        ("{", "cannot be read as JSON"),
+        ("[]", "expected a JSON object"),
+        ("\xff", "cannot be read"),
+    ):
         (whole / "config.json").write_bytes(content.encode("latin-1"))
         assert why in refusal(whole) and f"{whole}/config.json" in refusal(whole)
     (whole / "config.json").unlink()
@@ -187,6 +228,8 @@ def test_a_directory_that_holds_none(whole: Path, tmp_path: Path) -> None:
         ({"model_type": None}, "config.json: model_type: None is not allowed"),
         ({"max_position_embeddings": LENGTH - 1}, f"has positions for 23 tokens, and a row has {LENGTH}; expected"),
         ({"hidden_size": None}, "config.json: states no hidden_size"),
+        ({"sliding_window": "wide"}, "config.json: is no config.json of Hugging Face's: '<' not supported between"),
+        ({"rope_parameters": 3}, "config.json: is no config.json of Hugging Face's: 'int' object is not iterable"),
         ({"vocab_size": 300}, f"has 300 token ids, and this data {VOCABULARY}; expected data that was prepared with"),
         ({"hidden_size": "32"}, 'config.json: hidden_size: "32" is not allowed; expected an integer'),
     ],

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from slipstream.errors import UserError
 from slipstream.models.base import tensors as module
-from slipstream.models.base.directory import BaseDirectory
+from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.models.base.fingerprint import fingerprint_base
 from slipstream.models.base.tensors import ONE_FILE, Base
 from slipstream.models.config import ModelConfig
@@ -57,6 +59,14 @@ def test_parts_of_a_file(part: str, kind: str, chunk: int, tmp_path: Path, monke
     monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
     stored = write(tmp_path / "base")
     first, rows, column, columns = PARTS[part]
+    held = [0]
+
+    def noted(*where: Any) -> tuple[np.ndarray, int]:
+        content, apart = read_pieces(*where)
+        held.append(len(content))
+        return content, apart
+
+    monkeypatch.setattr(module, "read_pieces", noted)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         base = Base.open(str(tmp_path / "base"))
         found = torch.full((rows, columns), torch.nan, dtype=dtype)
@@ -68,6 +78,7 @@ def test_parts_of_a_file(part: str, kind: str, chunk: int, tmp_path: Path, monke
         base.fill(vector, f"v.{kind}", (first,))
         assert torch.equal(vector, stored[f"v.{kind}"][first : first + rows].to(dtype))
         assert base.bytes_read == rows * (columns + 1) * whole.element_size()
+        assert max(held) <= max(chunk, columns * whole.element_size())
 
 
 def test_a_part_that_lies_elsewhere_than_row_by_row(tmp_path: Path) -> None:
@@ -102,8 +113,8 @@ def test_a_base_in_a_store(remote: Remote, tmp_path: Path) -> None:
     here = make_base(tmp_path / "base", max_shard_size="20KB")
     (here / "original.pth").write_bytes(b"\0" * 100)
     put(here, remote)
-    storage_for(f"{remote.base}/original").put("model.safetensors", b"\0" * 100)
     before = fingerprint_base(remote.base)
+    storage_for(f"{remote.base}/original").put("model.safetensors", b"\0" * 100)
     remote.proxy.requests.clear()
     remote.proxy.inject("GET", "503", "reset", "pass", "500", "truncate")
     model = build(ModelConfig(base=f"{remote.base}/"), SIGNATURE, seed=0).eval()
