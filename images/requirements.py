@@ -2,10 +2,10 @@
 
     python requirements.py [PACKAGE ...]
 
-Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies, and
-``image-constraints.txt``. A PACKAGE is one that the base image brought: it is not among the requirements, and it is
-constrained to the version that is installed, so that pip replaces it for nobody. Fails if it is not installed, or older
-than the project needs.
+Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies with
+those of its extra ``text``, and ``image-constraints.txt``. A PACKAGE is one that the base image brought: it is not
+among the requirements, and it is constrained to the version that is installed, so that pip replaces it for nobody.
+Fails if it is not installed, or older than the project needs.
 """
 
 import re
@@ -40,7 +40,8 @@ def refuse_older(requirements: Iterable[str], package: str) -> None:
 
 
 def main(packages: list[str]) -> None:
-    dependencies = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    dependencies = project["dependencies"] + project["optional-dependencies"]["text"]
     constraints = without(Path("constraints.txt").read_text().split(), packages)
     for package in packages:
         refuse_older(dependencies, package)

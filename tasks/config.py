@@ -15,6 +15,7 @@ from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
+from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 from tasks.flyte.homes import shared_address
 from tasks.flyte.metadata import on
@@ -51,6 +52,15 @@ class Sections(NamedTuple):
 
 @task(**on("fingerprint"))
 @map_errors
+def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
+    """The configuration of fine-tuning the model at ``base``: on text, with its tokenizer unless another is set."""
+    tokenizer = base if config.data.tokenizer == DataConfig().tokenizer else config.data.tokenizer
+    data = replace(config.data, task="language", tokenizer=tokenizer)
+    return replace(config, data=data, model=replace(config.model, base=base))
+
+
+@task(**on("fingerprint"))
+@map_errors
 def read_config(config: RunConfig, method: str = "") -> Sections:
     """Hand the sections on. Never cached: edited model code is new work."""
     return sections_of(config, method)
@@ -65,6 +75,7 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
     from slipstream.models.base.fingerprint import fingerprint_base
     from slipstream.models.factory_code import fingerprint_model
 
+    config.model.check_base()
     config = replace(config, collectives=with_lasting_history(config.collectives))
     placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
     if placement.processes:  # else as many as the machine has

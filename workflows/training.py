@@ -8,9 +8,11 @@ from flytekit import StructuredDataset, conditional, map_task, workflow
 from flytekit.core.promise import Promise
 
 from slipstream.config import RunConfig
+from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
+from slipstream.train.config import TrainingConfig
 from tasks.collectives import benchmark_collectives
-from tasks.config import read_config
+from tasks.config import read_config, with_base
 from tasks.export import evaluate_and_export, export
 from tasks.inputs import open_inputs, resolve_inputs
 from tasks.prepare import address_of, list_data, prepare_listed
@@ -21,6 +23,12 @@ from workflows.compression import compress, how_to_compress, train_as_asked
 
 prepare_pyflyte()
 
+#: How a language model is fine-tuned if nothing else is said.
+BY_ADAPTERS = RunConfig(
+    model=ModelConfig(lora=LoraConfig(rank=16)),
+    training=TrainingConfig(epochs=2, batch_size=16, learning_rate=2e-4, weight_decay=0.0),
+)
+
 
 @workflow
 def train_and_export(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
@@ -30,6 +38,13 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     the column to predict.
     """
     return report(**run_stages(data, target, config), cron="", kickoff=None, promotion=None)
+
+
+@workflow
+def fine_tune(base: str, data: str = "", config: RunConfig = BY_ADAPTERS) -> RunSummary:
+    """Fine-tune the language model in ``base`` (a directory or a store's address, with its tokenizer) on documents or
+    conversations, and go on as :func:`train_and_export` does; by default with adapters of rank 16."""
+    return train_and_export(data=data, target="", config=with_base(base=base, config=config))
 
 
 def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:

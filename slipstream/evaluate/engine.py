@@ -22,7 +22,13 @@ from slipstream.artifacts.results.evaluation import (
 from slipstream.comparison.quality import loss_of
 from slipstream.errors import UserError
 from slipstream.evaluate.baseline import baseline
-from slipstream.evaluate.language import LanguageScores, evaluate_language
+from slipstream.evaluate.language import (
+    Graded,
+    LanguageScores,
+    evaluate_language,
+    graded_documents,
+    held_out_documents,
+)
 from slipstream.models import metrics
 from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
 
@@ -45,9 +51,11 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
             "per byte; prepare the documents (data.task: language), or train and export by themselves: "
             "docs/transformer.md"
         )
-    run = model_function(trained.load())
     if with_documents:
-        return write_evaluation(directory, of_language(evaluate_language(run, data), data), made_by)
+        base = of_base(trained, data)
+        found = evaluate_language(model_function(trained.load()), data, base)
+        return write_evaluation(directory, of_language(found, data), made_by)
+    run = model_function(trained.load())
     records = held_out_rows(data)
     outputs = predict(run, trained.signature, records)
     truth = targets_of(records)
@@ -65,6 +73,13 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
         **vars(plot_data(task, outputs, truth)),
     )
     return write_evaluation(directory, evaluation, made_by)
+
+
+def of_base(trained: TrainedModel, data: PreparedData) -> Graded | None:
+    """What the base that was fine-tuned makes of the held-out documents; None for a model without one. It is gone from
+    memory when this returns."""
+    base = trained.load_base()
+    return graded_documents(model_function(base), data.signature, held_out_documents(data)) if base else None
 
 
 def of_language(found: LanguageScores, data: PreparedData) -> Evaluation:

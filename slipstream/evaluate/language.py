@@ -1,5 +1,5 @@
-"""A model of text on held-out documents: bits per byte and perplexity, beside a model without weights, and three texts
-that it goes on with."""
+"""A model of text on held-out documents: bits per byte and perplexity, beside a model without weights or the one that
+was fine-tuned, and three texts that it goes on with."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from slipstream.models.predict import ModelFunction, predict
 
 #: Bytes of context of the model beside.
 CONTEXT = 5
+NAME, BASE = f"Kneser-Ney, {CONTEXT} bytes of context", "the base"
 CONTINUATIONS, PROMPT_TOKENS, MOST_TOKENS = 3, 32, 96
 #: Of e, for which a float has room.
 LARGEST_EXPONENT = 700.0
@@ -36,31 +37,40 @@ class LanguageScores:
     figures: LanguageFigures
 
 
-def evaluate_language(run: ModelFunction, data: PreparedData) -> LanguageScores:
-    """Raises ``UserError`` if no held-out document was kept, or the outputs are not finite."""
-    signature = data.signature
-    documents, train = read_documents(data.artifact, "test"), read_documents(data.artifact, "train")
-    if not documents:
-        raise UserError("data.split.test: the test split has no documents to measure with; raise it, or give more data")
+@dataclass(frozen=True)
+class Graded:
+    """How many learned tokens of each document a model finds the most likely, and the bits that it needs for them; both
+    float64 ``[documents]``."""
+
+    right: np.ndarray
+    bits: np.ndarray
+
+
+def held_out_documents(data: PreparedData) -> list[Document]:
+    """Those that a model is measured on. Raises ``UserError`` if none was kept."""
+    if documents := read_documents(data.artifact, "test"):
+        return documents
+    raise UserError("data.split.test: the test split has no documents to measure with; raise it, or give more data")
+
+
+def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | None = None) -> LanguageScores:
+    """Beside the model that was fine-tuned, if ``base`` has what that makes of the held-out documents. Raises
+    ``UserError`` if no held-out document was kept, or the outputs are not finite."""
+    signature, documents = data.signature, held_out_documents(data)
     sizes = np.array([document.bytes for document in documents], np.float64)
-    right, bits = graded_documents(run, signature, documents)
     learned = sum(int((document.tokens[1:] >= 0).sum()) for document in documents)
-    log_loss = float(bits.sum()) * math.log(2) / learned
-    beside = KneserNey([text.encode() for each in train for text in each.texts], CONTEXT)
-    theirs = beside_bits(beside, documents)
+    graded = graded_documents(run, signature, documents)
+    if base:
+        theirs = base.bits
+        beside = BaselineScores(name=BASE, rows_trained=0, **vars(scores_of(base, sizes, learned)))
+    else:
+        train = read_documents(data.artifact, "train")
+        theirs = beside_bits(KneserNey([text.encode() for each in train for text in each.texts], CONTEXT), documents)
+        beside = BaselineScores(name=NAME, rows_trained=len(train), bits_per_byte=bits_per_byte(theirs, sizes))
     return LanguageScores(
-        model=Scores(
-            accuracy=float(right.sum()) / learned,
-            log_loss=log_loss,
-            bits_per_byte=bits_per_byte(bits, sizes),
-            perplexity=math.exp(min(log_loss, LARGEST_EXPONENT)),
-        ),
-        baseline=BaselineScores(
-            name=f"Kneser-Ney, {CONTEXT} bytes of context",
-            rows_trained=len(train),
-            bits_per_byte=bits_per_byte(theirs, sizes),
-        ),
-        gain=gain(theirs, bits, sizes),
+        model=scores_of(graded, sizes, learned),
+        baseline=beside,
+        gain=gain(theirs, graded.bits, sizes),
         figures=LanguageFigures(
             documents=len(documents),
             bytes=int(sizes.sum()),
@@ -70,12 +80,20 @@ def evaluate_language(run: ModelFunction, data: PreparedData) -> LanguageScores:
     )
 
 
-def graded_documents(
-    run: ModelFunction, signature: Signature, documents: list[Document]
-) -> tuple[np.ndarray, np.ndarray]:
-    """How many learned tokens of each document the model finds the most likely, and the bits that it needs for them;
-    both float64 ``[documents]``. A document that is longer than a row is cut into several, each of which sees nothing
-    of the one before but its last token."""
+def scores_of(graded: Graded, sizes: np.ndarray, learned: int) -> Scores:
+    """Of documents of ``sizes`` bytes and so many ``learned`` tokens altogether."""
+    log_loss = float(graded.bits.sum()) * math.log(2) / learned
+    return Scores(
+        accuracy=float(graded.right.sum()) / learned,
+        log_loss=log_loss,
+        bits_per_byte=bits_per_byte(graded.bits, sizes),
+        perplexity=math.exp(min(log_loss, LARGEST_EXPONENT)),
+    )
+
+
+def graded_documents(run: ModelFunction, signature: Signature, documents: list[Document]) -> Graded:
+    """A document that is longer than a row is cut into several, each of which sees nothing of the one before but its
+    last token. Raises ``UserError`` if the outputs are not finite."""
     (length,), end = signature.inputs[0].shape, max(signature.document_end, 0)
     rows, counts = [], list[int]()
     for document in documents:
@@ -87,7 +105,7 @@ def graded_documents(
     records = np.ascontiguousarray(np.concatenate(rows)).view(signature.record).reshape(-1)
     of_rows = predict(run, signature, records).sum(axis=1, dtype=np.float64)
     right, likelihood = np.add.reduceat(of_rows, starts_of(counts), axis=0).T
-    return right, -likelihood / math.log(2)
+    return Graded(right, -likelihood / math.log(2))
 
 
 def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:

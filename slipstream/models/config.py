@@ -74,10 +74,13 @@ class ModelConfig(Settings):
             raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")
         if self.base and self.name not in ("auto", "transformer"):
             raise self.reject("name", "transformer, as model.base is one")
-        if self.lora.rank and not self.base:
-            raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
         if self.quantise != "none" and not self.lora.rank:
             raise self.reject("quantise", "none, or a model.lora.rank: weights of four bits are not trained themselves")
+
+    def check_base(self) -> None:
+        """Raise ``UserError`` if there are to be adapters of nothing; a ``base`` may be told apart from the rest."""
+        if self.lora.rank and not self.base:
+            raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
 
     @property
     def factory(self) -> str:

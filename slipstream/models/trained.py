@@ -28,8 +28,8 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
-from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
-from slipstream.models.config import ModelConfig
+from slipstream.models.base.fingerprint import BaseRecord
+from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
 
@@ -145,15 +145,7 @@ class Architecture:
         """The model whose adapters were trained, with its base's weights. Raises ``UserError`` if the base is gone or
         another now, ``StorageUnavailable`` of one in a store."""
         assert self.base is not None, "a model with adapters has a base"
-        try:
-            digest = fingerprint_base(self.config.base)
-        except UserError as error:
-            raise UserError(f"{error.message} (the base of a trained model, which holds adapters alone)") from None
-        if digest != self.base.digest:
-            raise UserError(
-                f"model.base: {self.config.base}: holds another model now than the one that the adapters of a trained "
-                f"model are for; expected the files of then, whose digest is {self.base.digest}"
-            )
+        self.base.check()
         return build(self.config, self.signature, seed=0)
 
 
@@ -214,6 +206,16 @@ class TrainedModel:
         if weights.keys() != predictor.own_state().keys():
             raise DamagedArtifact(f"{self.artifact.directory / file}: does not hold the adapters of this model")
         return predictor.eval()
+
+    def load_base(self) -> Predictor | None:
+        """The model that was fine-tuned, as it was before, in evaluation mode, on the CPU; None for a model that was
+        trained from scratch. Raises ``UserError`` if it is not there any more."""
+        record = self.architecture.base
+        if record is None:
+            return None
+        record.check()
+        untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
+        return build(untouched, self.signature, seed=0).eval()
 
     @property
     def history(self) -> History:

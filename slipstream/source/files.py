@@ -140,7 +140,9 @@ def list_source(address: str) -> Listing:
         return Listing("")
     files, folder = find_files(address)
     if not files:
-        raise UserError(f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow or image files")
+        raise UserError(
+            f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow, text or image files"
+        )
     if not any(file.size for file in files):
         raise UserError(f"data: {address!r} is empty (0 bytes); expected a header line and rows")
     return Listing(address, tuple(sorted(files, key=lambda file: file.uri)), folder)

@@ -16,7 +16,7 @@ from slipstream.comparison.bits import bits_per_byte
 from slipstream.errors import UserError
 from slipstream.evaluate.engine import evaluate
 from slipstream.evaluate.kneser_ney import KneserNey
-from slipstream.evaluate.language import beside_bits, evaluate_language, graded_documents
+from slipstream.evaluate.language import beside_bits, evaluate_language, graded_documents, held_out_documents
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.predict import model_function
@@ -53,8 +53,8 @@ def by_hand(model: Predictor, document: Document, length: int) -> float:
 def test_the_bits_of_documents_are_of_all_their_learned_tokens(stories: PreparedData) -> None:
     model = build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
     documents = read_documents(stories.artifact, "test")[:6]
-    _, found = graded_documents(model_function(model), stories.signature, documents)
-    for document, bits in zip(documents, found, strict=True):
+    found = graded_documents(model_function(model), stories.signature, documents)
+    for document, bits in zip(documents, found.bits, strict=True):
         assert len(document.tokens) > 65, "it is longer than a row"
         assert bits == pytest.approx(by_hand(model, document, 32), rel=1e-5)
 
@@ -64,7 +64,7 @@ def test_of_conversations_only_the_answers_count(tmp_path: Path) -> None:
     data = prepare_language(tmp_path / "data", write_lines(tmp_path / "t.jsonl", rows), length=80)
     model = build(ModelConfig("transformer", SIZES), data.signature, seed=0).eval()
     run, documents = model_function(model), read_documents(data.artifact, "test")
-    for document, bits in zip(documents, graded_documents(run, data.signature, documents)[1], strict=True):
+    for document, bits in zip(documents, graded_documents(run, data.signature, documents).bits, strict=True):
         assert bits == pytest.approx(by_hand(model, document, 80), rel=1e-5)
     found = evaluate_language(run, data)
     assert found.figures.bytes == sum(document.bytes for document in documents)
@@ -97,7 +97,20 @@ def test_a_trained_model_is_beside_one_without_weights_with_an_interval(stories:
     assert len({each.document for each in found.figures.continuations}) == 3
 
 
-# On Python's standard library without its tests. In tokens and steps, never in seconds.
+def test_a_fine_tuned_model_is_beside_its_base(stories: PreparedData) -> None:
+    config = TrainingConfig(batch_size=16, learning_rate=0.01)
+    base = build(ModelConfig("transformer", SIZES), stories.signature, seed=0).eval()
+    tuned = trained_steps(stories, SIZES, config, 20)
+    graded = graded_documents(model_function(base), stories.signature, held_out_documents(stories))
+    found = evaluate_language(model_function(tuned), stories, graded)
+    alone = evaluate_language(model_function(base), stories)
+    assert found.baseline.name == "the base" and found.baseline.rows_trained == 0
+    assert vars(alone.model).items() <= vars(found.baseline).items(), "the same scores as by itself"
+    assert found.gain.low > 0 and found.gain.value == pytest.approx(
+        (alone.model.bits_per_byte or 0) - (found.model.bits_per_byte or 0), abs=1e-9
+    )
+    nothing = evaluate_language(model_function(base), stories, graded)
+    assert (nothing.gain.value, nothing.gain.low, nothing.gain.high) == (0, 0, 0) and nothing.gain.shown == 0
 
 
 def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -109,11 +122,14 @@ def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) 
     assert not (tmp_path / "evaluation").exists()
 
 
+# On Python's standard library without its tests. In tokens and steps, never in seconds.
+
+
 def measured(model: Predictor, data: PreparedData, documents: list[Document], context: int) -> tuple[float, float]:
     """The bits per byte of the model, and of the one without weights with so many bytes of context."""
     train = [text.encode() for each in read_documents(data.artifact, "train") for text in each.texts]
     sizes = np.array([document.bytes for document in documents], np.float64)
-    _, bits = graded_documents(model_function(model), data.signature, documents)
+    bits = graded_documents(model_function(model), data.signature, documents).bits
     return bits_per_byte(bits, sizes), bits_per_byte(beside_bits(KneserNey(train, context), documents), sizes)
 
 

@@ -177,7 +177,8 @@ def install(directory: Path, name: str, torch: str, *, cuda: str | None = None, 
     return Step(ended.returncode, ended.stderr, *(file.read_text().splitlines() for file in files))
 
 
-DEPENDENCIES = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+DEPENDENCIES = [*PROJECT["dependencies"], "tokenizers"]
 CONSTRAINTS = (REPOSITORY / "constraints.txt").read_text().splitlines()
 
 
@@ -217,7 +218,9 @@ def test_a_torch_that_the_vendor_built_before_its_release_counts_as_that(tmp_pat
 
 
 def test_the_build_fails_where_the_rocm_base_has_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["torch"]\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["torch"]\noptional-dependencies = {text = []}\n'
+    )
     (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
     script = REPOSITORY / "images" / "requirements.py"
     ended = subprocess.run([sys.executable, "-S", script, "torch"], cwd=tmp_path, capture_output=True, text=True)

@@ -8,6 +8,7 @@ from functools import lru_cache
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
+from slipstream.errors import UserError
 from slipstream.models.base.directory import CONFIG, BaseDirectory, read_pieces
 from slipstream.storage import STORES, ObjectInfo
 
@@ -20,6 +21,18 @@ class BaseRecord:
 
     address: str
     digest: str
+
+    def check(self) -> None:
+        """Raise ``UserError`` if the base is gone, or another one now; ``StorageUnavailable`` of one in a store."""
+        try:
+            found = fingerprint_base(self.address)
+        except UserError as error:
+            raise UserError(f"{error.message} (the base of a model that was fine-tuned)") from None
+        if found != self.digest:
+            raise UserError(
+                f"model.base: {self.address}: holds another model now than the one that was fine-tuned; expected the "
+                f"files of then, whose digest is {self.digest}"
+            )
 
 
 def fingerprint_base(address: str) -> str:

@@ -25,13 +25,14 @@ class Acts:
     rehearsal: Rehearsal
     inputs: Inputs
     say: Say
+    workflow: str = WORKFLOW
     executions: dict[str, Execution] = field(default_factory=dict)
     found: list[str] = field(default_factory=list)
 
     def execute(self, name: str, seed: int, kills: Kills | None = None) -> Execution:
         self.say(f"\n{name}")
         execution = self.executions[name] = self.rehearsal.execution(name, say=self.say, seed=seed, kills=kills)
-        execution.run(WORKFLOW, self.inputs)
+        execution.run(self.workflow, self.inputs)
         self.say(f"{name}: {execution.record.summary()}")
         return execution
 
