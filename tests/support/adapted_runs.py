@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from slipstream.distributed.process_group import Group
 from slipstream.models.adapters.layers import is_adapter
+from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.arithmetic import autocast
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build, initial_values
@@ -44,6 +45,8 @@ class Case:
     accumulation: int = 2
     precision: str = "fp32"
     recompute: bool = False
+    #: Whether what is frozen is held in the type of bf16, as a training does.
+    held: bool = True
     double: bool = False
 
     @property
@@ -67,6 +70,8 @@ class Louder:
 def predictor_of(case: Case) -> tuple[Predictor, InitialValues]:
     predictor = build(case.model, SIGNATURE, SEED, empty=True)
     values = Louder(initial_values(case.model, predictor.network, SEED))
+    if case.held:
+        hold_frozen(predictor.network, case.precision)
     if case.recompute:
         recompute_blocks(predictor.network)
     return (predictor.double() if case.double else predictor), values

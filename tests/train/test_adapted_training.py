@@ -65,10 +65,14 @@ def tensor_bytes(home: Path) -> int:
     ("world", "training", "quantise"),
     [
         (1, replace(TRAINING, ema=0.9), "none"),
-        (2, replace(TRAINING, parallel=SHARDED), "nf4"),
-        pytest.param(2, TRAINING, "nf4", marks=pytest.mark.prove),
+        (2, replace(TRAINING, parallel=SHARDED, precision="bf16"), "nf4"),
+        pytest.param(2, replace(TRAINING, precision="bf16"), "nf4", marks=pytest.mark.prove),
+        pytest.param(2, TRAINING, "none", marks=pytest.mark.prove),
+        pytest.param(1, replace(TRAINING, compile=True), "nf4", marks=pytest.mark.prove),
         pytest.param(3, replace(TRAINING, parallel=SHARDED), "none", marks=pytest.mark.prove),
-        pytest.param(2, replace(TRAINING, accumulation=4, parallel=INTERLEAVED), "nf4", marks=pytest.mark.prove),
+        pytest.param(
+            2, replace(TRAINING, batch_size=256, accumulation=4, parallel=INTERLEAVED), "nf4", marks=pytest.mark.prove
+        ),
     ],
 )
 def test_what_is_kept_of_a_training_are_its_adapters(
@@ -124,7 +128,7 @@ def test_without_its_base_a_trained_model_is_refused_in_one_line(adapted: Path) 
         model.load()
     weights.write_bytes(content)
     base.rename(adapted / "moved")
-    with pytest.raises(UserError, match=r"model\.base: .*/base: no such directory.*holds adapters alone"):
+    with pytest.raises(UserError, match=r"model\.base: .*/base: no such directory.*fine-tuned"):
         model.load()
     (adapted / "moved").rename(base)
     model.load()

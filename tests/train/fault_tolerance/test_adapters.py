@@ -19,7 +19,7 @@ from tests.support.corpora import prepare_language, write_stories
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
 FSDP, PIPELINE = ParallelConfig(shard="weights"), ParallelConfig(pipeline=2)
-STEPS = 8
+STEPS = 16
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,8 @@ def killed_and_not(job: Job, place: Path, at: int) -> tuple[Job, Job]:
         pytest.param(2, "none", {}, marks=pytest.mark.prove),
         pytest.param(2, "none", {"parallel": FSDP}, marks=pytest.mark.prove),
         pytest.param(2, "nf4", {}, marks=pytest.mark.prove),
-        pytest.param(3, "nf4", {"parallel": FSDP}, marks=pytest.mark.prove),
+        pytest.param(2, "nf4", {"precision": "bf16"}, marks=pytest.mark.prove),
+        pytest.param(3, "nf4", {"parallel": FSDP, "precision": "bf16"}, marks=pytest.mark.prove),
         pytest.param(2, "nf4", {"parallel": PIPELINE}, marks=pytest.mark.prove),
     ],
 )
@@ -65,7 +66,7 @@ def test_killed_amid_a_step_it_ends_the_same(
     model = ModelConfig(base=str(base), lora=LoraConfig(4, dropout=0.1), quantise=quantise)
     more = {"recompute": "full", "learning_rate": 1e-2, **training}
     job = Job(data.artifact.directory, tmp_path, world, "", steps=STEPS, accumulation=2, model=model, training=more)
-    whole, killed = killed_and_not(job, tmp_path, at=6)
+    whole, killed = killed_and_not(job, tmp_path, at=12)
     assert outcome(killed) == outcome(whole)
     weights = load_file(whole.output / "last.safetensors")
     assert weights and all(map(is_adapter, weights))

@@ -68,6 +68,13 @@ def test_gradients_are_those_of_one_process(world: int, cases: list[Short], base
     assert distance(expected(base, "nf4"), expected(base, "none")) > 1e-3
 
 
+@pytest.mark.parametrize("quantise", ["none", "nf4"])
+def test_that_frozen_weights_are_held_in_bf16_changes_nothing_in_bf16(quantise: str, base: Path) -> None:
+    held, not_held = (alone(Case(base, quantise, precision="bf16", held=each)) for each in (True, False))
+    assert held.keys() == not_held.keys() and all(torch.equal(held[name], not_held[name]) for name in held)
+    assert held != {} and distance(held, expected(base, quantise)) > 1e-4
+
+
 @pytest.mark.prove
 def test_between_passes_fsdp_holds_neither_what_it_gathered_nor_what_was_dequantised(
     base: Path, tmp_path: Path
