@@ -58,7 +58,8 @@ class ModelConfig(Settings):
     """The model to fine-tune: a directory, here or in a store, with Hugging Face's config.json (Llama, Mistral, Qwen 2
     or 3) and safetensors. Empty: one that is trained from scratch."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters that are trained in place of the base's weights."""
+    """Adapters that are trained in place of the base's weights, which are then held in bf16 where training computes in
+    it."""
     quantise: Literal["none", "nf4"] = "none"
     """How the frozen weights of the layers with adapters are held: as they are, or in four bits (Dettmers et al. 2023,
     "QLoRA")."""

@@ -28,6 +28,7 @@ from slipstream.distributed.process_group import Group, Peers
 from slipstream.distributed.user_errors import AgreedUserError, same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.arithmetic import ability_of, autocast, common_precision
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.base.shape import shaped_for
@@ -207,6 +208,8 @@ class Setup:
             # Of a model that is divided; any other has them.
             values = initial_values(architecture.config, predictor.network, training.seed) if divides else None
             precision = common_precision(training.precision, abilities)
+            if predictor.adapted:
+                hold_frozen(predictor.network, precision)
             check_memory(predictor, training, group.device)
             if not any(parameter.is_meta for parameter in predictor.parameters()):
                 predictor = predictor.to(group.device)

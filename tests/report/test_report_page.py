@@ -119,6 +119,17 @@ def test_what_was_lost_to_interruptions_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_what_was_trained_is_told_from_what_was_frozen(tmp_path: Path) -> None:
+    found = results(tmp_path, KINDS["ten classes"])
+    for trained, said in ((None, "76,310 parameters, 2 processes"), (76_310, "76,310 parameters, 2 processes")):
+        history = replace(found.history, trained=trained)
+        summary = run_summary(replace(found, history=history), STAGES, "")
+        assert said in words_of(report_page(summary, replace(found, history=history), {}, datetime(2026, 1, 2)))
+    adapted = replace(found, history=replace(found.history, trained=1_234))
+    page = report_page(run_summary(adapted, STAGES, ""), adapted, {}, datetime(2026, 1, 2))
+    assert "76,310 parameters, of which 1,234 are trained, 2 processes" in words_of(page)
+
+
 def test_the_speed_of_training_is_said_where_it_was_measured(tmp_path: Path) -> None:
     page = " ".join(page_of(tmp_path / "a", next(iter(KINDS.values()))).split())
     assert "12,346 rows a second: the model's products took 5.00 % of the 98.7 GFLOP/s that all processes" in page

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 from slipstream.distributed.process_group import Group
 from slipstream.models.adapters.layers import is_adapter
+from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.arithmetic import autocast
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build, initial_values
@@ -28,7 +30,7 @@ from tests.support.bases import LENGTH, SIGNATURE, some_tokens
 from tests.support.layout_runs import whole
 
 #: Whole blocks of four-bit weights, and outputs that three processes cannot divide alike.
-SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
 LORA = LoraConfig(rank=3, alpha=6.0)
 ROWS, SEED = 7, 5
 
@@ -43,6 +45,8 @@ class Case:
     accumulation: int = 2
     precision: str = "fp32"
     recompute: bool = False
+    #: Whether what is frozen is held in the type of bf16, as a training does.
+    held: bool = True
     double: bool = False
 
     @property
@@ -66,6 +70,8 @@ class Louder:
 def predictor_of(case: Case) -> tuple[Predictor, InitialValues]:
     predictor = build(case.model, SIGNATURE, SEED, empty=True)
     values = Louder(initial_values(case.model, predictor.network, SEED))
+    if case.held:
+        hold_frozen(predictor.network, case.precision)
     if case.recompute:
         recompute_blocks(predictor.network)
     return (predictor.double() if case.double else predictor), values
@@ -142,6 +148,43 @@ def check_types(parts: Sequence[Predictor]) -> None:
                 for each in group.fsdp_params:
                     if each.sharded_param.dtype in (torch.uint8, torch.int32):
                         assert each.param_dtype is None
+
+
+class Kept(NamedTuple):
+    """What autograd keeps between forward and backward pass: how many of the parts of four-bit weights and the bytes
+    that they hold then, and whether it has any weight that was dequantised."""
+
+    parts: int
+    bytes_of_parts: int
+    dequantised: bool
+
+
+def kept_between_passes(case: Case) -> Kept:
+    from slipstream.train.parallel.config import ParallelConfig
+    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.layout import Layout
+
+    device = torch.device("cpu")
+    layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
+    predictor, values = predictor_of(case)
+    shapes = {p.shape for p in build(replace(case.model, quantise="none"), SIGNATURE, 0, empty=True).parameters()}
+    weights = {shape for shape in shapes if len(shape) == 2 and min(shape) > LORA.rank}
+    model = divide(predictor, layout, device, values, micro_batches=1, rows=ROWS, precision="fp32")
+    kept = list[Tensor]()
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.detach())
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = model.model(rows_of_batch()[:, :-1])
+    parts = [tensor for tensor in kept if tensor.dtype in (torch.uint8, torch.int32)]
+    others = [tensor for tensor in kept if tensor.is_floating_point() and tensor.untyped_storage().size()]
+    found = Kept(
+        len(parts), sum(part.untyped_storage().size() for part in parts), any(t.shape in weights for t in others)
+    )
+    outputs.sum().backward()
+    return found
 
 
 def each_in_turn(cases: Sequence[Case]) -> list[dict[str, Tensor]]:

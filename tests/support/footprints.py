@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.distributed.process_group import Group
+from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.factory import build, initial_values
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.config import TrainingConfig
@@ -44,6 +45,8 @@ def begun(step: TracedStep, group: Group) -> TrainingState:
     """A rank's state, as the engine makes it."""
     training = step.training
     model = build(step.model, step.signature, 0, empty=training.parallel.divides)
+    if model.adapted:
+        hold_frozen(model.network, training.precision)
     traits = probe(model, CPU) if not training.parallel.divides else Traits()
     if training.recompute == "full":
         recompute_blocks(model.network)

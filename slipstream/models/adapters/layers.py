@@ -42,7 +42,10 @@ class LoraLinear(nn.Module):
         self.dropout = nn.Dropout(lora.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.frozen(x) + self.lora_B(self.lora_A(self.dropout(x))) * self.scale
+        frozen = self.frozen(x)
+        # Adapters are float32 beside weights that may not be; autocast computes both in one type.
+        adapted = self.lora_B(self.lora_A(self.dropout(x).to(autocast_type(self.lora_A.weight))))
+        return frozen + (adapted * self.scale).to(frozen.dtype)
 
     def frozen(self, x: Tensor) -> Tensor:
         """What the layer without its adapter gives."""

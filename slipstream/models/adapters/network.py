@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from slipstream.errors import UserError
@@ -43,6 +44,15 @@ def quantise_frozen(network: nn.Module) -> None:
                 f"of {BLOCK}; or leave {name.rpartition('.')[2]} out of model.lora.targets"
             )
         layer.quantise()
+
+
+def hold_frozen(network: nn.Module, precision: str) -> None:
+    """Hold all that is frozen in the type of a training in bf16, in place. Nothing that it computes changes: every pass
+    would round the same numbers so, and keep the copies until its end."""
+    if precision == "bf16":
+        for parameter in network.parameters():
+            if not parameter.requires_grad and parameter.is_floating_point():
+                parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def plain_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -65,7 +65,8 @@ def peft_files(adapter: Adapter) -> dict[str, bytes]:
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": adapter.base,
         "r": lora.rank,
-        "lora_alpha": lora.alpha,
+        # A whole number as one, which is all that some readers take.
+        "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
         "lora_dropout": lora.dropout,
         "target_modules": sorted(lora.targets),
         "bias": "none",

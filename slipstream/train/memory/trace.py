@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.distributed.process_group import Group
 from slipstream.errors import UserError
+from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, zeros
 from slipstream.models.plan import plan_of
@@ -96,6 +97,8 @@ def footprint(step: TracedStep) -> Footprint:
         raise UserError("training.gradients.hook: powersgd works on the memory of gradients, which a trace has not")
     with exchanging_nothing(step):
         model = build(step.model, step.signature, 0, shapes_alone=True)
+        if model.adapted:
+            hold_frozen(model.network, training.precision)
         if training.recompute == "full":
             recompute_blocks(model.network)
         check_plan(training.parallel, plan_of(model.network), step.micro_batches, adapted=model.adapted)
