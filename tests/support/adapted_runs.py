@@ -119,6 +119,7 @@ def gradients(case: Case) -> dict[str, Tensor]:
     else:
         fill(predictor.network.to_empty(device="cpu"), values)
         model = replicate(predictor, Traits(), Group(layout.rank, world, device, "gloo"))
+    check_bytes(values, layout)
     rows = rows_of_batch()
     mine = rows[place * ROWS // places : (place + 1) * ROWS // places]
     padded = torch.cat([mine, torch.zeros(case.accumulation * each - len(mine), LENGTH + 1, dtype=torch.long)])
@@ -135,6 +136,17 @@ def gradients(case: Case) -> dict[str, Tensor]:
     found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
     assert all(map(is_adapter, found))
     return whole(found)
+
+
+def check_bytes(values: InitialValues, layout: Any) -> None:
+    """All processes that share a replica have read every byte of the base once, also of weights in four bits."""
+    base = values.values.base.base  # type: ignore[attr-defined]
+    read = torch.tensor(base.bytes_read)
+    dist.all_reduce(read)
+    stored = sum(4 * torch.Size(tensor.shape).numel() for tensor in base.tensors.values())
+    replicas = layout.size("replicate") if layout.config.divides else dist.get_world_size()
+    # Stages that share an embedding each read it.
+    assert read == replicas * stored or layout.config.pipeline > 1, (int(read), replicas, stored)
 
 
 def check_types(parts: Sequence[Predictor]) -> None:

@@ -68,7 +68,6 @@ def tensor_bytes(home: Path) -> int:
         (2, replace(TRAINING, parallel=SHARDED, precision="bf16"), "nf4"),
         pytest.param(2, replace(TRAINING, precision="bf16"), "nf4", marks=pytest.mark.prove),
         pytest.param(2, TRAINING, "none", marks=pytest.mark.prove),
-        pytest.param(1, replace(TRAINING, compile=True), "nf4", marks=pytest.mark.prove),
         pytest.param(3, replace(TRAINING, parallel=SHARDED), "none", marks=pytest.mark.prove),
         pytest.param(
             2, replace(TRAINING, batch_size=256, accumulation=4, parallel=INTERLEAVED), "nf4", marks=pytest.mark.prove

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor
 from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel.compiled import compile_blocks
+from slipstream.train.parallel.replicas import ReplicatedModel
+from tests.support.adapters import SIGNATURE, adapted_network, tokens
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
@@ -51,6 +57,27 @@ def test_a_compiled_training_that_was_killed_ends_the_same(tmp_path: Path) -> No
     assert attempt(killed).finished
     assert "resumes from step" in (killed.place / "log-0").read_text()
     assert outcome(killed) == outcome(whole)
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(not COMPILER, reason="there is no g++")
+def test_compiled_adapters_beside_four_bits_have_the_same_gradients() -> None:
+    model = ReplicatedModel(Predictor(SIGNATURE, adapted_network(nf4=True)).train())
+    batch = (tokens(4),)
+
+    def gradients() -> list[torch.Tensor]:
+        model.accumulate(batch, [slice(0, 4)], lambda outputs, _: outputs.square().mean())
+        found = [p.grad.clone() for p in model.model.parameters() if p.grad is not None]
+        model.model.zero_grad(set_to_none=True)
+        return found
+
+    plain = gradients()
+    compile_blocks(model, batch, [slice(0, 4)], nullcontext)
+    compiled = gradients()
+    assert len(plain) == len(compiled) == 2 * 14
+    assert any(not torch.equal(one, other) for one, other in zip(plain, compiled, strict=True)), "compiled"
+    for one, other in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_without_a_compiler_it_is_one_line(tmp_path: Path) -> None:

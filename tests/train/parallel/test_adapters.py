@@ -41,7 +41,11 @@ ALL: dict[int, list[Short]] = {
         for more in ({}, ROUGH, {"recompute": True})
     ],
     3: [(quantise, layout, {}) for quantise in ("none", "nf4") for layout in (DDP, FSDP)],
-    4: [("nf4", {**PIPELINE, **FSDP}, {}), ("nf4", {**FSDP, "replicas": 2}, {})],
+    4: [
+        ("nf4", {**PIPELINE, **FSDP}, {}),
+        ("nf4", {**FSDP, "replicas": 2}, {}),
+        ("nf4", {**FSDP, "offload": True}, ROUGH),
+    ],
 }
 
 
