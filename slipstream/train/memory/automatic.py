@@ -65,7 +65,10 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
     (now,) = trace_all([job_of(request, precision, processes)])
     if isinstance(now.found, Untraced):
         raise UserError(now.found.reason)
-    return cheapest_first(now.job, min(memory, now.found.peak))
+    peak, held = now.peak or 0, ""
+    if now.fits(USABLE * memory):
+        held = f"a step takes {size(peak)} by its trace of the {size(memory)} of a device, so others hold the rest; "
+    return held + cheapest_first(now.job, min(memory, peak))
 
 
 def refusal(leanest: Traced, memory: float) -> str:

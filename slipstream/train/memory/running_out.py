@@ -9,7 +9,6 @@ but other settings or devices helps, and no attempt is made again.
 from __future__ import annotations
 
 from slipstream.errors import OutOfMemory, UserError
-from slipstream.logs import logger
 from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.data_loader import stored_blocks
@@ -19,9 +18,8 @@ from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.memory.numbers import doubled, legal_numbers
 from slipstream.train.setup import Setup, TrainingRequest
 
-LOG = logger("train")
 #: What helps where no step can be traced to say more.
-UNTRACED = (
+EXPECTED = (
     "expected training.recompute full, another training.parallel.shard, more processes, shorter rows, or devices with "
     "more memory"
 )
@@ -73,5 +71,4 @@ def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
     try:
         return leaner(request, made_for.precision, made_for.processes, made_for.memory)
     except UserError as error:
-        LOG.info("what takes less memory was not traced: %s", error.message)
-    return UNTRACED
+        return f"what takes less is not known, as the step cannot be traced ({error.message}): {EXPECTED}"
