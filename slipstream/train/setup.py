@@ -198,7 +198,7 @@ class Setup:
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
             precision = common_precision(training.precision, abilities)
-            check_memory(predictor, training, group.device)
+            check_memory(predictor, training, group, precision)
             if not any(parameter.is_meta for parameter in predictor.parameters()):
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)
