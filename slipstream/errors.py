@@ -19,6 +19,10 @@ class Preempted(Interrupted):
     """A machine is about to be taken away and the run has stopped cleanly; another attempt can resume it."""
 
 
+class OutOfMemory(Interrupted):
+    """A rank ran out of memory in a step; another attempt resumes with more, and smaller, micro-batches."""
+
+
 class AgreedPreempted(Agreed, Preempted):
     """A preemption of which the ranks told each other."""
 

@@ -43,11 +43,14 @@ def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path)
 def check(inputs: TaskInputs, placement: Placement) -> None:
     from slipstream.models.trained import TrainedModel
     from slipstream.train.checks import check_training
+    from slipstream.train.memory.lasting import check_fits
 
     prepared = Path(inputs["prepared"].path)
     start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
     model = start.config if start else inputs["model"]
     check_training(prepared, model, inputs["training"], placement.world_size, placement.nodes)
+    if start is None:  # a pruned model takes less than its factory's
+        check_fits(prepared, model, inputs["training"], placement.world_size, placement.nodes)
 
 
 class TrainedModels(TypedDict, total=False):

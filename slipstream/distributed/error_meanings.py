@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from slipstream.errors import Interrupted
+
 
 class Meaning(Enum):
     #: On the same devices it would happen again.
@@ -41,7 +43,7 @@ def meaning_of(error: BaseException) -> Meaning | None:
 
     if isinstance(error, MemoryError):
         return Meaning.MEMORY
-    if not isinstance(error, RuntimeError):
+    if not isinstance(error, RuntimeError) or isinstance(error, Interrupted):
         return None
     message = str(error)
     known = next((meaning for part, meaning in MESSAGES if part in message), None)

@@ -29,7 +29,7 @@ ENOUGH, RESAMPLED = 20, 200
 ASSUMED_WAIT = 1.0
 FINISHED, KILLED = "finished", "killed"
 #: The ends of attempts that are nobody's but the training's own.
-OWN_MISTAKE = re.compile(r"(Agreed)?UserError:|Stopped:")
+OWN_MISTAKE = re.compile(r"(Agreed)?UserError:|Stopped:|rank \d+ ran out of memory")
 COLUMNS = ("up_hours", "wait_hours")
 
 

@@ -17,7 +17,7 @@ from slipstream.artifacts.results.training import KIND, ValidationPoint
 from slipstream.config import RunConfig
 from slipstream.distributed.child_processes import end_with_parent
 from slipstream.distributed.user_errors import explained
-from slipstream.errors import Interrupted, Preempted, UserError
+from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 from slipstream.sweep.records import Point
 
@@ -46,10 +46,10 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended. The last three say nothing of the trial: this machine is about to be taken away, another
-    attempt has begun, or the store stays away."""
+    """How an attempt ended. The last four say nothing of the trial: this machine is about to be taken away, another
+    attempt has begun, the store stays away, or the next attempt has smaller micro-batches."""
 
-    state: Literal["complete", "pruned", "failed", "preempted", "superseded", "unavailable"]
+    state: Literal["complete", "pruned", "failed", "preempted", "superseded", "unavailable", "out of memory"]
     reason: str = ""
     weights: str = ""
 
@@ -100,6 +100,8 @@ def attempt(link: Connection, job: TrialJob) -> Outcome:
         return Outcome("pruned")
     except Preempted as error:
         return Outcome("preempted", str(error))
+    except OutOfMemory as error:
+        return Outcome("out of memory", str(error))
     except Interrupted as error:
         return Outcome("superseded", str(error))
     except StorageUnavailable as error:

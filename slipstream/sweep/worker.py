@@ -203,12 +203,15 @@ class Worker:
         )
         killed_before = memory_counters()
         outcome, curve = self._follow(taken, job)
+        while outcome and outcome.state == "out of memory" and not (taken.lost or self._over.is_set()):
+            LOG.warning("trial %d: %s", number, outcome.reason)
+            outcome, curve = self._follow(taken, job)
         if taken.lost or self._over.is_set():
             return
         if outcome is None:
             killed = what_was_killed(killed_before, memory_counters())
             outcome = Outcome("failed", killed) if killed else self._died(taken)
-        if outcome is None or outcome.state == "superseded":
+        if outcome is None or outcome.state == "superseded" or outcome.state == "out of memory":
             return
         if outcome.state == "preempted":
             self._leaving = True

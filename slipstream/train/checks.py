@@ -15,6 +15,7 @@ from torch import nn
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
+from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import backend_of
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
@@ -29,7 +30,8 @@ from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import Traits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
-from slipstream.train.parallel.layout import check_plan
+from slipstream.train.memory.lasting import ModelState, refuse_what_cannot_fit
+from slipstream.train.parallel.layout import check_plan, nodes
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import check_exchange
 
@@ -152,14 +154,10 @@ def check_compiler(gpu: bool) -> None:
         )
 
 
-def check_memory(predictor: Predictor, training: TrainingConfig, device: torch.device) -> None:
-    """Raise ``UserError`` if a GPU has not even room for what a replica keeps from step to step."""
-    if device.type == "cuda" and not training.parallel.divides:
-        check_gpu_memory(lasting_bytes(predictor, training))
-
-
-def lasting_bytes(predictor: Predictor, training: TrainingConfig) -> int:
-    """Bytes of weights, of those that are trained also of gradients and AdamW's two moments, and of averaged weights if
-    there are any; what a pass needs besides is not known before one."""
-    copies = 4 + bool(training.ema)
-    return sum(each.nbytes * (copies if each.requires_grad else 1) for each in predictor.parameters())
+def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, precision: str) -> None:
+    """Raise ``UserError`` if there is not even room for what a process keeps from step to step, or on a GPU too little
+    is free."""
+    state, on = ModelState.of(predictor, training), nodes(group.world)
+    refuse_what_cannot_fit(state, training.parallel, group.world, on, precision)
+    if group.device.type == "cuda":
+        check_gpu_memory(state.of_process(training.parallel, group.world, on, precision))

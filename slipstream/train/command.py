@@ -21,7 +21,7 @@ from slipstream.artifacts.results.training import KIND
 from slipstream.config import RunConfig
 from slipstream.distributed.leaving import group_stands, leave
 from slipstream.distributed.user_errors import explained
-from slipstream.errors import UserError
+from slipstream.errors import OutOfMemory, UserError
 from slipstream.logs import logger
 from slipstream.models.base.fingerprint import fingerprint_base
 from slipstream.profiles.profile import current_profile
@@ -76,6 +76,8 @@ def alone_at_once() -> Iterator[None]:
             raise
         if isinstance(error, click.ClickException):
             error.show()
+        elif isinstance(error, OutOfMemory):
+            click.echo(str(error), err=True)
         else:
             traceback.print_exc()
         leave()

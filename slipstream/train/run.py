@@ -47,7 +47,9 @@ from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
 from slipstream.train.loop.precision import kernels
 from slipstream.train.loop.state import TrainingState
-from slipstream.train.loop.train_loop import TrainLoop
+from slipstream.train.loop.train_loop import RanOutOfMemory, TrainLoop
+from slipstream.train.memory.decision import MadeFor, with_micro_batches
+from slipstream.train.memory.running_out import after_running_out
 from slipstream.train.profiler import StepProfiler
 from slipstream.train.setup import Setup, TrainingRequest, describe_changes
 from slipstream.train.so_far import written
@@ -63,8 +65,9 @@ def run(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
 
     Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any of them found a user error,
-    :class:`~slipstream.errors.Preempted` when a machine is preempted, and
-    :class:`~slipstream.train.loop.train_loop.Stopped` if whoever looks on stops it.
+    :class:`~slipstream.errors.Preempted` when a machine is preempted,
+    :class:`~slipstream.train.loop.train_loop.Stopped` if whoever looks on stops it, and on a rank alone
+    :class:`~slipstream.errors.OutOfMemory`, or ``UserError`` where smaller micro-batches would not help.
     """
     started = time.perf_counter()
     end_with_torch_elastic()
@@ -85,12 +88,8 @@ def run(request: TrainingRequest) -> None:
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
             LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
         on_host = host_group(group)
-        if training.accumulation == "auto":
-            # Half a second on every process, which most trainings need not spend.
-            from slipstream.train.memory.automatic import with_micro_batches
-
-            request = with_micro_batches(request, group, on_host)
-            training = request.training
+        request, made_for = with_micro_batches(request, group, on_host)
+        training = request.training
         setup = Setup.begin(request, group, exchange, on_host)
         with same_error_on_all_ranks(on_host):
             state = setup.state()
@@ -117,7 +116,7 @@ def run(request: TrainingRequest) -> None:
                 checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
             )
             guard = Guard(checkpoints, interval, watcher, recorder, clock, training.unsaved_limit)
-            record = train(setup, state, guard, checkpoints, request)
+            record = train(setup, state, guard, checkpoints, request, made_for)
             best, last = (setup.parallel.whole(weights).once() for weights in (state.best_weights, state.weights()))
             refused = ""
             if group.rank == 0:
@@ -133,10 +132,16 @@ def run(request: TrainingRequest) -> None:
 
 
 def train(
-    setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpoints, request: TrainingRequest
+    setup: Setup,
+    state: TrainingState,
+    guard: Guard,
+    checkpoints: Checkpoints,
+    request: TrainingRequest,
+    made_for: MadeFor,
 ) -> dict[str, bytes]:
     """Train from the newest checkpoint on, if there is one, to the end, writing how it goes to where the request says.
-    Returns the files about it, by name."""
+    Returns the files about it, by name. A number of micro-batches that another attempt is to take is ``made_for``
+    this."""
     training, group, recorder = setup.training, setup.group, guard.recorder
     describe_machine(recorder.record, request.sampled, group)
     with recorder.time(RESTORE):
@@ -171,6 +176,10 @@ def train(
             checkpoints.finish()
     except Preempted:
         raise
+    except RanOutOfMemory as reason:
+        ending = after_running_out(setup, request, made_for, checkpoints, str(reason))
+        recorder.end_of_all(ending)
+        raise ending from None
     except Exception as error:
         recorder.end(f"{type(error).__name__}: {error}")
         raise

@@ -210,7 +210,7 @@ class Setup:
             precision = common_precision(training.precision, abilities)
             if predictor.adapted:
                 hold_frozen(predictor.network, precision)
-            check_memory(predictor, training, group.device)
+            check_memory(predictor, training, group, precision)
             if not any(parameter.is_meta for parameter in predictor.parameters()):
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)

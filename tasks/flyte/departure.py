@@ -32,7 +32,7 @@ from flytekit.extend import IgnoreOutputs
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import AlreadyThere, MissingObject, StorageUnavailable, open_reader, storage_for
-from tasks.flyte.failures import PodPreempted
+from tasks.flyte.failures import PodPreempted, SmallerMicroBatches
 
 ERROR, OUTPUTS = "error.pb", "outputs.pb"
 
@@ -131,7 +131,7 @@ def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
         raise
     except Exception as error:
         LOG.error("%s: %s", type(error).__name__, error)
-        blind = not is_cause(error) and not isinstance(error, PodPreempted)
+        blind = not is_cause(error) and not isinstance(error, (PodPreempted, SmallerMicroBatches))
         found = wait_for(prefix, CAUSE_S if blind else 0.0, lambda found: found in (Verdict.CAUSE, Verdict.SUCCESS))
         # Flyte would prefer an error to a result that is complete.
         if found is not Verdict.SUCCESS and not persistently(partial(prefix.leave, error), STORE_S):

@@ -49,10 +49,13 @@ from tasks.flyte.failures import (
     Outcome,
     PodPreempted,
     Report,
+    SmallerMicroBatches,
     as_seen_by_flyte,
     clear_report,
     collect_reports,
     failure_of,
+    ran_out_of_memory,
+    read_reports,
     this_rank,
 )
 from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
@@ -358,7 +361,7 @@ class DistributedTask(PytorchElasticFunctionTask):
                 outcome = self._task_function(workspace=workspace, **inputs)
             else:
                 with names, forked_workers(self.task_config.stage, patience or PATIENCE_S, waiting.all_met):
-                    outcome = self._execute(workspace=workspace, **inputs)
+                    outcome = self._run_workers(workspace, inputs)
         except GROUP_ENDED as error:
             if patience and isinstance(error, RendezvousError) and not waiting.met.is_set():
                 raise given_up(workspace.stage, waiting.nodes, patience) from error
@@ -384,7 +387,20 @@ class DistributedTask(PytorchElasticFunctionTask):
             raise UserError(f"{workspace.stage}: interrupted ({why}); start it again to resume from there") from None
         if failure is ended:
             raise ended
-        raise failure from (None if isinstance(failure, UserError) else ended)
+        raise failure from (None if isinstance(failure, (UserError, SmallerMicroBatches)) else ended)
+
+    def _run_workers(self, workspace: Workspace, inputs: TaskInputs) -> Any:
+        """Run a process group; on one machine or pod another one whenever a step ran out of memory and smaller
+        micro-batches are left to try: that costs no retry, of which a single pod may have none."""
+        while True:
+            try:
+                return self._execute(workspace=workspace, **inputs)
+            except GROUP_ENDED as error:
+                reports = read_reports(workspace.directory)
+                if self.task_config.nnodes != 1 or not ran_out_of_memory(error, reports):
+                    raise
+                LOG.warning("%s", reports[0].message)
+                collect_reports(workspace.directory)  # the next group's are its own
 
 
 TaskPlugins.register_pythontask_plugin(Distributed, DistributedTask)

@@ -1,10 +1,11 @@
 """What a failure means to Flyte: try again, or tell the user.
 
 Recoverable is what another attempt can help: the machine was taken away, a worker was lost to a signal, a peer was
-lost, a store stayed away. A user's mistake, a non-finite loss, too little memory and bugs are not: retried they
-would only cost the same again. Where one failure brings about others, what is not recoverable is the *cause*, and what
-is recoverable may be its *consequence*. By itself the agent learns only of the first worker that torch saw failing,
-which is chance; so each worker leaves a report of how it ended, and the worst of them counts.
+lost, a store stayed away, a step took too much memory and can have smaller micro-batches. A user's mistake, a
+non-finite loss, too little memory otherwise and bugs are not: retried they would only cost the same again. Where one
+failure brings about others, what is not recoverable is the *cause*, and what is recoverable may be its *consequence*.
+By itself the agent learns only of the first worker that torch saw failing, which is chance; so each worker leaves a
+report of how it ended, and the worst of them counts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.distributed.error_meanings import Meaning, meaning_of
 from slipstream.distributed.user_errors import explained
-from slipstream.errors import Interrupted, Preempted, UserError
+from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 
 
@@ -35,9 +36,10 @@ class Outcome(IntEnum):
 
     REFUSED = 0
     FAILED = 1
-    PREEMPTED = 2
-    INTERRUPTED = 3
-    FINISHED = 4
+    OUT_OF_MEMORY = 2
+    PREEMPTED = 3
+    INTERRUPTED = 4
+    FINISHED = 5
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class Report:
         if isinstance(error, UserError):
             return cls(rank, Outcome.REFUSED, error.message)
         if isinstance(error, Interrupted):
-            outcome = Outcome.PREEMPTED if isinstance(error, Preempted) else Outcome.INTERRUPTED
-            return cls(rank, outcome, str(error))
+            kinds = {OutOfMemory: Outcome.OUT_OF_MEMORY, Preempted: Outcome.PREEMPTED}
+            known = (outcome for kind, outcome in kinds.items() if isinstance(error, kind))
+            return cls(rank, next(known, Outcome.INTERRUPTED), str(error))
         return cls(rank, Outcome.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
 
     def leave(self, directory: str) -> None:
@@ -86,14 +89,31 @@ def clear_report(directory: str) -> None:
     report_file(directory).unlink(missing_ok=True)
 
 
-def collect_reports(directory: str) -> list[Report]:
-    """Read the reports of a pod's workers, the worst first, and remove them."""
-    where, reports = Path(directory), []
-    for path in where.parent.glob(f"{where.name}.worker-*.json"):
+def ran_out_of_memory(error: Exception, reports: list[Report]) -> bool:
+    """Whether the group ended for want of memory in a step, and smaller micro-batches are to be tried."""
+    return bool(reports) and reports[0].outcome is Outcome.OUT_OF_MEMORY and not told_to_end(error)
+
+
+def read_reports(directory: str) -> list[Report]:
+    """The reports of a pod's workers, the worst first."""
+    reports = []
+    for path in report_files(directory):
         found = json.loads(path.read_text(encoding="utf-8"))
         reports.append(Report(found["rank"], Outcome(found["outcome"]), found["message"]))
-        path.unlink()
     return sorted(reports, key=lambda report: (report.outcome, report.rank))
+
+
+def collect_reports(directory: str) -> list[Report]:
+    """:func:`read_reports`, and remove them."""
+    reports = read_reports(directory)
+    for path in report_files(directory):
+        path.unlink()
+    return reports
+
+
+def report_files(directory: str) -> list[Path]:
+    where = Path(directory)
+    return list(where.parent.glob(f"{where.name}.worker-*.json"))
 
 
 #: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
@@ -104,6 +124,10 @@ GROUP_ENDED = (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutpu
 
 class PodPreempted(FlyteRecoverableException):
     """This pod, or another of its job, is being taken away and said so: there is no other cause to look for."""
+
+
+class SmallerMicroBatches(FlyteRecoverableException):
+    """A rank ran out of memory and left word of how the next attempt does with less: there is no other cause."""
 
 
 class WorkerFailed(RuntimeError):
@@ -119,6 +143,8 @@ def failure_of(error: Exception, reports: list[Report]) -> Exception:
         # The workers were told as well: what else they report may have come of that.
         saved = next((report.message for report in reports if report.outcome is Outcome.PREEMPTED), "")
         return PodPreempted(saved or f"the agent was told to end: {signalled}")
+    if worst and worst.outcome is Outcome.OUT_OF_MEMORY:
+        return SmallerMicroBatches(worst.message)
     why = interruption(error)
     if not why:
         return error

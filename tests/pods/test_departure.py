@@ -64,20 +64,20 @@ def out_of_memory(cluster: Cluster, name: str, tmp_path: Path, rank: int, draw: 
     variables = python_path(tmp_path, code)
     pods = pods_of_job(cluster, name, processes=2, inputs="endless", variables=[variables, variables])
     verdict = run_job(pods, lambda: cluster.verdict(name))
-    assert verdict.payer and not verdict.recoverable, said(pods)
-    assert "training.accumulation: out of memory" in verdict.cause, said(pods)
+    assert (verdict.payer, verdict.recoverable) == ("user", True), said(pods)
+    assert f"rank {rank} ran out of memory at 1 micro-batch: goes on with 2" in verdict.cause, said(pods)
     # Pods that ended after propeller had read changed nothing.
     assert cluster.verdict(name) == verdict, said(pods)
 
 
 @pytest.mark.prove
-def test_out_of_memory_in_the_pod_without_rank_0_is_final(cluster: Cluster, tmp_path: Path) -> None:
+def test_out_of_memory_in_the_pod_without_rank_0_is_the_verdict(cluster: Cluster, tmp_path: Path) -> None:
     out_of_memory(cluster, "memory", tmp_path, 3, random.Random(3))
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(20))
-def test_out_of_memory_is_final_in_every_order(seed: int, cluster: Cluster, tmp_path: Path) -> None:
+def test_out_of_memory_is_the_verdict_in_every_order(seed: int, cluster: Cluster, tmp_path: Path) -> None:
     out_of_memory(cluster, f"memory-{seed}", tmp_path, seed % 4, random.Random(seed))
 
 

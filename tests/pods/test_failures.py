@@ -10,12 +10,21 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntime
 from flytekit.extend import IgnoreOutputs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from slipstream.errors import Interrupted, Preempted, UserError
-from tasks.flyte.failures import Outcome, PodPreempted, Report, WorkerFailed, collect_reports, failure_of
+from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
+from tasks.flyte.failures import (
+    Outcome,
+    PodPreempted,
+    Report,
+    SmallerMicroBatches,
+    WorkerFailed,
+    collect_reports,
+    failure_of,
+)
 
 ENDINGS = {
     UserError("data.target: no such column"): UserError,
     ZeroDivisionError("a bug in the step"): WorkerFailed,
+    OutOfMemory("rank 1 ran out of memory at 1 micro-batch: goes on with 2"): SmallerMicroBatches,
     Preempted("left at step 3, saved"): PodPreempted,
     Interrupted("DistStoreError: a peer was lost"): FlyteRecoverableException,
 }

@@ -1,4 +1,5 @@
-"""Out of memory on one rank of a job: whatever the order of events, the one verdict is that it is not retried.
+"""Out of memory on one rank of a job: whatever the order of events, the one verdict is that it is not retried, or in a
+step that it is, with smaller micro-batches.
 
 The pods here are processes without torch's agent: two workers of each end by :meth:`Workspace.work` in a seeded order,
 and the pod leaves by :func:`one_verdict`, against S3. ``test_departure.py`` runs whole pods.
@@ -31,7 +32,7 @@ from tests.support.cluster.operator import run_job
 from tests.support.cluster.outcome import read_outcome
 from tests.support.cluster.pods import Pod
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
-from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, Play, pod
+from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, SMALLER, Play, pod
 from tests.support.processes import FORK
 
 
@@ -91,6 +92,23 @@ def test_out_of_memory_on_any_rank_in_any_order_is_final(
     verdict = verdict_of(f"order-{seed}", environment, tmp_path, plays, aggregated)
     assert verdict.payer and not verdict.recoverable, verdict
     assert "training.accumulation: out of memory" in verdict.cause
+
+
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(2, 12))])
+def test_in_a_step_it_is_worth_another_attempt_with_word_of_it(
+    seed: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path
+) -> None:
+    draw, guilty, plays = random.Random(seed), seed % 4, []
+    for ranks in ((0, 1), (2, 3)):
+        # The guilty rank's agent tells its other worker to end, which may take that for a preemption.
+        other = PREEMPTED if guilty in ranks else LOST_PEER
+        workers: list[tuple[int, Exception | None]] = [
+            (rank, SMALLER if rank == guilty else draw.choice([LOST_PEER, other])) for rank in ranks
+        ]
+        draw.shuffle(workers)
+        plays.append(Play(workers, seconds=draw.uniform(0, 0.3), agent_s=draw.choice([0.0, 0.3])))
+    verdict = verdict_of(f"smaller-{seed}", environment, tmp_path, plays)
+    assert (verdict.payer, verdict.recoverable) == ("user", True) and str(SMALLER) in verdict.cause
 
 
 @pytest.mark.parametrize(

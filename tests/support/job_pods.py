@@ -14,7 +14,7 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntime
 from flytekit.extend import IgnoreOutputs
 
 from slipstream.artifacts.homes import Holder
-from slipstream.errors import Preempted
+from slipstream.errors import OutOfMemory, Preempted
 from slipstream.storage import storage_for
 from tasks.flyte import departure
 from tasks.flyte.departure import OUTPUTS, OutputPrefix, one_verdict, outlive_sigterm
@@ -22,6 +22,7 @@ from tasks.flyte.elastic import Workspace
 from tasks.flyte.failures import collect_reports, failure_of
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+SMALLER = OutOfMemory("rank 3 ran out of memory at 1 micro-batch: goes on with 2 from the last checkpoint")
 LOST_PEER = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2713")
 PREEMPTED = Preempted("left at step 40, saved (aws: spot terminate)")
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 # It sets a list of its own: loaded first.
 import slipstream.collectives.launch.worker  # noqa: F401
@@ -30,6 +36,29 @@ def preload() -> None:
 
 
 preload()
+
+#: torchrun 2.13 gives the restarted ranks the store of the ranks before, where they find each other's old addresses:
+#: "Connection refused", now and then. This makes it start a new store with every restart.
+OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def torchrun(
+    prepared: Path, output: Path, config: Mapping[str, Any], restarts: int, world: int = 2
+) -> subprocess.Popen[bytes]:
+    """``slipstream train`` under torch's agent, which writes to ``log`` beside the output."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    settings = output.parent / "config.yaml"
+    settings.write_text(json.dumps(config))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", "-m", "slipstream", "train"]
+    with (output.parent / "log").open("ab") as log:
+        return subprocess.Popen(
+            [*command, str(prepared), str(output), str(settings)],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **OWN_STORE_PER_RESTART},
+            start_new_session=True,
+        )
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], enviro
         Path(f"{settings['directory']}.refused{rank}").write_text(refused.message)
 
 
-def trained(
+def started(
     prepared: Path,
     place: Path,
     world: int,
@@ -70,9 +71,8 @@ def trained(
     environment: dict[str, str] | None = None,
     body: Callable[..., None] = rank_body,
     **more: Any,
-) -> Path:
-    """Train in ``world`` processes, each of which runs ``body``; return the directory of the model, if no rank refused
-    (:func:`refusal`). ``more`` goes into the request."""
+) -> list[BaseProcess]:
+    """Begin to train in ``world`` processes, each of which runs ``body``. ``more`` goes into the request."""
     settings = {
         "prepared": prepared,
         "model": model,
@@ -86,9 +86,15 @@ def trained(
     port = free_port()
     # Daemons: one that hangs fails its test, and ends with the tests instead of being waited for.
     arguments = [(rank, world, port, settings, environment or {}) for rank in range(world)]
-    ranks = [FORK.Process(target=body, args=a, daemon=True) for a in arguments]
+    ranks: list[BaseProcess] = [FORK.Process(target=body, args=a, daemon=True) for a in arguments]
     for process in ranks:
         process.start()
+    return ranks
+
+
+def trained(prepared: Path, place: Path, world: int, *settings: Any, **more: Any) -> Path:
+    """:func:`started`, and waited for; return the directory of the model, if no rank refused (:func:`refusal`)."""
+    ranks = started(prepared, place, world, *settings, **more)
     for process in ranks:
         process.join(timeout=120)
     assert [process.exitcode for process in ranks] == [0] * world, log(place)

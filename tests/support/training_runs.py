@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.training import ValidationPoint
@@ -53,13 +53,14 @@ class Job:
     home: str
     steps: int = 24
     checkpoint_every: int = 3
-    accumulation: int = 1
+    accumulation: int | Literal["auto"] = 1
     dropout: float = 0.2
     ema: float = 0.0
     #: More of the section training.
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: A factory, instead of the built-in model; or all settings of the model.
+    #: A factory, instead of the built-in model, and its arguments; or all settings of the model.
     factory: str = ""
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     model: ModelConfig | None = None
     #: A trained model to learn from, too.
     teacher: Path | None = None
@@ -109,6 +110,8 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
+    # Ranks of tests are daemons, which may have no children; those of torch's agents are none, and trace in some.
+    multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     short = timedelta(seconds=job.patience_s)
     engine.process_group = functools.partial(engine.process_group, timeout=short)
     engine.Checkpoints = functools.partial(Checkpoints, timeout=short)  # type: ignore[misc,assignment]
@@ -129,7 +132,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     network = ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout})
     request = TrainingRequest(
         prepared=job.prepared,
-        model=job.model or (ModelConfig(job.factory) if job.factory else network),
+        model=job.model or (ModelConfig(job.factory, job.arguments) if job.factory else network),
         training=TrainingConfig(
             epochs=max(1, job.steps // 8),
             batch_size=75,

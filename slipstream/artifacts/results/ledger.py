@@ -1,8 +1,9 @@
 """The ledger of a training: what every attempt executed, how much of it was kept, and where the time went.
 
-Each attempt has one record, ``ledger/<attempt>.json`` below the checkpoints' home, which
-:mod:`slipstream.train.fault_tolerance.goodput` writes. Steps are useful if no later attempt repeated them. The records
-are about time only, so they do not affect the results of a run.
+Each attempt has one record, ``ledger/<attempt>.json`` below the checkpoints' home, which rank 0 writes
+(:mod:`slipstream.train.fault_tolerance.goodput`). Another rank that brought the attempt to its end says so in
+``ledger/<attempt>.end.json``, which counts more than what rank 0 saw of that. Steps are useful if no later attempt
+repeated them. The records are about time only, so they do not affect the results of a run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from slipstream.logs import logger
 from slipstream.storage import Storage
 
 PREFIX = "ledger/"
+#: The field of what a rank says of an attempt that it brought to its end, and the end of that file's name.
+END, END_FILE = "ended", ".end.json"
 #: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
 START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
 ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
@@ -111,15 +114,29 @@ def lost_seconds(ordered: Sequence[AttemptRecord]) -> list[float]:
     return [lost_of(record, useful) for record, useful in zip(ordered, useful_steps(ordered), strict=True)]
 
 
+def record_key(attempt: int) -> str:
+    return f"{PREFIX}{attempt:04d}.json"
+
+
+def end_key(attempt: int) -> str:
+    return f"{PREFIX}{attempt:04d}{END_FILE}"
+
+
 def read_attempts(storage: Storage) -> list[AttemptRecord]:
     """The records of all attempts in a home, oldest first. Unreadable ones are skipped with a warning."""
-    records = []
+    records, ends = list[AttemptRecord](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
         for key in storage.list(PREFIX):
             try:
-                records.append(record_of(json.loads(storage.get(key, Path(temporary)).read_bytes())))
-            except (ValueError, TypeError, AttributeError):
+                values = json.loads(storage.get(key, Path(temporary)).read_bytes())
+                if key.endswith(END_FILE):
+                    ends[key] = str(values[END])
+                else:
+                    records.append(record_of(values))
+            except (ValueError, TypeError, AttributeError, KeyError):
                 LOG.warning("%s/%s: not the record of an attempt; skipped", storage.base, key)
+    for record in records:
+        record.ended = ends.get(end_key(record.attempt), record.ended)
     return sorted(records, key=lambda record: record.attempt)
 
 

@@ -20,6 +20,7 @@ from slipstream.storage.local import LocalStorage, local_path
 from slipstream.text_table import DAY_S, age, aligned, size
 from slipstream.train.checkpoint.home import (
     CLAIMS,
+    DECISION,
     FINISHED,
     INHERITED,
     LATEST,
@@ -33,7 +34,7 @@ from slipstream.train.checkpoint.home import (
 from slipstream.train.checkpoint.lease import Sign, is_unlocked, sign_of
 
 #: What the first files below a home are called, besides checkpoints.
-PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", FINISHED, LATEST}
+PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
 COLUMNS = ("training", "size", "last written", "step", "state", "holder")
 
 

@@ -14,6 +14,7 @@ absent, and list what was put before. From these two:
 Its files: ``step-000000001200.a0003/`` is one checkpoint: step 1200, written by attempt 3. It is complete once its
 ``manifest.json`` exists, which is written last; a name is never used twice. ``claims/0003`` says who the third attempt
 is. ``inherited/0003.json`` lists the checkpoints that it found then. ``leases/0003.json`` is its sign of life.
+``accumulation.json`` is a number of micro-batches that was found, instead of the settings' or for "auto".
 ``finished.json`` says where the trained model lies. ``latest.json`` is for people and other programs; a restore uses
 manifests only.
 """
@@ -36,6 +37,7 @@ from slipstream.storage import AlreadyThere, MissingObject, Replaced, Storage, S
 from slipstream.storage.local import LocalStorage
 
 LATEST = "latest.json"
+DECISION = "accumulation.json"
 FINISHED = "finished.json"
 CLAIMS = "claims/"
 INHERITED = "inherited/"

@@ -17,9 +17,17 @@ from contextlib import contextmanager
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.records import to_tree
 from slipstream.artifacts.results.bottleneck import Observed
-from slipstream.artifacts.results.ledger import PREFIX, START, AttemptRecord, read_attempts, summarise
+from slipstream.artifacts.results.ledger import (
+    END,
+    START,
+    AttemptRecord,
+    end_key,
+    read_attempts,
+    record_key,
+    summarise,
+)
 from slipstream.artifacts.results.training import Goodput
-from slipstream.errors import UserError
+from slipstream.errors import OutOfMemory, UserError
 from slipstream.logs import logger
 from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.home import Home
@@ -91,6 +99,17 @@ class GoodputRecorder:
             self._ended.set()
             self._thread.join(LAST_WRITE_S)
 
+    def end_of_all(self, error: Exception) -> None:
+        """This rank ends alone, and with it the attempt. Rank 0, which has to find out by itself, sees but a lost peer:
+        so the ledger says it beside its record."""
+        reason = str(error) if isinstance(error, OutOfMemory) else f"{type(error).__name__}: {error}"
+        self.end(reason)
+        if not self._writes:
+            try:
+                self._storage.put(end_key(self.record.attempt), canonical_json({END: reason}))
+            except (UserError, StorageUnavailable) as failed:
+                LOG.warning("not written: %s", failed)
+
     def goodput(self) -> float:
         """Of this attempt so far. For other threads."""
         wall = time.perf_counter() - self._started
@@ -131,8 +150,7 @@ class GoodputRecorder:
             if self._home.is_inherited(self.record.attempt):
                 self._ended.set()  # what is here now is a successor's
                 return
-            key = f"{PREFIX}{self.record.attempt:04d}.json"
-            self._storage.put(key, canonical_json(dataclasses.asdict(self.record)))
+            self._storage.put(record_key(self.record.attempt), canonical_json(dataclasses.asdict(self.record)))
             self._failed = False
         except (UserError, StorageUnavailable) as error:
             if not self._failed:

@@ -22,6 +22,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.ledger import EVALUATION
 from slipstream.artifacts.results.so_far import TrainingSoFar
 from slipstream.artifacts.results.training import LeftOut, LossPoint, ValidationPoint
+from slipstream.distributed.error_meanings import Meaning, meaning_of
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import Agreed
@@ -38,8 +39,9 @@ from slipstream.train.loop.optimizer import learning_rate
 from slipstream.train.loop.precision import SKIPPED, USED
 from slipstream.train.loop.progress import ProgressDisplay
 from slipstream.train.loop.state import TrainingState
-from slipstream.train.loop.step import padded_rows, train_step
+from slipstream.train.loop.step import StepResult, padded_rows, train_step
 from slipstream.train.profiler import StepProfiler
+from slipstream.train.telemetry.marks import StepMarks
 
 HISTORY_POINTS = 200
 #: Steps that are at most in flight on the device before the host waits for the oldest. The same on all devices and at
@@ -55,6 +57,10 @@ Told = Callable[[Sequence[ValidationPoint]], bool]
 
 class Stopped(Agreed):
     """Whoever looks on has stopped the training, which writes no model."""
+
+
+class RanOutOfMemory(Exception):
+    """A step took more memory than this rank has, as torch's message says. The step is not repeated."""
 
 
 class EnqueuedStep(NamedTuple):
@@ -111,7 +117,8 @@ class TrainLoop:
         """Train to the end. Rank 0 shows how it goes, with what its pod's devices do as they are ``sampled``, and calls
         ``told``, which all ranks have or none, after each evaluation. Raises
         ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, ``Preempted`` when a machine is
-        preempted, and :class:`Stopped` on all ranks if ``told`` says so before the end."""
+        preempted, :class:`Stopped` on all ranks if ``told`` says so before the end, and :class:`RanOutOfMemory` on this
+        rank alone."""
         self._told = told
         self._display = ProgressDisplay(
             self._total_steps,
@@ -237,15 +244,27 @@ class TrainLoop:
         return bool(agreed)
 
     def _enqueue_step(self, batch: Batch) -> None:
-        state, progress = self._state, self._state.progress
+        progress = self._state.progress
         start = self._guard.before_step()
-        result = train_step(state, self._config, self._data_group, self._precision, batch, self._total_steps, start)
+        result = self._step(batch, start)
         progress.step += 1
         scalars = copied_to_host([*result.losses, result.outcome])
         timing = self._guard.enqueued(start, batch.wait)
         self._in_flight.append(EnqueuedStep(progress.step, batch.rows, scalars, timing))
         if self._profiler:
             self._profiler.step()
+
+    def _step(self, batch: Batch, marks: StepMarks) -> StepResult:
+        """Raises :class:`RanOutOfMemory` on this rank alone, when what the step held is free again."""
+        try:
+            return train_step(
+                self._state, self._config, self._data_group, self._precision, batch, self._total_steps, marks
+            )
+        except (RuntimeError, MemoryError) as error:
+            if meaning_of(error) is not Meaning.MEMORY:
+                raise
+            reason = str(error) or type(error).__name__
+        raise RanOutOfMemory(reason)
 
     def _collect_results(self, keep_in_flight: int = 0) -> None:
         """Wait until the device has finished all steps but ``keep_in_flight``, and take in their results."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import REPOSITORY
-from tests.support.command_line import PYFLYTE
-from tests.support.fault_schedule import newest
+from tests.support.main_job import MainJob
 from tests.support.processes import forked_workers
 from tests.support.quick_config import EXPORT, NETWORK
 
@@ -27,55 +22,12 @@ CONFIG = {
 }
 #: One process group of two; started again twice by its agent.
 PROFILE = "[stages.train]\nprocesses = 2\nrestarts = 2\n[stages.collectives]\nprocesses = 2\n"
-ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
-
-
-class Runs:
-    """The main job in a directory of its own, started as often as needed."""
-
-    def __init__(self, place: Path) -> None:
-        place.mkdir(exist_ok=True)
-        self.place = place
-        (place / "t.csv").write_text("a,b,y\n" + ROWS)
-        (place / "run.yaml").write_text(json.dumps(CONFIG))
-        (place / "profile.toml").write_text(PROFILE)
-
-    def start(self) -> subprocess.Popen[bytes]:
-        workflow: list[str | Path] = [PYFLYTE, "run", REPOSITORY / "workflows/training.py", "train_and_export"]
-        with (self.place / "log").open("ab") as log:
-            return subprocess.Popen(
-                [*workflow, "--data", "t.csv", "--target", "y", "--config", "run.yaml"],
-                cwd=self.place,
-                env={**os.environ, "COLUMNS": "600", "SLIPSTREAM_PROFILE": str(self.place / "profile.toml")},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
-
-    def published(self) -> int:
-        with contextlib.suppress(IndexError, ValueError):
-            (home,) = self.place.glob(".slipstream/checkpoints/*")
-            return int(newest(home).name[5:17])
-        return 0
-
-    def wait_for_step(self, agent: subprocess.Popen[bytes], step: int) -> None:
-        end = time.monotonic() + 120
-        while self.published() < step:
-            assert agent.poll() is None and time.monotonic() < end, f"step {step} was not reached: {self.log()}"
-            time.sleep(0.01)
-
-    def trained(self) -> dict[str, str]:
-        (manifest,) = self.place.glob(".slipstream/train/*/manifest.json")
-        files = json.loads(manifest.read_bytes())["files"]
-        return {name: files[name]["sha256"] for name in ("last.safetensors", "best.safetensors", "history.json")}
-
-    def log(self) -> str:
-        return (self.place / "log").read_text()[-6000:]
+TABLE = "a,b,y\n" + "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
 
 
 @pytest.mark.prove
 def test_killed_under_pyflyte_it_ends_the_same(tmp_path: Path) -> None:
-    whole, killed = Runs(tmp_path / "whole"), Runs(tmp_path / "killed")
+    whole, killed = (MainJob(tmp_path / name, TABLE, CONFIG, PROFILE) for name in ("whole", "killed"))
     assert whole.start().wait(300) == 0, whole.log()
 
     agent = killed.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -16,35 +15,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.fault_schedule import newest
-from tests.support.processes import running, workers_of
+from tests.support.processes import running, torchrun, workers_of
 from tests.support.training_runs import Job, outcome
 
 CONFIG = {
     "model": {"name": "mlp", "arguments": {"hidden": [48, 32], "dropout": 0.2}},
     "training": {"epochs": 300, "batch_size": 75, "checkpoint_every": 5, "evaluate_every": 50, "patience": 0},
 }
-#: torchrun 2.13 gives the restarted ranks the store of the ranks before, where they find each other's old addresses:
-#: "Connection refused", now and then. This makes it start a new store with every restart.
-OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 #: Steps of a run: 300 epochs of 8. The last are left alone: a busy machine may notice a checkpoint late.
 STEPS = 2400
 LEFT_ALONE = 1200
 
 
 def start(job: Job, restarts: int) -> subprocess.Popen[bytes]:
-    job.place.mkdir(parents=True, exist_ok=True)
-    config = job.place / "config.yaml"
-    config.write_text(json.dumps(CONFIG))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.world}"]
-    command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", "-m", "slipstream", "train"]
-    with (job.place / "log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, str(job.prepared), str(job.output), str(config)],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **OWN_STORE_PER_RESTART},
-            start_new_session=True,
-        )
+    return torchrun(job.prepared, job.output, CONFIG, restarts, job.world)
 
 
 def published(home: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,21 @@ import pytest
 
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
+from slipstream.models.plan import Plan
+from slipstream.storage import storage_for
+from slipstream.train.checkpoint.home import DECISION, Home
 from slipstream.train.config import TrainingConfig
-from slipstream.train.memory import automatic
-from slipstream.train.memory.automatic import DECISION, distinct, fewest_that_fit, kept
+from slipstream.train.loop.step import micro_batches, padded_rows
+from slipstream.train.memory import automatic, decision
+from slipstream.train.memory.automatic import fewest_that_fit
 from slipstream.train.memory.choices import Job, Traced
 from slipstream.train.memory.command import rows_of_tokens
+from slipstream.train.memory.decision import Decision, MadeFor
+from slipstream.train.memory.numbers import doubled, legal_numbers
 from slipstream.train.memory.trace import Footprint
 from slipstream.train.memory.tracker import KINDS
+from slipstream.train.parallel.config import ParallelConfig
+from slipstream.train.parallel.layout import check_plan
 from tests.support.tokens import LENGTH, SIZES, token_data
 from tests.support.training import log, rank_body, refusal, trained
 
@@ -35,7 +44,7 @@ def job(**changed: Any) -> Job:
 
 def body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
     memory = int(environment.pop(MEMORY))
-    automatic.device_memory = lambda group: memory
+    decision.device_memory = lambda group: memory
     # Ranks of tests are daemons, which may have no children; those of torch's agents are none.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     rank_body(rank, world, port, settings, environment)
@@ -62,7 +71,7 @@ def traced_as(peaks: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> list[in
 
 
 def test_it_is_the_fewest_that_fit_found_in_few_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = distinct(job())
+    numbers = legal_numbers(job().share, AUTO.parallel)
     assert numbers == [1, 2, 3, 4, 5, 6, 8, 12, 24]
     for fewest in numbers[1:]:
         peaks = {number: 10**9 // number for number in numbers}
@@ -78,15 +87,55 @@ def test_it_is_one_if_all_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pipeline_has_whole_rounds() -> None:
-    training = replace(AUTO, parallel=replace(AUTO.parallel, pipeline=2))
-    assert distinct(Job(MODEL, rows_of_tokens(MODEL, LENGTH), training, 2)) == [2, 4, 6, 8, 12, 24]
+    assert legal_numbers(24, ParallelConfig(pipeline=2)) == [2, 4, 6, 8, 12, 24]
+    assert legal_numbers(3, ParallelConfig(pipeline=4)) == [4]
+
+
+def pieces_of(share: int, number: int) -> int:
+    return len(micro_batches(padded_rows(share, number), number))
+
+
+def test_an_interleaved_pipeline_takes_each_of_them_and_no_other() -> None:
+    parallel = ParallelConfig(pipeline=4, schedule="interleaved", stages_per_rank=2)
+    plan = Plan(tuple("abcdefgh"), {}, {}, 0, (1,), lambda *_: None)
+
+    def taken(pieces: int) -> bool:
+        with suppress(UserError):
+            check_plan(parallel, plan, pieces)
+            return True
+        return False
+
+    for share in range(8, 80):
+        possible = {pieces_of(share, number) for number in range(1, share + 1)}
+        legal = legal_numbers(share, parallel)
+        assert {pieces_of(share, number) for number in legal} == set(filter(taken, possible)) or legal == [8], share
+    assert legal_numbers(79, parallel)[-1] == 40 and legal_numbers(80, parallel)[-1] == 80
+
+
+def test_batch_statistics_need_two_rows() -> None:
+    assert legal_numbers(9, ParallelConfig(), least_rows=2) == [1, 2, 3]
+
+
+def test_twice_as_many_or_the_next_that_are_possible() -> None:
+    numbers = [1, 2, 3, 4, 5, 6, 8, 12, 24]
+    assert [doubled(number, numbers) for number in (1, 2, 3, 5, 8, 12, 24)] == [2, 4, 6, 12, 24, 24, 0]
+    assert [doubled(number, numbers) for number in (7, 13)] == [24, 24]
+
+
+MADE_FOR = MadeFor(2, "none", "none", "fp32", 24, 5)
 
 
 def test_another_memory_or_layout_is_another_decision() -> None:
-    record = {"accumulation": 3, "for": {"processes": 2, "memory": 5}, "peak": 1}
-    assert kept(record, {"processes": 2, "memory": 5}) == 3
-    for other in (record, {}, {"accumulation": "3", "for": {"processes": 2, "memory": 4}}):
-        assert kept(other, {"processes": 2, "memory": 4}) == 0
+    found = Decision(3, MADE_FOR, peak=1)
+    assert found.number_for("auto", MADE_FOR) == 3 and found.number_for(1, MADE_FOR) == 0
+    changes: dict[str, Any] = {"processes": 1, "layout": "shard weights", "recompute": "full", "memory": 4}
+    for name, value in {**changes, "precision": "bf16", "batch_size": 8}.items():
+        assert found.number_for("auto", replace(MADE_FOR, **{name: value})) == 0
+
+
+def test_what_ran_out_of_memory_is_not_asked_for_again_and_more_may_be() -> None:
+    found = Decision(4, MADE_FOR, ran_out=2)
+    assert [found.number_for(asked, MADE_FOR) for asked in ("auto", 1, 2, 3, 8)] == [4, 4, 4, 0, 0]
 
 
 def test_a_training_decides_and_writes_it_into_its_home(tmp_path: Path) -> None:
@@ -110,8 +159,8 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
     data = token_data(tmp_path / "data").artifact.directory
     home = tmp_path / "run" / "checkpoints"
     home.mkdir(parents=True)
-    made_for = {"processes": 2, "layout": "none", "recompute": "none", "precision": "fp32", "memory": SPACIOUS}
-    (home / DECISION).write_text(json.dumps({"accumulation": 5, "for": made_for, "peak": 1}))
+    made_for = MadeFor(2, "none", "none", "fp32", AUTO.batch_size, SPACIOUS)
+    Decision(5, made_for, peak=1).write(Home(storage_for(str(home))))
     train(data, tmp_path / "run", SPACIOUS, world=2)
     assert "auto is 5, as it was before" in log(tmp_path / "run")
 

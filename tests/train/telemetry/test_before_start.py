@@ -13,43 +13,36 @@ import torch
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.training import read_attempt
+from slipstream.distributed.process_group import Group
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.telemetry import preflight
 from slipstream.telemetry.preflight import GpuMemory
 from slipstream.telemetry.records import WAITED_FOR_PODS
-from slipstream.train.checks import check_memory, lasting_bytes
+from slipstream.train.checks import check_memory
 from slipstream.train.config import TrainingConfig
+from slipstream.train.memory.lasting import ModelState
 from slipstream.train.parallel.config import ParallelConfig
 from tasks.flyte.other_pods import waiting_for_pods
 from tests.support.training import table_of_numbers, trained
 
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-GPU = torch.device("cuda", 0)
-
-
-def test_what_lasts_from_step_to_step_is_counted_by_hand() -> None:
-    model = build(ModelConfig(arguments={"hidden": [7]}), SIGNATURE, 0)
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    assert lasting_bytes(model, TrainingConfig()) == 4 * 4 * numbers
-    assert lasting_bytes(model, TrainingConfig(ema=0.9)) == 5 * 4 * numbers
-    frozen, *_ = model.parameters()
-    frozen.requires_grad_(False)
-    assert lasting_bytes(model, TrainingConfig()) == 4 * (4 * numbers - 3 * frozen.numel())
+GPU = Group(0, 1, torch.device("cuda", 0), "nccl")
 
 
 def test_a_gpu_that_others_hold_is_refused_before_anything_is_copied_there(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(ModelConfig(arguments={"hidden": [7]}), SIGNATURE, 0)
-    needed = lasting_bytes(model, TrainingConfig())
+    needed = ModelState.of(model, TrainingConfig()).of_process(ParallelConfig(), 1, 1, "fp32")
     room = GpuMemory("GPU 0 (NVIDIA L4)", 24 << 30, needed - 1, 20 << 30, ("python (process 41)",), 1)
     monkeypatch.setattr(preflight, "visible_memory", lambda *_: [room])
     with pytest.raises(UserError, match=r"GPU 0 .* held by python \(process 41\)"):
-        check_memory(model, TrainingConfig(), GPU)
-    check_memory(model, TrainingConfig(), torch.device("cpu"))
-    check_memory(model, TrainingConfig(parallel=ParallelConfig(shard="weights")), GPU)
+        check_memory(model, TrainingConfig(), GPU, "fp32")
+    check_memory(model, TrainingConfig(), replace(GPU, device=torch.device("cpu")), "fp32")
+    offload = ParallelConfig(shard="weights", offload=True)
+    check_memory(model, TrainingConfig(parallel=offload), GPU, "fp32")
     monkeypatch.setattr(preflight, "visible_memory", lambda *_: [replace(room, free_bytes=needed)])
-    check_memory(model, TrainingConfig(), GPU)
+    check_memory(model, TrainingConfig(), GPU, "fp32")
 
 
 def test_workers_know_how_long_their_pod_waited(monkeypatch: pytest.MonkeyPatch) -> None:

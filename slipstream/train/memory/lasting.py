@@ -1,0 +1,132 @@
+"""Whether a training can fit at all, by arithmetic: what a process keeps from step to step, without what a pass needs.
+
+A process of those with the most holds at least the mean of them: of a model that stages or tensors divide, its share.
+So what does not fit here fits nowhere, while what does may still not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import psutil
+
+from slipstream.artifacts.prepared.streamed import open_prepared
+from slipstream.errors import UserError
+from slipstream.machine.gpus import bf16_gpus, visible_gpus
+from slipstream.machine.limits import memory_allowed
+from slipstream.models.adapters.network import hold_frozen
+from slipstream.models.arithmetic import precision_of
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.telemetry.preflight import visible_memory
+from slipstream.text_table import size
+from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel.config import ParallelConfig
+
+Shard = Literal["none", "optimizer", "gradients", "weights"]
+#: AdamW's, for each weight that is trained.
+MOMENTS = 2
+#: How many times as many devices are tried.
+MORE = (2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """Bytes of a whole model: all ``weights``, those that are ``trained``, and the copy of these that is averaged."""
+
+    weights: int
+    trained: int
+    averaged: int = 0
+
+    @classmethod
+    def of(cls, predictor: Predictor, training: TrainingConfig) -> ModelState:
+        sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in predictor.parameters()]
+        weights, trained = sum(number for number, _ in sizes), sum(number for number, trains in sizes if trains)
+        return cls(weights, trained, trained if training.ema else 0)
+
+    def of_process(self, parallel: ParallelConfig, processes: int, nodes: int, precision: str) -> int:
+        """What a device holds at least at some moment of a step; 0 if that is not known. Raises ``UserError`` as
+        :meth:`.ParallelConfig.sizes`."""
+        if parallel.offload:
+            return 0
+        stages, _, shards, tensor = parallel.sizes(processes, nodes)
+        parts = stages * tensor
+        kept, gradients = self.weights + MOMENTS * self.trained + self.averaged, self.trained
+        # Between the passes of a micro-batch the weights are whole.
+        whole = parallel.shard in ("optimizer", "gradients") and shards > 1
+        gathered = self.weights // (2 if precision == "bf16" else 1) if whole else 0
+        return max((kept + gradients) // (parts * shards), kept // (parts * shards) + gathered // parts)
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of a device, or a process's part of a host's; ``name`` is how a sentence calls it."""
+
+    bytes: float
+    name: str
+
+
+def room_of_a_process(processes: int) -> Room | None:
+    """What each of so many processes of this machine has in all; None where no driver says."""
+    if visible_gpus():
+        found = [gpu for gpu in visible_memory(os.environ) if gpu.total_bytes]
+        smallest = min(found, key=lambda gpu: gpu.total_bytes, default=None)
+        return Room(smallest.total_bytes, smallest.label) if smallest else None
+    limit = memory_allowed() or psutil.virtual_memory().total + psutil.swap_memory().total
+    return Room(limit / processes, "this machine" if processes == 1 else f"each of {processes} processes here")
+
+
+def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
+    """Raise ``UserError`` if a process of so many, on so many nodes like this machine, has not even room for what it
+    keeps from step to step. A model that cannot be built without memory is left to the processes."""
+    try:
+        predictor = build(model, open_prepared(prepared).signature, training.seed, shapes_alone=True)
+    except UserError:
+        return
+    precision = precision_of(training.precision, gpu=visible_gpus() > 0, bf16=bf16_gpus())
+    if predictor.adapted:
+        hold_frozen(predictor.network, precision)
+    refuse_what_cannot_fit(ModelState.of(predictor, training), training.parallel, processes, nodes, precision)
+
+
+def refuse_what_cannot_fit(
+    state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str
+) -> None:
+    """Raise ``UserError`` if a process has no room here for its part of the state."""
+    room = room_of_a_process(processes // nodes)
+    needed = state.of_process(parallel, processes, nodes, precision)
+    if room is None or needed <= room.bytes:
+        return
+    what_fits = (
+        f"{name} (at least {size(less)})"
+        for name, less in less_for_each(state, parallel, processes, nodes, precision)
+        if less <= room.bytes
+    )
+    expected = next(what_fits, "a smaller model")
+    raise UserError(
+        f"training.parallel: a process keeps {size(needed)} of weights, gradients and moments, without any batch, "
+        f"and {room.name} has {size(room.bytes)}; expected {expected}, or devices with more than {size(needed)}"
+    )
+
+
+def less_for_each(
+    state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str
+) -> Iterator[tuple[str, int]]:
+    """Other layouts and more devices, the least change first, and what a process then keeps."""
+    shards: tuple[Shard, ...] = () if state.averaged else get_args(Shard)[1:]
+    for shard in shards if processes > 1 else ():
+        yield (
+            f"training.parallel.shard {shard}",
+            state.of_process(replace(parallel, shard=shard), processes, nodes, precision),
+        )
+    for times in MORE if shards else ():
+        yield (
+            f"{times} times as many of them with training.parallel.shard weights, replicas 1",
+            state.of_process(
+                replace(parallel, shard="weights", replicas=1), times * processes, times * nodes, precision
+            ),
+        )

@@ -1,0 +1,74 @@
+"""What a rank does that ran out of memory in a step: never the step again.
+
+It leaves a larger number of micro-batches in the home and ends, and the attempt after it goes on from the last
+checkpoint with that: the same samples in the same global batches. A collective that its peers wait in is not to be
+joined any more, so the rank acts alone; of several the records are equal. If a micro-batch has one row already, nothing
+but other settings or devices helps, and no attempt is made again.
+"""
+
+from __future__ import annotations
+
+from slipstream.errors import OutOfMemory, UserError
+from slipstream.storage import StorageUnavailable
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.data_loader import stored_blocks
+from slipstream.train.data_order import GlobalOrder
+from slipstream.train.loop.probe import ROWS
+from slipstream.train.memory.decision import Decision, MadeFor, read_decision
+from slipstream.train.memory.numbers import doubled, legal_numbers
+from slipstream.train.setup import Setup, TrainingRequest
+
+#: What helps where no step can be traced to say more.
+EXPECTED = (
+    "expected training.recompute full, another training.parallel.shard, more processes, shorter rows, or devices with "
+    "more memory"
+)
+
+
+def after_running_out(
+    setup: Setup, request: TrainingRequest, made_for: MadeFor, checkpoints: Checkpoints, reason: str
+) -> OutOfMemory | UserError:
+    """What this rank ends with, once the home says what the next attempt is to do; ``reason`` is how torch put it.
+    Raises ``Superseded`` if that is at work already."""
+    now = setup.training.micro_batches
+    more = doubled(now, numbers_of(setup))
+    what = f"rank {setup.group.rank} ran out of memory at {now} micro-batch{'es' if now > 1 else ''}"
+    if more:
+        said = f"{what}: goes on with {more} from the last checkpoint"
+        return OutOfMemory(said + written(checkpoints, Decision(more, made_for, ran_out=now)))
+    refusal = f"training.accumulation: {what}, the most that are possible ({reason}); {what_helps(request, made_for)}"
+    written(checkpoints, Decision(now, made_for, ran_out=now, refused=refusal, execution=request.holder.execution))
+    return UserError(refusal)
+
+
+def numbers_of(setup: Setup) -> list[int]:
+    """The numbers of micro-batches that are possible."""
+    training, parallel = setup.training, setup.training.parallel
+    order = GlobalOrder(stored_blocks(setup.data, "train"), training.batch_size, training.seed)
+    share = -(-order.largest // setup.layout.data_size)
+    return legal_numbers(share, parallel, ROWS if setup.traits.has_batch_statistics else 1)
+
+
+def written(checkpoints: Checkpoints, decision: Decision) -> str:
+    """Leave it in the home, unless that has a larger number for the same. Returns what of this
+    did not succeed, as the end of a sentence. Raises ``Superseded`` if a later attempt is at work."""
+    home = checkpoints.home
+    try:
+        home.check_claim(checkpoints.attempt)
+        known = read_decision(home)
+        if known and known.made_for == decision.made_for and known.accumulation > decision.accumulation:
+            return ""
+        decision.write(home)
+    except (StorageUnavailable, UserError) as error:
+        return f", if that is given: it could not be written down ({error})"
+    return ""
+
+
+def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
+    """The end of a line: settings whose step takes less by its trace, if it can be traced."""
+    from slipstream.train.memory.automatic import leaner
+
+    try:
+        return leaner(request, made_for.precision, made_for.processes, made_for.memory)
+    except UserError as error:
+        return f"what takes less is not known, as the step cannot be traced ({error.message}): {EXPECTED}"

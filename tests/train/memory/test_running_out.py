@@ -1,0 +1,141 @@
+"""A rank runs out of memory in a step: the next attempt goes on with smaller micro-batches, to the same bit."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.results.ledger import read_attempts
+from slipstream.models.config import ModelConfig
+from slipstream.storage import storage_for
+from slipstream.train.checkpoint.home import DECISION
+from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel.config import ParallelConfig
+from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
+from tests.support.tokens import SIZES, token_data
+from tests.support.training import log, rank_body, refusal, started, table_of_numbers, trained
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+SHARDED = {"parallel": ParallelConfig(shard="weights")}
+HOLDER = Holder("a run")
+RAN_OUT = "rank 1 ran out of memory at 1 micro-batch: goes on with 2 from the last checkpoint"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return table_of_numbers(tmp_path_factory.mktemp("data") / "table", STEPS_PER_EPOCH * ROWS)
+
+
+def digests(place: Path) -> dict[str, str]:
+    files = json.loads((place / "model" / "manifest.json").read_bytes())["files"]
+    return {name: files[name]["sha256"] for name in ("last.safetensors", "best.safetensors", "history.json")}
+
+
+def run_out(data: Path, place: Path, settings: Any) -> int:
+    """Train until a rank runs out of memory, which is taken away from the other; returns the step of the newest
+    checkpoint."""
+    ranks = started(data, place, 2, settings, LARGE, ONE_THREAD, holder=HOLDER)
+    home = place / "checkpoints"
+    take_memory_away(ranks[1].pid or 0, lambda: newest_step(home) >= 1)
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [1, 1], log(place)
+    assert RAN_OUT in log(place, 1)
+    # Rank 0, which writes the ledger, saw but a lost peer.
+    assert RAN_OUT not in log(place, 0)
+    assert [attempt.ended for attempt in read_attempts(storage_for(str(home)))] == [RAN_OUT]
+    return newest_step(home)
+
+
+@pytest.mark.parametrize("more", [{}, pytest.param(SHARDED, marks=pytest.mark.prove)], ids=["DDP", "FSDP2"])
+def test_it_goes_on_with_twice_as_many(more: Mapping[str, Any], data: Path, tmp_path: Path) -> None:
+    place, other = tmp_path / "run", tmp_path / "other"
+    step = run_out(data, place, large_steps(2, **more))
+    other.mkdir()
+    shutil.copytree(place / "checkpoints", other / "checkpoints", ignore=shutil.ignore_patterns(DECISION))
+    trained(data, place, 2, large_steps(2, **more), LARGE, ONE_THREAD, holder=HOLDER)
+    said = log(place)
+    assert "training.accumulation: 1 is 2, as it was before: with 1 a rank ran out of memory" in said
+    assert f"resumes from step {step} " in said and "not bit for bit (accumulation 1 -> 2)" in said
+    # As the user would have done it.
+    trained(data, other, 2, large_steps(2, **more, accumulation=2), LARGE, ONE_THREAD, holder=HOLDER)
+    assert digests(place) == digests(other)
+    ledger = json.loads((place / "model" / "attempt.json").read_bytes())["ledger"]
+    assert ledger["ends"] == [RAN_OUT, "finished"]
+
+
+def out_of_memory(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    """A rank whose third step takes too much, at whatever number of micro-batches."""
+    from slipstream.train.loop import train_loop
+
+    steps, real = [], train_loop.train_step
+
+    def train_step(*arguments: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 3:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+        return real(*arguments)
+
+    vars(train_loop)["train_step"] = train_step
+    # Ranks of tests are daemons, which may have no children; those of torch's agents are none.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    rank_body(rank, world, port, settings, environment)
+
+
+def test_several_ranks_at_once_double_it_once(data: Path, tmp_path: Path) -> None:
+    training = TrainingConfig(batch_size=ROWS, accumulation=3, epochs=1)
+    ranks = started(data, tmp_path / "run", 2, training, environment=ONE_THREAD, body=out_of_memory)
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [1, 1]
+    for rank in range(2):
+        assert f"rank {rank} ran out of memory at 3 micro-batches: goes on with 6 " in log(tmp_path / "run", rank)
+    record = json.loads((tmp_path / "run/checkpoints" / DECISION).read_bytes())
+    assert (record["accumulation"], record["ran_out"]) == (6, 3)
+
+
+OFFLOADED = ParallelConfig(shard="weights", offload=True)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ending"),
+    [
+        pytest.param(
+            ParallelConfig(),
+            r"; a step takes \d+ KiB .*; cheapest first: 1\) .*\) devices of ",
+            marks=pytest.mark.prove,
+        ),
+        (
+            OFFLOADED,
+            r"; what takes less is not known, as the step cannot be traced \(.+\): expected training.recompute full, ",
+        ),
+    ],
+    ids=["traced", "not traced"],
+)
+def test_with_a_row_in_each_no_attempt_is_made_again(parallel: ParallelConfig, ending: str, tmp_path: Path) -> None:
+    rows = token_data(tmp_path / "data").artifact.directory
+    training = TrainingConfig(accumulation=8, batch_size=8, epochs=1, checkpoint_every=2, parallel=parallel)
+    tokens = ModelConfig("transformer", {**SIZES, "vocab_size": 48})
+    place = tmp_path / "run"
+    trained(rows, place, 1, training, tokens, body=out_of_memory, holder=HOLDER)
+    message = refusal(place, 0)
+    assert message.startswith(
+        "training.accumulation: rank 0 ran out of memory at 8 micro-batches, the most that are possible "
+        "(DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.)"
+    )
+    assert re.search(ending, message) and "\n" not in message
+    assert [each.ended for each in read_attempts(storage_for(str(place / "checkpoints")))] == [f"UserError: {message}"]
+    # Restarted workers of the same execution refuse before their model is built; another execution may find more.
+    (place / "model.refused0").unlink()
+    trained(rows, place, 1, training, tokens, holder=HOLDER)
+    assert refusal(place, 0) == message
+    trained(rows, place, 1, training, tokens, holder=Holder("another run"))
+    assert "resumes from step 2 " in log(place)
