@@ -1,0 +1,36 @@
+"""A trained transformer as Hugging Face's libraries read it: ``config.json`` and its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from slipstream.models.hugging_face.parts import PART_BYTES, Content, weight_files
+from slipstream.models.trained import Kind
+from slipstream.models.transformer import Transformer
+from slipstream.models.transformer_config import TransformerConfig, to_hugging_face
+
+CONFIG = "config.json"
+
+
+def config_of(model: Transformer) -> TransformerConfig | None:
+    """Its sizes as they are. None of a model of which some layers lost more units than others, as that library has one
+    size for all."""
+    widths = {len(weight) for name, weight in model.state_dict().items() if name.endswith("gate_proj.weight")}
+    return replace(model.config, intermediate_size=widths.pop()) if len(widths) == 1 else None
+
+
+def files_of(model: Transformer, most: int = PART_BYTES) -> Iterator[tuple[str, Content]]:
+    """The names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads, with parts of at most
+    ``most`` bytes of weights. None for a model that has no :func:`config_of`."""
+    config = config_of(model)
+    if config is None:
+        return
+    end = model.document_end
+    # What a text ends with, it begins behind, too.
+    ends = {"bos_token_id": end, "eos_token_id": end} if end >= 0 else {}
+    yield CONFIG, [json.dumps(to_hugging_face(config) | ends, indent=2).encode()]
+    weights = model.state_dict()
+    kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
+    yield from weight_files(kinds, weights.items(), most)
