@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from slipstream.errors import UserError
 
@@ -64,6 +65,13 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def autocast_type(x: Tensor) -> torch.dtype:
+    """The type that products of ``x`` are computed in."""
+    kind = x.device.type
+    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # of "meta" there is none
+    return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
 @contextmanager

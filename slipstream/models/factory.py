@@ -1,26 +1,19 @@
 """Build the model of a configuration: a built-in one by name, the user's own by ``package.module:factory``.
 
-A model may state from which distributions its parameters are drawn. Its initial weights are then a pure function of
-seed and parameter name: every device fills the part that it holds, the values do not depend on how parameters are
-divided, and none is ever held whole. Element ``i`` of a parameter is the normal quantile of the ``i``-th draw of a
-counter-based generator (Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key is a
-digest of seed and name.
+A model may state from which distributions its parameters are drawn (:mod:`slipstream.models.initial.drawn`), and a base
+has their values (:mod:`slipstream.models.base.tensors`). Then every device fills the part that it holds.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
-import math
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import FunctionType, MappingProxyType
-from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
@@ -29,18 +22,21 @@ from torch.utils._pytree import tree_leaves
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
+from slipstream.models.adapters.layers import is_adapter
+from slipstream.models.adapters.network import add_adapters, quantise_frozen
+from slipstream.models.adapters.values import AdaptedValues
+from slipstream.models.base.shape import shaped_for
+from slipstream.models.base.tensors import Base, BaseValues
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import import_from_working_directory
+from slipstream.models.initial.drawn import Drawn, StatesDeviations
+from slipstream.models.initial.values import InitialValues, fill
 from slipstream.models.pruning import Retained, prune
 from slipstream.models.tables_and_images import MLP, ResNet
 from slipstream.models.token_rows import ids_of
 from slipstream.models.transformer import Transformer
 from slipstream.settings import unknown
 
-#: Elements that are drawn at once.
-CHUNK = 1 << 18
-#: Philox draws four numbers for each value of its counter.
-LANES = 4
 #: Bytes of results that a batch of an evaluation may have at once, and its most rows.
 BATCH_BYTES = 256 * 2**20
 MOST_ROWS = 1024
@@ -48,58 +44,6 @@ MOST_ROWS = 1024
 HALF = (torch.bfloat16, torch.float16)
 #: Types of stored tokens, of which -1 - id are not learned.
 NARROW = ("int16", "int32")
-
-
-@runtime_checkable
-class StatesDeviations(Protocol):
-    """A model that knows from which distributions its parameters are drawn."""
-
-    def initial_std(self, name: str) -> float | None:
-        """The standard deviation of a parameter; None stands for ones instead."""
-
-
-@torch.no_grad()
-def fill(model: nn.Module, seed: int) -> None:
-    """Fill all parameters of a model that states their deviations."""
-    for name, parameter in model.named_parameters():
-        fill_part(parameter, name, model, seed, parameter.shape, (0,) * parameter.ndim)
-
-
-@torch.no_grad()
-def fill_part(
-    part: Tensor, name: str, model: nn.Module, seed: int, size: Sequence[int], offsets: Sequence[int]
-) -> None:
-    """Fill ``part``, which is the part of the parameter ``name`` of ``size`` that begins at ``offsets``, in place.
-
-    A parameter is divided along its first dimension, or one of two dimensions along either.
-    """
-    assert isinstance(model, StatesDeviations)
-    std = model.initial_std(name)
-    if std is None:
-        part.fill_(1.0)
-    elif not std:
-        part.zero_()
-    elif part.numel():
-        width = math.prod(size[1:])
-        first = offsets[0] if offsets else 0
-        columns = slice(offsets[1], offsets[1] + part.shape[1]) if len(size) == 2 else slice(None)
-        rows = max(1, CHUNK // width)
-        part = part if part.ndim else part.view(1)
-        for start in range(0, len(part), rows):
-            target = part[start : start + rows]
-            drawn = normal(seed, name, (first + start) * width, len(target) * width).reshape(len(target), width)
-            target.copy_(torch.from_numpy(drawn[:, columns] * std).reshape(target.shape))
-
-
-def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:
-    """Elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``; float64."""
-    from scipy.special import ndtri
-
-    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
-    counter, skipped = divmod(start, LANES)
-    raw = np.random.Philox(key=key, counter=[counter, 0, 0, 0]).random_raw(skipped + count)[skipped:]
-    # The middles of 2**53 equal intervals of (0, 1): never 0, never 1.
-    return ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
 
 
 class ResultBytes(TorchDispatchMode):
@@ -146,6 +90,8 @@ class Predictor(nn.Module):
     #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
     row_bytes: int = 0
     first = last = True
+    #: Whether adapters are trained in place of the other parameters, which are frozen and the base's.
+    adapted: bool = False
     #: Of a stage: the places in the pipeline of the processes that hold each parameter of the whole model.
     held_by: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
@@ -160,6 +106,11 @@ class Predictor(nn.Module):
     def narrow_tokens(self) -> bool:
         """Whether inputs are stored tokens of which some may be marked."""
         return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What of the state is not its base's: all, or the adapters."""
+        state = self.state_dict()
+        return {name: tensor for name, tensor in state.items() if is_adapter(name)} if self.adapted else state
 
     def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """``ids`` are for later stages of a pipeline, whose inputs are hidden states."""
@@ -199,12 +150,13 @@ def build(
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
-    :mod:`slipstream.models.factory`) is built and tried on the meta device, and filled afterwards; if ``empty``, it
-    stays there, so that each device can fill its own part. With ``shapes_alone`` any model does, its buffers without
-    values, too. Only the units ``retained`` stay
-    (:mod:`slipstream.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the arguments or
-    raises, or if its model does not fit the data or the retained units.
+    :mod:`slipstream.models.initial.drawn`) is built and tried on the meta device, and filled afterwards, from its base
+    if it has one; if ``empty``, it stays there, so that each device can fill its own part. With ``shapes_alone`` any
+    model does, its buffers without values, too. Only the units ``retained`` stay (:mod:`slipstream.models.pruning`).
+    Raises ``UserError`` if the factory is missing, does not take the arguments or raises, if its model does not fit the
+    data or the retained units, or for a base that is no such model; ``StorageUnavailable`` of a base in a store.
     """
+    config = shaped_for(config, signature)
     name = resolve(config, signature)
     built_in: dict[str, Callable[..., object]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
     factory = built_in.get(name) or imported(name)
@@ -227,7 +179,10 @@ def build(
         prune(model, retained or {})
     except ValueError as error:
         raise UserError(f"model.name: {name} is not the model that was pruned: {error}") from None
+    if config.lora.rank:
+        add_adapters(model, config.lora)
     predictor = Predictor(signature, model)
+    predictor.adapted = config.lora.rank > 0
     was_training = predictor.training
     try:
         with torch.no_grad(), ResultBytes() as results:
@@ -241,16 +196,29 @@ def build(
         shape = list(getattr(output, "shape", ())) or type(output).__name__
         expected = [2, *signature.output_shape]
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
+    if config.quantise == "nf4":  # after the batch of zeros, so that its rows do not count what each pass dequantises
+        quantise_frozen(model)
     if shapes_alone:
         return predictor.train(was_training)
     if device.type == "meta":
         check_without_constants(name, model)
         if not empty:
-            fill(model.to_empty(device="cpu"), seed)
+            values = initial_values(config, model, seed)
+            fill(model.to_empty(device="cpu"), values)
     elif isinstance(model, StatesDeviations):  # made by a function, which does not tell before
-        fill(model, seed)
+        fill(model, Drawn(model, seed))
     predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
+
+
+def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialValues:
+    """Those of the ``model`` of a configuration: its base's, else drawn. Raises ``UserError`` for a base that has not
+    all of them, before any is read, and ``StorageUnavailable``."""
+    if not config.base:
+        return Drawn(model, seed)
+    base = Base.open(config.base)
+    base.check(model, tied=bool(config.arguments.get("tie_word_embeddings")))
+    return AdaptedValues(BaseValues(base), seed) if config.lora.rank else BaseValues(base)
 
 
 def check_without_constants(name: str, model: nn.Module) -> None:

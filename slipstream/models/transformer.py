@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
+from slipstream.models.arithmetic import autocast_type
 from slipstream.models.plan import Plan, Style
 from slipstream.models.token_rows import attended
 from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
@@ -72,13 +73,6 @@ class Norm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
-
-
-def autocast_type(x: Tensor) -> torch.dtype:
-    """The type that products of ``x`` are computed in."""
-    kind = x.device.type
-    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # of "meta" there is none
-    return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
 def kernel_shares_heads(query: Tensor, *, masked: bool = False) -> bool:

@@ -18,6 +18,8 @@ ARCHITECTURES: dict[str, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+#: What a config.json that does not say it means, where that is not our default; of all families and of one.
+OMITTED: dict[str, dict[str, Any]] = {"": {"rms_norm_eps": 1e-6}, "qwen3": {"head_dim": 128}}
 
 
 @settings
@@ -119,7 +121,7 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
     ``UserError`` for what this model cannot do: another family or activation, other rotary scaling, attention over a
     window shorter than a row.
     """
-    data = dict(data)
+    data = {**OMITTED[""], **OMITTED.get(str(data.get("model_type")), {}), **data}
     rope = dict(data.pop("rope_parameters", None) or {})
     data["rope_theta"] = rope.pop("rope_theta", data.get("rope_theta"))
     scaling = dict(data.get("rope_scaling") or rope)

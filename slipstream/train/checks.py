@@ -50,10 +50,10 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     pieces = pieces_of(data, training, replicas * shards)
     if training.compile:
         check_compiler(gpus > 0)
-    if training.parallel.divides or training.compile or training.recompute == "full":
+    if training.parallel.divides or training.compile or training.recompute == "full" or model.lora.rank:
         predictor = build(model, data.signature, training.seed, empty=True)
         check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
-        check_plan(training.parallel, plan_of(predictor.network), len(pieces))
+        check_plan(training.parallel, plan_of(predictor.network), len(pieces), adapted=predictor.adapted)
         if training.recompute == "full":
             recompute_blocks(predictor.network)
         if training.parallel.uses_fsdp(replicas * shards):
@@ -156,7 +156,7 @@ def check_memory(predictor: Predictor, training: TrainingConfig, device: torch.d
 
 
 def lasting_bytes(predictor: Predictor, training: TrainingConfig) -> int:
-    """Bytes of weights, gradients and AdamW's two moments, and of averaged weights if there are any; what a pass needs
-    besides is not known before one."""
+    """Bytes of weights, of those that are trained also of gradients and AdamW's two moments, and of averaged weights if
+    there are any; what a pass needs besides is not known before one."""
     copies = 4 + bool(training.ema)
-    return copies * sum(each.numel() * each.element_size() for each in predictor.parameters() if each.requires_grad)
+    return sum(each.nbytes * (copies if each.requires_grad else 1) for each in predictor.parameters())

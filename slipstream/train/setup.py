@@ -28,8 +28,9 @@ from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.arithmetic import ability_of, autocast, common_precision
+from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import ModelConfig, TeachingConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build, initial_values
 from slipstream.models.trained import Architecture, TrainedModel
 from slipstream.settings import to_dict
 from slipstream.train.checks import (
@@ -122,7 +123,9 @@ class Lineage:
 
     def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
         """Of the model that is trained; ``model`` is that of a training from scratch."""
-        return self.start.architecture if self.start else Architecture(model, data.signature)
+        if self.start:
+            return self.start.architecture
+        return Architecture(shaped_for(model, data.signature), data.signature)
 
     def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
         """The model with the weights that training begins with, in training mode."""
@@ -192,11 +195,14 @@ class Setup:
             if training.compile:  # here, where no rank is in a collective of the model's
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
+            divides = training.parallel.divides
             _, replicas, shards, _ = training.parallel.sizes(group.world, nodes(group.world))
             pieces = pieces_of(data, training, replicas * shards)
             lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
+            # Of a model that is divided; any other has them.
+            values = initial_values(architecture.config, predictor.network, training.seed) if divides else None
             precision = common_precision(training.precision, abilities)
             check_memory(predictor, training, group.device)
             if not any(parameter.is_meta for parameter in predictor.parameters()):
@@ -220,12 +226,12 @@ class Setup:
         with same_error_on_all_ranks(on_host):
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
-            if training.parallel.divides:
+            if values:
                 # Half a second on every process, which most trainings need not spend.
                 from slipstream.train.parallel.divide import divide
 
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
-                parallel = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
+                parallel = divide(predictor, layout, group.device, values, **size, precision=precision)
                 if training.compile:
                     # A pipeline takes whole batches only.
                     tried = pieces if training.parallel.pipeline > 1 else pieces[:1]

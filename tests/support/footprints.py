@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import build
+from slipstream.models.initial.drawn import Drawn
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
@@ -51,7 +52,7 @@ def begun(step: TracedStep, group: Group) -> TrainingState:
     if training.parallel.divides:
         layout = Layout.connect(training.parallel, group.rank, group.world, CPU)
         size = {"micro_batches": step.micro_batches, "rows": step.rows}
-        parallel = divide(model, layout, CPU, 0, **size, precision=training.precision)
+        parallel = divide(model, layout, CPU, Drawn(model.network, 0), **size, precision=training.precision)
     elif group.world > 1:
         parallel = replicate(model, traits, group, training.gradients)
     else:

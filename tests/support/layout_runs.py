@@ -26,6 +26,7 @@ from torch.nn import functional
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
+from slipstream.models.initial.drawn import Drawn
 from tests.support.processes import FORK, free_port
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def by_hand(case: Case) -> Outcome:
     from slipstream.train.parallel.divide import fill
 
     model = model_of(case, empty=True)
-    fill(model, torch.device("cpu"), SEED)
+    fill(model, torch.device("cpu"), Drawn(model.network, SEED))
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     losses, norms = [], []
     for batch in batches(case.steps):
@@ -175,15 +176,17 @@ def set_up(case: Case) -> Divided:
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
     rows = math.ceil(math.ceil(BATCH / layout.data_size) / case.accumulation)
     predictor = model_of(case, empty=True)
+    values = Drawn(predictor.network, SEED)
     model: ParallelModel
     padding = torch.zeros(case.accumulation * rows, LENGTH, dtype=torch.long, device=device)
     pieces = [slice(start, start + rows) for start in range(0, len(padding), rows)]
     if layout.config.divides:
-        model = divide(predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows, precision="fp32")
+        size = {"micro_batches": case.accumulation, "rows": rows}
+        model = divide(predictor, layout, device, values, **size, precision="fp32")
         if case.compile:
             compile_blocks(model, (padding,), pieces, contextlib.nullcontext)
     else:
-        fill(predictor, device, SEED)
+        fill(predictor, device, values)
         alone = ReplicatedModel(predictor)
         compiled = compile_blocks(alone, (padding,), pieces, contextlib.nullcontext) if case.compile else None
         model = replicate(

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
+from slipstream.models.factory import Predictor
+
 #: As torch's state dictionaries: names to tensors, numbers, text and more of the same.
 StateDict = dict[str, Any]
 #: The pair of the outer path and the key; empty at the top.
@@ -48,7 +50,7 @@ class AppState:
 
     def state_dict(self) -> StateDict:
         return {
-            "model": unwrapped(self.model).state_dict(),
+            "model": own_state(unwrapped(self.model)),
             "optimizer": optimizer_state(self.model, self.optimizer),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
@@ -74,6 +76,11 @@ class AppState:
         get_optimizer_state_dict(self.model, self.optimizer)
         # Loading replaces the dictionary.
         return lambda: self.optimizer.state.clear()
+
+
+def own_state(model: nn.Module) -> StateDict:
+    """What of a model's state is not its base's."""
+    return model.own_state() if isinstance(model, Predictor) else model.state_dict()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

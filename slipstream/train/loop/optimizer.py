@@ -88,13 +88,15 @@ def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
 
 
 class AveragedWeights:
-    """The average of a model's parameters over the steps (Polyak, Juditsky 1992, with exponential weights). Buffers are
-    the model's own."""
+    """The average of a model's parameters over the steps (Polyak, Juditsky 1992, with exponential weights). Buffers and
+    frozen parameters are the model's own."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model = model
         self._decay = decay
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._trained = list(trained.values())
+        self.weights = {name: p.detach().clone() for name, p in trained.items()}
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:
@@ -105,7 +107,7 @@ class AveragedWeights:
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))
         averages = list(self.weights.values())
-        weights: list[Tensor] = list(self._model.parameters())
+        weights: list[Tensor] = list(self._trained)
         if not known_to_host(skip):
             # ``_foreach_lerp_`` takes no share for all from the device: with one for each it runs tensor by tensor.
             differences = torch._foreach_sub(weights, averages)

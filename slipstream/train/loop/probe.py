@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from slipstream.distributed.error_meanings import Meaning, meaning_of
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
+from slipstream.models.adapters.network import numbers_in, numbers_trained
 from slipstream.models.factory import Predictor, zeros
 from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
 
@@ -54,8 +55,9 @@ class Traits:
     has_batch_statistics: bool = False
     #: Floating-point operations of forward and backward pass over a row, see :func:`flop_counter`.
     flops_per_row: float = 0.0
-    #: Numbers in all parameters, shared ones counted once.
+    #: Numbers in all parameters, shared ones counted once, and in those that are trained.
     parameters: int = 0
+    trained: int = 0
 
 
 def probe(model: Predictor, device: torch.device) -> Traits:
@@ -85,8 +87,14 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in changed]
     normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
     has_batch_statistics = bool(changing) or normalised
-    flops_per_row, parameters = counter.get_total_flops() / ROWS, sum(p.numel() for p in model.parameters())
-    return Traits(tuple(unused), tuple(changing), has_batch_statistics, flops_per_row, parameters)
+    return Traits(
+        tuple(unused),
+        tuple(changing),
+        has_batch_statistics,
+        flops_per_row=counter.get_total_flops() / ROWS,
+        parameters=numbers_in(model),
+        trained=numbers_trained(model),
+    )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from slipstream.artifacts.results.training import LeftOut, LossPoint, SkippedSte
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
 from slipstream.train.checkpoint.manager import Restored
-from slipstream.train.checkpoint.state import AppState, Stateful
+from slipstream.train.checkpoint.state import AppState, Stateful, own_state
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights
 from slipstream.train.loop.precision import LossScaler
@@ -44,7 +44,9 @@ class Progress:
 
 @dataclass
 class TrainingState:
-    """Model, optimiser, loss scaler, averaged weights, the best weights so far (on the host), and the progress."""
+    """Model, optimiser, loss scaler, averaged weights, the best weights so far (on the host), and the progress.
+
+    Of a model with adapters, its weights are these: all else is its base's, and does not change."""
 
     parallel: ParallelModel
     optimizer: torch.optim.Optimizer
@@ -89,7 +91,7 @@ class TrainingState:
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights that are evaluated and are the trained model: averaged, if they are."""
-        weights = self.model.state_dict()
+        weights = own_state(self.model)
         return {**weights, **self.averaged.weights} if self.averaged else weights
 
     def update_best_weights(self) -> None:
@@ -127,5 +129,5 @@ def added(losses: Sequence[Sequence[float]]) -> list[float]:
 
 
 def weights_of(model: Predictor) -> dict[str, Tensor]:
-    """A copy of the model's weights on the host."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+    """A copy of the model's own weights on the host."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_state(model).items()}

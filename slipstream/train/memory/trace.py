@@ -98,7 +98,7 @@ def footprint(step: TracedStep) -> Footprint:
         model = build(step.model, step.signature, 0, shapes_alone=True)
         if training.recompute == "full":
             recompute_blocks(model.network)
-        check_plan(training.parallel, plan_of(model.network), step.micro_batches)
+        check_plan(training.parallel, plan_of(model.network), step.micro_batches, adapted=model.adapted)
         layout = Layout.connect(training.parallel, step.rank, step.world, CPU)
         divides = training.parallel.divides
         parts = parts_of(model, layout, training.precision) if divides else [model]

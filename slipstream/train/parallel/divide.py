@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from slipstream.distributed.process_group import Group
-from slipstream.models.factory import Predictor, fill_part
+from slipstream.models.factory import Predictor
+from slipstream.models.initial.values import InitialValues
 from slipstream.models.plan import plan_of
 from slipstream.models.trained import Kind, Weights, in_file_order
 from slipstream.train.checkpoint.staging import local
@@ -189,7 +190,7 @@ class JoinedParts(Predictor):
 
     def __init__(self, parts: list[Predictor]) -> None:
         super().__init__(parts[0].signature, nn.Module())
-        self.row_bytes = parts[0].row_bytes
+        self.row_bytes, self.adapted = parts[0].row_bytes, parts[0].adapted
         self._stages = tuple(parts)  # in a tuple, where torch does not find them
         for part in parts:
             for prefix, module in part.network.named_modules():
@@ -209,19 +210,26 @@ class JoinedParts(Predictor):
 
 
 def divide(
-    model: Predictor, layout: Layout, device: torch.device, seed: int, *, micro_batches: int, rows: int, precision: str
+    model: Predictor,
+    layout: Layout,
+    device: torch.device,
+    values: InitialValues,
+    *,
+    micro_batches: int,
+    rows: int,
+    precision: str,
 ) -> DividedModel:
     """Divide ``model`` by ``layout``. All ranks must call this.
 
-    A model on the meta device gets its initial weights here, each process only those of its part. ``micro_batches`` of
-    ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Passes run in the autocast
-    of ``precision``. Raises ``UserError`` if the model cannot be divided so.
+    A model on the meta device gets its initial ``values`` here, each process only those of its part. ``micro_batches``
+    of ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Passes run in the
+    autocast of ``precision``. Raises ``UserError`` if the model cannot be divided so, or for values that are not there.
     """
     config = layout.config
-    check_plan(config, plan_of(model.network), micro_batches)
+    check_plan(config, plan_of(model.network), micro_batches, adapted=model.adapted)
     parts = parts_of(model, layout, precision)
     for part in parts:
-        fill(part, torch.device("cpu") if config.offload else device, seed)
+        fill(part, torch.device("cpu") if config.offload else device, values)
         # On the host each pass would copy them, and wait for it.
         part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
@@ -242,8 +250,8 @@ def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor
 
 
 @torch.no_grad()
-def fill(part: Predictor, device: torch.device, seed: int) -> None:
-    """Give a part on the meta device its memory and its initial weights; do nothing for any other."""
+def fill(part: Predictor, device: torch.device, values: InitialValues) -> None:
+    """Give a part on the meta device its memory and its initial values; do nothing for any other."""
     model = part.network
     if not any(parameter.is_meta for parameter in model.parameters()):
         return
@@ -254,4 +262,4 @@ def fill(part: Predictor, device: torch.device, seed: int) -> None:
             _, offsets = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
-        fill_part(local(parameter), name, model, seed, parameter.shape, offsets)
+        values.fill(local(parameter), name, parameter.shape, offsets)

@@ -83,8 +83,9 @@ def nodes(world: int) -> int:
     return max(1, world // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 
 
-def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int) -> None:
-    """Raise ``UserError`` if the model cannot be divided so, or if there are too few micro-batches for the stages."""
+def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int, *, adapted: bool = False) -> None:
+    """Raise ``UserError`` if the model, ``adapted`` if adapters of it are trained, cannot be divided so, or if there
+    are too few micro-batches for the stages."""
     if config.pipeline == config.tensor == 1:
         return
     if plan is None:
@@ -92,6 +93,11 @@ def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int) ->
         raise UserError(
             f"training.parallel.{name}: this model states no plan for it (slipstream/models/plan.py); without one only "
             "training.parallel.shard divides a model"
+        )
+    if config.tensor > 1 and adapted:
+        raise UserError(
+            "training.parallel.tensor: 1 expected with model.lora, whose adapters are not divided; shard and pipeline "
+            "divide such a model"
         )
     if config.tensor > 1 and not plan.tensor:
         raise UserError(

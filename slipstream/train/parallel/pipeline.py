@@ -161,7 +161,8 @@ class Shared(NamedTuple):
 
 
 def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
-    """The parameters of these stages that other processes of the pipeline hold, too; all ranks must call this."""
+    """The trained parameters of these stages that other processes of the pipeline hold, too; all ranks must call
+    this."""
     assert layout.mesh is not None
     mine = {name: parameter for part in stages for name, parameter in part.named_parameters()}
     shared = []
@@ -171,6 +172,6 @@ def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
         # Every rank takes part in the making of every group, its own or not.
         for column in layout.mesh.mesh.flatten(1).T.tolist():
             group = dist.new_group([column[place] for place in places])
-            if layout.rank in column and name in mine:
+            if layout.rank in column and name in mine and mine[name].requires_grad:
                 shared.append(Shared(mine[name], group, places[0] == layout.coordinate("pipeline")))
     return shared

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slipstream.models.arithmetic import autocast
+from slipstream.models.initial.drawn import Drawn
 from tests.support.layout_runs import LENGTH, SEED, SIZES, Case, model_of, on_ranks, row_losses, token_rows
 
 MICRO_BATCHES = 3
@@ -44,7 +45,9 @@ def sharded(shard: str, precision: str = "fp32") -> Any:
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
     model = model_of(Case(2, {}, double=False), empty=True)
-    return divide(model, layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2, precision=precision)
+    return divide(
+        model, layout, device, Drawn(model.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
+    )
 
 
 def count(shard: str) -> dict[str, int]:
@@ -111,7 +114,9 @@ def sent_between_stages(precision: str) -> int:
     device, rows = torch.device("cpu"), token_rows(2 * MICRO_BATCHES)
     layout = Layout.connect(ParallelConfig(pipeline=2), dist.get_rank(), 2, device)
     part = model_of(Case(2, {}, double=False), empty=True)
-    model = divide(part, layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2, precision=precision)
+    model = divide(
+        part, layout, device, Drawn(part.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
+    )
     pieces = [slice(start, start + 2) for start in range(0, len(rows), 2)]
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:

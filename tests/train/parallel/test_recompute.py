@@ -18,6 +18,7 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
+from slipstream.models.initial.drawn import Drawn
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.config import TrainingConfig, lasting
 from slipstream.train.loop.probe import Traits
@@ -72,7 +73,15 @@ def made(parallel: dict[str, Any], recompute: bool) -> ParallelModel:
         recompute_blocks(model.network)
     if config.divides:
         layout = Layout.connect(config, rank, world, CPU)
-        return divide(model, layout, CPU, 0, micro_batches=accumulation(parallel), rows=ROWS, precision="fp32")
+        return divide(
+            model,
+            layout,
+            CPU,
+            Drawn(model.network, 0),
+            micro_batches=accumulation(parallel),
+            rows=ROWS,
+            precision="fp32",
+        )
     return replicate(model, Traits(), on_cpu(rank, world)) if world > 1 else ReplicatedModel(model)
 
 

@@ -15,7 +15,8 @@ from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build, fill_part
+from slipstream.models.factory import build
+from slipstream.models.initial.drawn import Drawn
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
 from tests.support.nets import Planned
@@ -109,12 +110,12 @@ def test_a_constant_that_would_have_no_value_is_one_line(constant: str) -> None:
 
 @pytest.mark.parametrize("size", [(), (6,), (6, 4), (6, 4, 3), (6, 2, 3, 3)])
 def test_parameters_of_any_shape_are_filled_part_by_part(size: tuple[int, ...]) -> None:
-    network = Planned(SIGNATURE)
+    values = Drawn(Planned(SIGNATURE), 1)
     whole = torch.empty(size)
-    fill_part(whole, "weight", network, 1, size, (0,) * len(size))
+    values.fill(whole, "weight", size, (0,) * len(size))
     assert whole.numel() == 1 or whole.std() > 0.05
     if size:
         parts = [torch.empty(2, *size[1:]) for _ in range(3)]
         for number, part in enumerate(parts):
-            fill_part(part, "weight", network, 1, size, (2 * number, *(0 for _ in size[1:])))
+            values.fill(part, "weight", size, (2 * number, *(0 for _ in size[1:])))
         assert torch.equal(torch.cat(parts), whole)

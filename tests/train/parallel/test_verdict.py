@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.dispatch import counted
+from slipstream.models.initial.drawn import Drawn
 from slipstream.train.parallel.divide import clip
 from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows, whole
 
@@ -25,7 +26,9 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
 
     device, rows = torch.device("cpu"), token_rows(4)
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
-    model = divide(model_of(Case(2, {}), empty=True), layout, device, SEED, micro_batches=2, rows=2, precision="fp32")
+    undivided = model_of(Case(2, {}), empty=True)
+    values = Drawn(undivided.network, SEED)
+    model = divide(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:
         return row_losses(outputs, rows[first : first + 2]).sum()

@@ -1,0 +1,67 @@
+"""A network with adapters: which layers get one, and which of its parameters count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from slipstream.errors import UserError
+from slipstream.models.adapters.layers import CODES, SCALES, LoraLinear, is_adapter
+from slipstream.models.adapters.nf4 import BLOCK
+from slipstream.models.config import LoraConfig
+
+
+def add_adapters(network: nn.Module, lora: LoraConfig) -> None:
+    """Put an adapter beside each linear layer that is named as one of ``lora.targets``, and freeze all else, in place.
+
+    Raises ``UserError`` if there is a target of which the network has no layer.
+    """
+    network.requires_grad_(False)
+    found = set()
+    for path, module in list(network.named_modules()):
+        parent, _, name = path.rpartition(".")
+        if name in lora.targets and type(module) is nn.Linear:
+            setattr(network.get_submodule(parent), name, LoraLinear(module, lora))
+            found.add(name)
+    if missing := next((target for target in lora.targets if target not in found), None):
+        raise UserError(f"model.lora.targets: {missing!r} is no linear layer of a {type(network).__name__}")
+
+
+def layers_with_adapters(network: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    """Their names and themselves, in the network's order."""
+    return ((name, module) for name, module in network.named_modules() if isinstance(module, LoraLinear))
+
+
+def quantise_frozen(network: nn.Module) -> None:
+    """Hold the frozen weights of the layers with adapters in four bits, in place. Raises ``UserError`` for a layer
+    whose rows are not whole blocks."""
+    for name, layer in layers_with_adapters(network):
+        if layer.in_features % BLOCK:
+            raise UserError(
+                f"model.quantise: none expected: {name} takes {layer.in_features} inputs, which are no whole blocks "
+                f"of {BLOCK}; or leave {name.rpartition('.')[2]} out of model.lora.targets"
+            )
+        layer.quantise()
+
+
+def plain_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The parameters of the network without adapters by name, and their shapes."""
+    layers, shapes = dict(layers_with_adapters(network)), dict[str, tuple[int, ...]]()
+    for name, parameter in network.named_parameters():
+        if name.endswith(CODES):
+            layer = layers[name.removesuffix(CODES)]
+            shapes[f"{name.removesuffix(CODES)}.weight"] = layer.out_features, layer.in_features
+        elif not is_adapter(name) and not name.endswith(SCALES):
+            shapes[name] = tuple(parameter.shape)
+    return shapes
+
+
+def numbers_in(model: nn.Module) -> int:
+    """The numbers in all parameters, shared ones counted once; two in a byte where they are held in four bits."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return sum(2 * n if name.endswith(CODES) else n for name, n in sizes.items() if not name.endswith(SCALES))
+
+
+def numbers_trained(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,0 +1,103 @@
+"""Weights in four bits: NF4 (Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs").
+
+A row is divided into blocks of 64 numbers. Each block has a scale, its largest magnitude, and each number the code of
+the nearest of 16 levels times that scale; the levels divide a normal distribution into equal shares. A weight takes
+4.5 bits, its scale included.
+
+Both parts are plain tensors: ``codes``, uint8 ``[out, in / 2]`` with the first of two numbers in the high bits, and
+``scales``, ``[out, in / 64]``: float32, held as int32 of the same bits. Whoever converts a model's floating-point
+parameters, as FSDP2 does before it gathers them in bf16, leaves both alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+from torch.nn import functional
+
+#: Numbers that share a scale.
+BLOCK = 64
+LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+#: Blocks of zeros, or of next to nothing, are divided by this.
+SMALLEST = 1e-38
+
+
+class Quantised(NamedTuple):
+    """The two parts of a weight."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def quantise(weight: Tensor) -> Quantised:
+    """Both parts of ``[out, in]``, or of some of its rows; ``in`` is a multiple of :data:`BLOCK`."""
+    blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
+    scales = blocks.abs().amax(dim=2)
+    scaled = (blocks * (1.0 / scales.clamp(min=SMALLEST)).unsqueeze(2)).clamp_(-1.0, 1.0)
+    levels = torch.tensor(LEVELS, device=weight.device)
+    nearest = torch.bucketize(scaled, (levels[:-1] + levels[1:]) / 2, out_int32=True).to(torch.uint8).flatten(1)
+    return Quantised((nearest[:, ::2] << 4) | nearest[:, 1::2], scales.view(torch.int32))
+
+
+def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight ``[out, in]``, computed in float32 and rounded once."""
+    traced = torch.compiler.is_compiling() or codes.is_meta or is_fake(codes)
+    pairs = (pairs_of_levels if traced else kept_pairs)(codes.device)
+    numbers = pairs.index_select(0, codes.flatten().int()).view(torch.float32).view(*scales.shape, BLOCK)
+    return numbers.mul_(scales.view(torch.float32).unsqueeze(2)).flatten(1).to(dtype)
+
+
+def pairs_of_levels(device: torch.device) -> Tensor:
+    """The two levels that each value of a byte stands for, both float32, as one number of int64 ``[256]``: half as many
+    numbers are looked up."""
+    levels = torch.tensor(LEVELS, device=device)
+    pairs = torch.stack([levels.repeat_interleave(len(LEVELS)), levels.repeat(len(LEVELS))], dim=1)
+    return pairs.view(torch.int64).flatten()
+
+
+@lru_cache(maxsize=8)
+def kept_pairs(device: torch.device) -> Tensor:
+    """The same, made once for each device: copying them there makes the host wait."""
+    with torch.inference_mode(False):
+        return pairs_of_levels(device)
+
+
+class QuantisedProduct(torch.autograd.Function):
+    """The product of ``[..., in]`` with a weight in four bits, ``[..., out]``.
+
+    The backward pass keeps both parts of the weight, which are there anyhow (FSDP2 frees what it has gathered and
+    gathers it again), and dequantises once more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        return functional.linear(x, dequantise(codes, scales, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        codes, scales = ctx.saved_tensors
+        return grad @ dequantise(codes, scales, grad.dtype), None, None

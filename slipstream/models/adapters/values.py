@@ -1,0 +1,57 @@
+"""The values that a model with adapters begins with: its adapters are drawn, all else is its base's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slipstream.models.adapters.layers import CODES, SCALES, initial_std, is_adapter
+from slipstream.models.adapters.nf4 import BLOCK, Quantised, quantise
+from slipstream.models.initial.drawn import draw
+from slipstream.models.initial.values import InitialValues
+
+#: Numbers of a weight that are quantised at once.
+AT_ONCE = 1 << 22
+
+
+@dataclass
+class AdaptedValues:
+    """``base`` gives the values of the model without adapters."""
+
+    base: InitialValues
+    seed: int
+    #: The last rows that were quantised, and of which weight: their codes and their scales are asked for one after the
+    #: other, and the weight is read once.
+    _rows: tuple[str, int, int] = ("", 0, 0)
+    _parts: Quantised | None = field(default=None, repr=False)
+
+    @torch.no_grad()
+    def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
+        """See :class:`~slipstream.models.initial.values.InitialValues`."""
+        if is_adapter(name):
+            draw(part, name, size, offsets, std=initial_std(name, size), seed=self.seed)
+        elif name.endswith((CODES, SCALES)):
+            assert part.shape[1] == size[1], "nothing divides the rows of weights in four bits"
+            codes = name.endswith(CODES)
+            weight = f"{name.removesuffix(CODES).removesuffix(SCALES)}.weight"
+            found = self._quantised(part, weight, size[0], size[1] * (2 if codes else BLOCK), offsets[0])
+            part.copy_(found.codes if codes else found.scales)
+        else:
+            self.base.fill(part, name, size, offsets)
+
+    def _quantised(self, part: Tensor, weight: str, out: int, width: int, first: int) -> Quantised:
+        """Both parts of as many rows of the ``weight`` ``[out, width]`` as ``part`` has, from row ``first`` on."""
+        rows = weight, first, len(part)
+        if self._parts is None or self._rows != rows:
+            self._parts, self._rows = None, rows
+            found, step = list[Quantised](), max(1, AT_ONCE // width)
+            for start in range(first, first + len(part), step):
+                plain = torch.empty(min(step, first + len(part) - start), width, device=part.device)
+                self.base.fill(plain, weight, (out, width), (start, 0))
+                found.append(quantise(plain))
+            empty = quantise(torch.empty(0, width, device=part.device))
+            self._parts = Quantised(*map(torch.cat, zip(empty, *found, strict=True)))
+        return self._parts

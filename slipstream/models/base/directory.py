@@ -1,0 +1,91 @@
+"""The directory of a base: a model as Hugging Face's libraries write it, here or in a store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.storage import STORES, ObjectInfo, list_objects, open_reader, read_range
+from slipstream.storage.local import local_info, local_path
+
+CONFIG = "config.json"
+#: The longest JSON that is read of a base, besides the headers of its weights.
+LONGEST_JSON = 64 << 20
+EXPECTED = "expected a directory, here or in a store, with Hugging Face's config.json and safetensors"
+
+
+@dataclass(frozen=True)
+class BaseDirectory:
+    """``files`` are those directly in the directory at ``address``, as they were listed, by name."""
+
+    address: str
+    files: Mapping[str, ObjectInfo]
+
+    @classmethod
+    def list(cls, address: str) -> BaseDirectory:
+        """Raises ``UserError`` if there is no such directory, ``StorageUnavailable``."""
+        if address.startswith(STORES):
+            root = address.rstrip("/") + "/"
+            listed = ((info.uri.removeprefix(root), info) for info in list_objects(root))
+            files = {name: info for name, info in listed if "/" not in name}
+        else:
+            try:
+                files = {path.name: local_info(path) for path in local_path(address).iterdir() if path.is_file()}
+            except (FileNotFoundError, NotADirectoryError):
+                raise UserError(f"model.base: {address}: no such directory; {EXPECTED}") from None
+            except OSError as error:
+                raise UserError(f"model.base: {address}: cannot be listed ({error.strerror})") from None
+        if CONFIG not in files:
+            raise UserError(f"model.base: {address}: holds no {CONFIG}; {EXPECTED}")
+        return cls(address, files)
+
+    def where(self, name: str) -> str:
+        """A file as messages name it."""
+        return f"model.base: {self.address.rstrip('/')}/{name}"
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The object in a file of JSON. Raises ``UserError``, ``StorageUnavailable``."""
+        info = self.files[name]
+        try:
+            if info.size > LONGEST_JSON:
+                raise ValueError(f"{info.size} bytes are too many")
+            content = json.loads(read_pieces(info, 0, info.size, info.size, 1)[0])
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{self.where(name)}: cannot be read as JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{self.where(name)}: expected a JSON object, as Hugging Face's libraries write it")
+        return content
+
+
+def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: int) -> tuple[bytearray, int]:
+    """``count`` pieces of ``width`` bytes, the first of which begins at ``start`` of a file and each other one
+    ``stride`` bytes after the one before; and how far apart they begin in what was read. From a store they come by one
+    request, with all that lies between them. Raises ``UserError`` if the file is not as it was listed,
+    ``StorageUnavailable``."""
+    if info.uri.startswith(STORES):
+        return bytearray(read_range(info, start, start + (count - 1) * stride + width)), stride
+    if width == stride:
+        return read_file(info, [(start, width * count)]), width
+    return read_file(info, [(start + number * stride, width) for number in range(count)]), width
+
+
+def read_file(info: ObjectInfo, ranges: list[tuple[int, int]]) -> bytearray:
+    """The bytes of a local file in ranges of beginning and length, one after the other."""
+    found = bytearray()
+    with open_reader(info.uri) as file:
+        if local_info(local_path(info.uri)).etag != info.etag:
+            raise UserError(f"{info.uri}: was replaced while it was read; start again")
+        for start, length in ranges:
+            while length:
+                read = os.pread(file.fileno(), length, start)
+                if not read:
+                    raise UserError(f"{info.uri}: ends before its byte {start}; expected it as it was listed")
+                found += read
+                start, length = start + len(read), length - len(read)
+    return found

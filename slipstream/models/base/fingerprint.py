@@ -1,0 +1,41 @@
+"""What identifies the bytes of a base."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import xxhash
+
+from slipstream.artifacts.format import canonical_json
+from slipstream.models.base.directory import CONFIG, BaseDirectory, read_pieces
+from slipstream.storage import STORES, ObjectInfo
+
+BLOCK_BYTES = 16 << 20
+
+
+def fingerprint_base(address: str) -> str:
+    """XXH3-128 over config.json and all safetensors of the directory: their names and sizes, and their bytes, or in a
+    store what it says of them. Empty without an address. Raises ``UserError``, ``StorageUnavailable``."""
+    if not address:
+        return ""
+    directory = BaseDirectory.list(address)
+    entries = {
+        name: [info.size, content_of(info)]
+        for name, info in sorted(directory.files.items())
+        if name == CONFIG or name.endswith(".safetensors")
+    }
+    return xxhash.xxh3_128_hexdigest(canonical_json(entries))
+
+
+def content_of(info: ObjectInfo) -> str:
+    return info.etag if info.uri.startswith(STORES) else digest(info.uri, info.size, info.etag)
+
+
+@lru_cache(maxsize=1024)
+def digest(uri: str, size: int, etag: str) -> str:
+    """Of a local file's bytes, read once by a process as long as size and modification time are the same."""
+    found, info = xxhash.xxh3_128(), ObjectInfo(uri, size, etag)
+    for start in range(0, size, BLOCK_BYTES):
+        width = min(BLOCK_BYTES, size - start)
+        found.update(read_pieces(info, start, width, width, 1)[0])
+    return found.hexdigest()

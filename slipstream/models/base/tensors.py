@@ -1,0 +1,147 @@
+"""The tensors of a base, of which every process reads those parts that it holds.
+
+Whole rows of a tensor are read as they lie, in chunks: no byte more than the part has. Of a part with some of the
+columns a local file is read piece by piece, also no byte more; from a store come the rows from the first wanted byte to
+the last, as a request for each row would take longer than what lies between. Nothing larger than a chunk, or a row if
+that is larger, is held beside the part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.errors import UserError
+from slipstream.models.adapters.network import plain_shapes
+from slipstream.models.base.directory import BaseDirectory, read_pieces
+from slipstream.models.base.headers import StoredTensor, read_header
+from slipstream.storage import STORES
+
+ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CHUNK_BYTES = 4 << 20
+#: Headers that are read at once.
+HEADERS = 8
+TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+#: What a network's names begin with that files of the network without its output layer leave out.
+PREFIX = "model."
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+#: What old files hold that is computed here.
+COMPUTED = "rotary_emb.inv_freq"
+
+
+@dataclass
+class Base:
+    """An opened base: its tensors by our names, and how many bytes of their values were read so far."""
+
+    directory: BaseDirectory
+    tensors: Mapping[str, StoredTensor]
+    bytes_read: int = field(default=0)
+
+    @classmethod
+    def open(cls, address: str) -> Base:
+        """Reads the headers alone. Raises ``UserError`` for what is no base, or is cut or damaged,
+        ``StorageUnavailable``."""
+        directory = BaseDirectory.list(address)
+        return cls(directory, our_names(stored_tensors(directory)))
+
+    def check(self, model: nn.Module, *, tied: bool) -> None:
+        """Raise ``UserError`` unless the base holds exactly the parameters of the model without adapters, and an output
+        layer if its embedding is not ``tied`` to it."""
+        needed = plain_shapes(model)
+        where = self.directory.address
+        for name, shape in needed.items():
+            stored = self.tensors.get(name)
+            if stored is None:
+                raise UserError(f"model.base: {where}: lacks the tensor {name}, which its config.json asks for")
+            if stored.shape != shape:
+                raise UserError(
+                    f"model.base: {where}: {name} is {list(stored.shape)}; expected {list(shape)}, by its config.json "
+                    "and model.arguments"
+                )
+            if stored.dtype not in TYPES:
+                raise UserError(f"model.base: {where}: {name} is {stored.dtype}; expected one of {', '.join(TYPES)}")
+        for name in self.tensors:
+            if name not in needed and not (tied and name == HEAD):
+                raise UserError(
+                    f"model.base: {where}: holds the tensor {name}, which no model of its config.json and "
+                    "model.arguments has"
+                )
+
+    @torch.no_grad()
+    def fill(self, part: Tensor, name: str, offsets: Sequence[int]) -> None:
+        """Fill ``part``, which begins at ``offsets`` of the tensor ``name`` of one or two dimensions, in its own type.
+        Raises ``UserError`` if the file has changed, ``StorageUnavailable``."""
+        if not part.numel():
+            return
+        stored = self.tensors[name]
+        dtype = TYPES[stored.dtype]
+        rows = part if part.ndim == 2 else part.unsqueeze(1)
+        first, column = offsets[0], offsets[1] if part.ndim == 2 else 0
+        stride = math.prod(stored.shape[1:]) * dtype.itemsize
+        width = rows.shape[1] * dtype.itemsize
+        # Of a store what lies between comes, too.
+        at_once = max(1, CHUNK_BYTES // (stride if stored.part.uri.startswith(STORES) else width))
+        for start in range(0, len(rows), at_once):
+            target = rows[start : start + at_once]
+            place = stored.start + (first + start) * stride + column * dtype.itemsize
+            content, apart = read_pieces(stored.part, place, width, stride, len(target))
+            self.bytes_read += len(content)
+            values = torch.frombuffer(content, dtype=dtype)
+            target.copy_(values.as_strided(target.shape, (apart // dtype.itemsize, 1)))
+
+
+@dataclass(frozen=True)
+class BaseValues:
+    """A base's tensors as the initial values of a model."""
+
+    base: Base
+
+    def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
+        """See :class:`~slipstream.models.initial.values.InitialValues`."""
+        self.base.fill(part, name, offsets)
+
+
+def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
+    """The tensors in the one file, or in the parts that the index names. Raises as :meth:`Base.open`."""
+    if ONE_FILE in directory.files:
+        return read_header(directory, ONE_FILE)
+    if INDEX not in directory.files:
+        names = sorted(directory.files)
+        pickles = next((name for name in names if name.endswith((".bin", ".pt", ".pth"))), "")
+        why = f"holds {pickles}, a pickle, which is not opened; " if pickles else ""
+        raise UserError(
+            f"model.base: {directory.address}: {why or 'holds no weights; '}expected {ONE_FILE}, or parts with {INDEX}"
+        )
+    part_of = directory.json(INDEX).get("weight_map")
+    if not isinstance(part_of, dict) or not part_of or not all(isinstance(part, str) for part in part_of.values()):
+        raise UserError(f"{directory.where(INDEX)}: expected weight_map, which names the part of each tensor")
+    parts = sorted(set(part_of.values()))
+    if missing := next((part for part in parts if part not in directory.files), ""):
+        raise UserError(f"{directory.where(missing[:200])}: is missing; {INDEX} names it as a part")
+    with ThreadPoolExecutor(HEADERS) as pool:
+        headers = dict(zip(parts, pool.map(lambda part: read_header(directory, part), parts), strict=True))
+    found: dict[str, StoredTensor] = {}
+    for part, tensors in headers.items():
+        for name, tensor in tensors.items():
+            if part_of.get(name) != part:
+                there = f"in {part_of[name]}" if name in part_of else "nowhere"
+                raise UserError(f"{directory.where(part)}: holds the tensor {name}, which is {there} by {INDEX}")
+            found[name] = tensor
+    if lacking := next((name for name in part_of if name not in found), ""):
+        raise UserError(f"{directory.where(part_of[lacking])}: lacks the tensor {lacking}, which is there by {INDEX}")
+    return found
+
+
+def our_names(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The same by the names of our transformer, without what is computed here."""
+    whole = EMBEDDING in stored or EMBEDDING.removeprefix(PREFIX) not in stored
+    return {
+        name if whole or name == HEAD else PREFIX + name: tensor
+        for name, tensor in stored.items()
+        if not name.endswith(COMPUTED)
+    }

@@ -1,0 +1,69 @@
+"""Tiny bases to fine-tune, as transformers writes them, with a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from slipstream.language.chat_template import OWN_TEMPLATE
+from slipstream.language.tokenizer import TEMPLATE, bytes_tokenizer
+
+#: More ids than the tokenizer has, as bases have that are padded to a multiple.
+VOCABULARY = 272
+LENGTH = 24
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "sliding_window": None,
+}
+
+
+def random_network(family: str = "llama", **changes: Any) -> Any:
+    """transformers' network with random weights; biases and normalisations, too, since ones and zeros hide errors."""
+    settings = {**SIZES, **({"head_dim": 16} if family == "qwen3" else {}), **changes}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **settings))
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return network.float().eval()
+
+
+def make_base(
+    directory: Path,
+    family: str = "llama",
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a base of a ``family``, with other settings of its config.json in ``changes``, whose tensors are of
+    ``dtype`` and in parts of at most ``max_shard_size`` (such as "20KB"); beside it a tokenizer of the bytes."""
+    limit = {"max_shard_size": max_shard_size} if max_shard_size else {}
+    random_network(family, **changes).to(dtype).save_pretrained(directory, **limit)
+    for name, content in {**bytes_tokenizer(turns=True), TEMPLATE: OWN_TEMPLATE}.items():
+        (directory / name).write_text(content, encoding="utf-8")
+    return directory
+
+
+def theirs(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits of transformers, computed in float32, for tokens ``[batch, length]``."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(tokens).logits
+    return logits
+
+
+def some_tokens(rows: int = 3, length: int = LENGTH, vocabulary: int = VOCABULARY) -> torch.Tensor:
+    """Random ids, int64 ``[rows, length]``."""
+    return torch.randint(0, vocabulary, (rows, length), generator=torch.Generator().manual_seed(1))
