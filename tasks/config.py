@@ -30,7 +30,7 @@ def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:
 
 class Sections(NamedTuple):
     """The sections of a configuration, and the user's own factory and what identifies its code (both "" for built-in
-    models)."""
+    models), or the base that is fine-tuned."""
 
     model: Annotated[ModelConfig, BY_VALUE]
     training: Annotated[TrainingConfig, BY_VALUE]
@@ -62,6 +62,7 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
     model that is made smaller is to be divided among them.
     """
+    from slipstream.models.base.fingerprint import fingerprint_base
     from slipstream.models.factory_code import fingerprint_model
 
     config = replace(config, collectives=with_lasting_history(config.collectives))
@@ -87,7 +88,7 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
         training,
         config.export,
         config.collectives,
-        fingerprint_model(config.model),
+        fingerprint_model(config.model) or fingerprint_base(config.model.base),
         compression,
         fine_tuning,
         compression.teaching,

@@ -47,7 +47,12 @@ class CompressionRun:
     seed: int = 0
 
     def check(self) -> None:
-        """Raise ``UserError`` if the model does not fit the data."""
+        """Raise ``UserError`` if the model does not fit the data, or has adapters."""
+        if self.trained.config.lora.rank:
+            raise UserError(
+                f"{self.trained.artifact.directory}: holds adapters, beside which nothing can be compressed; expected "
+                "a model that was trained as a whole"
+            )
         signature = self.trained.signature
         if signature != self.data.signature:
             raise UserError(

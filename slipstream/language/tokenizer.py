@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.artifacts.prepared.token_rows import FILES
 from slipstream.errors import UserError
-from slipstream.storage import STORES, list_names, storage_for
+from slipstream.storage import STORES, MissingObject, list_names, open_reader, storage_for
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
@@ -28,6 +28,8 @@ FAST, SETTINGS, SPECIAL, TEMPLATE = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+#: What says of a model how many ids it knows.
+MODEL = "config.json"
 #: The end token of tokenizers that are made here, and what begins and ends a turn of a conversation.
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -99,6 +101,24 @@ def read_tokenizer(address: str) -> TokenizerFiles:
             f"data.tokenizer: {address!r} is no directory; expected train, bytes, or a directory with {FAST}"
         )
     return texts_of([path for name in FILES if (path := Path(address, name)).is_file()], address)
+
+
+def vocabulary_beside(address: str) -> int:
+    """The token ids of the model that lies beside the tokenizer in a directory, here or in a store, as its config.json
+    states: they may be more than the tokenizer has. 0 if it states none. Raises ``UserError`` for one that is no
+    JSON."""
+    where = f"{address.rstrip('/')}/{MODEL}"
+    try:
+        with open_reader(where) as file:
+            content = json.load(file)
+    except MissingObject:
+        return 0
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"data.tokenizer: {where} cannot be read as JSON: {error}") from None
+    stated = content.get("vocab_size") if isinstance(content, dict) else None
+    return stated if isinstance(stated, int) else 0
 
 
 def texts_of(paths: Iterable[Path], address: str) -> TokenizerFiles:

@@ -1,7 +1,8 @@
 """The trained model, as training writes it and evaluation and export read it.
 
-The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the model, its arguments,
-the signature and, of a pruned model, the units that it retained), and ``history.json`` and ``attempt.json``
+The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights, or of a model with adapters these alone: all
+else is its base's), ``model.json`` (the model, its arguments, the signature, of a pruned model the units that it
+retained and of one that was fine-tuned its base), and ``history.json`` and ``attempt.json``
 (:mod:`slipstream.artifacts.results.training`), which a model lacks that was not trained yet.
 
 ``model.json`` may name a factory from outside this project. An artifact may come from anywhere, so that factory is
@@ -27,6 +28,7 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
+from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
@@ -131,11 +133,28 @@ class Architecture:
     signature: Signature
     #: Of a pruned model the units that stay; empty if all do.
     retained: Annotated[Retained, Field(alias="kept")] = field(default_factory=dict)
+    #: Of a model that was fine-tuned.
+    base: BaseRecord | None = None
 
     def empty(self) -> Predictor:
         """The model without its weights: where the model can be built so, its parameters take no memory. Raises
         ``UserError`` if it cannot run."""
         return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
+
+    def on_base(self) -> Predictor:
+        """The model whose adapters were trained, with its base's weights. Raises ``UserError`` if the base is gone or
+        another now, ``StorageUnavailable`` of one in a store."""
+        assert self.base is not None, "a model with adapters has a base"
+        try:
+            digest = fingerprint_base(self.config.base)
+        except UserError as error:
+            raise UserError(f"{error.message} (the base of a trained model, which holds adapters alone)") from None
+        if digest != self.base.digest:
+            raise UserError(
+                f"model.base: {self.config.base}: holds another model now than the one that the adapters of a trained "
+                f"model are for; expected the files of then, whose digest is {self.base.digest}"
+            )
+        return build(self.config, self.signature, seed=0)
 
 
 @dataclass(frozen=True)
@@ -172,9 +191,10 @@ class TrainedModel:
         return cls(artifact, architecture)
 
     def load(self, which: str = "best") -> Predictor:
-        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU. Raises ``DamagedArtifact``
-        if the file does not hold weights, ``UserError`` if the factory makes another model than it did."""
-        predictor = self.architecture.empty()
+        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU; if these are adapters, all
+        else is its base's. Raises ``DamagedArtifact`` if the file does not hold weights, ``UserError`` if the factory
+        makes another model than it did, or as :meth:`Architecture.on_base`."""
+        predictor = self.architecture.on_base() if self.config.lora.rank else self.architecture.empty()
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
         file = f"{which}.safetensors"
@@ -183,13 +203,16 @@ class TrainedModel:
         except SafetensorError as error:
             raise DamagedArtifact(f"{self.artifact.directory / file}: does not hold weights: {error}") from None
         try:
-            predictor.load_state_dict(weights, assign=unfilled)
+            # Strict where the weights are all that there is: a file of adapters holds these and nothing else.
+            predictor.load_state_dict(weights, strict=not predictor.adapted, assign=unfilled)
         except RuntimeError as error:
             _, first, *_ = str(error).splitlines()
             raise UserError(
                 f"{self.artifact.directory}: its weights do not fit the model that {self.config.name} makes now "
                 f"({first.strip()[:200]}); expected the code that it was trained with"
             ) from None
+        if weights.keys() != predictor.own_state().keys():
+            raise DamagedArtifact(f"{self.artifact.directory / file}: does not hold the adapters of this model")
         return predictor.eval()
 
     @property
@@ -213,7 +236,10 @@ def write_trained(
             for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
                 file.write(chunk)
     config = architecture.config
-    named = ModelConfig(resolve(config, architecture.signature), config.arguments)
+    named = replace(config, name=resolve(config, architecture.signature))
+    if not config.lora.rank:
+        # Of a model that was fine-tuned as a whole all weights are there, and nobody needs its base any more.
+        named = ModelConfig(named.name, named.arguments)
     write_record(writer, MODEL, replace(architecture, config=named))
     for name, data in (record or {}).items():
         writer.write_bytes(name, data)

@@ -27,6 +27,8 @@ FILE = Path(__file__).with_name("gpus.toml")
 #: Bytes that a step moves for each parameter in fp32: read forward and backward, the gradient written, and Adam's read
 #: and write of weight, gradient and two moments.
 BYTES_PER_PARAMETER = 40
+#: For one that is frozen: read forward and backward.
+BYTES_PER_FROZEN = 8
 #: The largest error of predictions between models and batches on one CPU, with both limits of the roofline and by
 #: operations alone; their medians were 24 and 35 %.
 LARGEST_ERROR, LARGEST_BY_OPERATIONS = 0.66, 0.85
@@ -102,8 +104,9 @@ def gpu_of(device: str) -> Gpu | None:
 
 def roof(run: Measured, rows: float, peak: float, bandwidth: float | None) -> float:
     """Seconds of a step of so many rows in one process, at the limits of what it computes on."""
-    moving = BYTES_PER_PARAMETER * run.figures.parameters / bandwidth if bandwidth else 0.0
-    return max(rows * run.flops_per_row / peak, moving)
+    figures = run.figures
+    moved = BYTES_PER_PARAMETER * (figures.parameters - figures.frozen) + BYTES_PER_FROZEN * figures.frozen
+    return max(rows * run.flops_per_row / peak, moved / bandwidth if bandwidth else 0.0)
 
 
 def own_roof(run: Measured, bandwidth: bool) -> float:
@@ -214,10 +217,11 @@ def exchanged(
     """Seconds of a step with the exchange of its gradients, and what to say of it."""
     if processes == 1:
         return computing, ""
+    figures = planned.figures
     for network in networks:
         model = model_of(network) if gpu_of(network.fingerprint.devices[0]) == gpu else "of other hardware"
         if not isinstance(model, str):
-            pieces = (PIECE,) * max(1, round(4 * planned.figures.parameters / PIECE))
+            pieces = (PIECE,) * max(1, round(4 * (figures.parameters - figures.frozen) / PIECE))
             compute = Compute(FORWARD * computing, (1 - FORWARD) * computing, 0.0, pieces)
             return predict(compute, partial(model.seconds, processes)).step.seconds, ", exchange by the network profile"
     return computing, UNKNOWN_EXCHANGE

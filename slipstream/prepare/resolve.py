@@ -14,7 +14,7 @@ import xxhash
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.errors import UserError
-from slipstream.language.tokenizer import Tokenizer, library, read_tokenizer
+from slipstream.language.tokenizer import Tokenizer, library, read_tokenizer, vocabulary_beside
 from slipstream.prepare.base_set import BaseSet, FileSet
 from slipstream.source.config import DataConfig, Format
 from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile
@@ -51,6 +51,8 @@ class SourceToPrepare(ResolvedSource):
     base: BaseSet | None = None
     #: Of language: the files of the user's tokenizer; empty if none was given.
     tokenizer: dict[str, str] = field(default_factory=dict)
+    #: The token ids of the model beside it; 0 if there is none.
+    vocabulary: int = 0
 
     @property
     def kind(self) -> Kind:
@@ -58,8 +60,10 @@ class SourceToPrepare(ResolvedSource):
 
     @property
     def tokenizer_digest(self) -> str:
-        """What identifies the user's tokenizer, whose directory may get other files; empty without one."""
-        return xxhash.xxh3_128_hexdigest(canonical_json(self.tokenizer)) if self.tokenizer else ""
+        """What identifies the user's tokenizer and how many ids its model has, as their directory may get other files;
+        empty without one."""
+        stated = [self.tokenizer, self.vocabulary]
+        return xxhash.xxh3_128_hexdigest(canonical_json(stated)) if self.tokenizer else ""
 
     @property
     def division(self) -> Division:
@@ -110,11 +114,14 @@ def resolve_language(listing: Listing, target: str, config: DataConfig) -> Sourc
         if getattr(config, name):
             raise UserError(f"data.{name}: is for tables, not for data.task: language; leave it out")
     files = tuple(file for file in listing.files if file.size)
-    tokenizer = {} if config.tokenizer in MADE_HERE else read_tokenizer(config.tokenizer)
+    given = config.tokenizer not in MADE_HERE
+    tokenizer = read_tokenizer(config.tokenizer) if given else {}
     if tokenizer:
         Tokenizer(tokenizer)
+    vocabulary = vocabulary_beside(config.tokenizer) if given else 0
     library()
-    return SourceToPrepare(listing, corpus_format(listing, files, config), files, "", config, tokenizer=tokenizer)
+    format = corpus_format(listing, files, config)
+    return SourceToPrepare(listing, format, files, "", config, tokenizer=tokenizer, vocabulary=vocabulary)
 
 
 def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig) -> Format:

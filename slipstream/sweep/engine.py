@@ -10,6 +10,7 @@ from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.models.base.fingerprint import fingerprint_base
 from slipstream.settings import to_dict
 from slipstream.sweep import study
 from slipstream.sweep.records import Identity, Trial
@@ -25,7 +26,8 @@ LOG = logger("sweep")
 def identity_of(config: RunConfig, fingerprint: str) -> Identity:
     """What the trials of a configuration have in common, on the prepared data of this fingerprint."""
     sweep = config.sweep
-    return Identity(fingerprint, to_dict(config.model), lasting(config.for_training()), sweep.space, sweep.seed)
+    model = {**to_dict(config.model), "base": fingerprint_base(config.model.base)}
+    return Identity(fingerprint, model, lasting(config.for_training()), sweep.space, sweep.seed)
 
 
 def search_of(config: RunConfig, data: PreparedData) -> Search:

@@ -78,15 +78,17 @@ def attempt(link: Connection, job: TrialJob) -> Outcome:
 
     try:
         from slipstream.artifacts.prepared.streamed import open_prepared
+        from slipstream.models.base.fingerprint import fingerprint_base
 
-        training = job.config.for_training()
+        model, training = job.config.model, job.config.for_training()
+        base = fingerprint_base(model.base)
         request = TrainingRequest(
             prepared=job.prepared,
-            model=job.config.model,
+            model=model,
             training=training,
             directory=job.directory,
             home=job.home,
-            made_by={"sweep": identity(open_prepared(job.prepared), job.config.model, training)},
+            made_by={"sweep": identity(open_prepared(job.prepared), model, training, base_digest=base)},
             holder=job.holder,
             notices=job.notices,
             grace_s=job.grace_s,

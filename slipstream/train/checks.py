@@ -19,8 +19,9 @@ from slipstream.distributed.user_errors import backend_of
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.models.arithmetic import precision_of
+from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
+from slipstream.models.factory import Predictor, build, initial_values
 from slipstream.models.plan import blocks_of, plan_of
 from slipstream.telemetry.preflight import check_gpu_memory
 from slipstream.train.config import TrainingConfig
@@ -38,7 +39,7 @@ META = torch.device("meta")
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
 
-    The model is built only if settings depend on it.
+    The model is built only if settings or a base depend on it.
     """
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
@@ -47,11 +48,13 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
     check_rows(data)
+    model = shaped_for(model, data.signature)
     pieces = pieces_of(data, training, replicas * shards)
     if training.compile:
         check_compiler(gpus > 0)
-    if training.parallel.divides or training.compile or training.recompute == "full" or model.lora.rank:
+    if model.base or training.parallel.divides or training.compile or training.recompute == "full":
         predictor = build(model, data.signature, training.seed, empty=True)
+        initial_values(model, predictor.network, training.seed)
         check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
         check_plan(training.parallel, plan_of(predictor.network), len(pieces), adapted=predictor.adapted)
         if training.recompute == "full":

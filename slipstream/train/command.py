@@ -6,8 +6,9 @@ import os
 import socket
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ from slipstream.distributed.leaving import group_stands, leave
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.models.base.fingerprint import fingerprint_base
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
 from slipstream.telemetry.metrics import Labels
@@ -50,13 +52,13 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
         yield make_stub(prepared, Path(scratch) / "stub", cache_bytes // processes)
 
 
-def is_finished(output: Path, made_by: Mapping[str, object]) -> bool:
+def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bool:
     """Whether the model of this very training is there: a rank or its agent may have died between the end of the
     training and its own, and is started again. Raises ``UserError`` if anything else is there."""
     if not (output / MANIFEST).exists():
         return False
     with suppress(DamagedArtifact):
-        if canonical_json(Artifact.open(output, KIND).made_by) == canonical_json(made_by):
+        if canonical_json(Artifact.open(output, KIND).made_by) == canonical_json(made_by()):
             if os.environ.get("RANK", "0") == "0":
                 LOG.info("%s is the model of this training already; remove it to train again", output)
             return True
@@ -105,7 +107,14 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     settings = RunConfig.from_file(config) if config else RunConfig()
     training = settings.for_training()
     with alone_at_once(), local_prepared_data(prepared) as directory:
-        made_by = {"command": "slipstream.train", **identity(PreparedData.open(directory), settings.model, training)}
+
+        @cache
+        def made_by() -> Mapping[str, object]:
+            # A process that does not need it reads no base for its digest.
+            base = fingerprint_base(settings.model.base)
+            data = PreparedData.open(directory)
+            return {"command": "slipstream.train", **identity(data, settings.model, training, base_digest=base)}
+
         if is_finished(output, made_by):
             return
         home = training.checkpoint_uri or f"{output}.checkpoints"
@@ -121,7 +130,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             directory=output,
             home=home,
             holder=holder,
-            made_by=made_by,
+            made_by=made_by() if os.environ.get("RANK", "0") == "0" else {},
             sampled=Path(f"{output}.telemetry"),
         )
         try:

@@ -100,7 +100,8 @@ def run(request: TrainingRequest) -> None:
         clock = clock_of(group.device)
         interval = interval_of(training, setup.data)
         policy = ResumePolicy(
-            identity(setup.data, setup.architecture.config, training, applied) | setup.lineage.identity(),
+            identity(setup.data, setup.architecture.config, training, applied, setup.base_digest)
+            | setup.lineage.identity(),
             holder=request.holder,
             resume=training.resume,
             defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
@@ -215,15 +216,21 @@ def log_resumption(restored: Restored, state: TrainingState) -> None:
 
 
 def identity(
-    data: PreparedData, model: ModelConfig, training: TrainingConfig, applied: AppliedTuning | None = None
+    data: PreparedData,
+    model: ModelConfig,
+    training: TrainingConfig,
+    applied: AppliedTuning | None = None,
+    base_digest: str = "",
 ) -> dict[str, object]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
-    divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
+    divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied. A base
+    counts by its digest, wherever it lies."""
     code = model_code(model)
     return {
         "data": data.artifact.fingerprint,
-        "model": to_dict(model),
+        "model": {**to_dict(model), "base": ""},
         **({"model_code": code} if code else {}),
+        **({"base": base_digest} if base_digest else {}),
         "order": ORDER_VERSION,
         "training": lasting(training),
         **({"network": asdict(applied)} if applied else {}),
@@ -263,6 +270,7 @@ def history(state: TrainingState, group: Group, precision: str) -> History:
         steps_total=progress.step,
         stopped_early=progress.stopped_early,
         parameters=state.traits.parameters,
+        trained=state.traits.trained,
         world=ProcessGroupFigures(
             size=group.world,
             backend=group.backend,

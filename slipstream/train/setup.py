@@ -8,8 +8,9 @@ divided among processes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +25,11 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.distributed.process_group import Group, Peers
-from slipstream.distributed.user_errors import same_error_on_all_ranks
+from slipstream.distributed.user_errors import AgreedUserError, same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.arithmetic import ability_of, autocast, common_precision
+from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor, build, initial_values
@@ -188,7 +190,8 @@ class Setup:
         other in the group ``on_host``, if one of them finds that the data, the model, the settings or the devices do
         not go together, or has too little memory."""
         training = request.training
-        abilities = Peers(group.rank, group.world, on_host).gather(ability_of(group.device))
+        peers = Peers(group.rank, group.world, on_host)
+        abilities = peers.gather(ability_of(group.device))
         with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
@@ -214,6 +217,7 @@ class Setup:
             check_exchange(exchange, group.backend, precision)
             if training.recompute == "full":
                 recompute_blocks(predictor.network)
+            digest = fingerprint_base(architecture.config.base) if first_of_machine(group) else ""
             two_rows = 0.0
             if not training.compile and not training.parallel.divides:
                 forward, on_cpu = partial(autocast, precision, group.device), group.device.type == "cpu"
@@ -221,6 +225,8 @@ class Setup:
             compiled = None
             if training.compile and not training.parallel.divides:
                 compiled = compile_for(ReplicatedModel(predictor, traits), pieces[:1], precision, group)
+        if architecture.config.base:
+            architecture = replace(architecture, base=same_base(architecture.config.base, peers.gather(digest)))
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
             LOG.warning("training.precision: auto is %s on all ranks, as their devices differ", precision)
         with same_error_on_all_ranks(on_host):
@@ -253,6 +259,11 @@ class Setup:
             two_rows=two_rows,
         )
 
+    @property
+    def base_digest(self) -> str:
+        """Of the base that is fine-tuned; empty without one."""
+        return self.architecture.base.digest if self.architecture.config.base and self.architecture.base else ""
+
     def state(self) -> TrainingState:
         """The state of a training from its beginning."""
         predictor, training, group = self.parallel.model, self.training, self.group
@@ -267,6 +278,23 @@ class Setup:
             teacher=self.lineage.teacher_on(group.device, self.precision),
             conditions=conditions(training, group),
         )
+
+
+def first_of_machine(group: Group) -> bool:
+    """Whether this is the process of its machine or pod that does what one of them has to. A process alone may have a
+    number for its GPU."""
+    return group.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
+
+
+def same_base(address: str, digests: Sequence[str]) -> BaseRecord:
+    """The base of which the first process of each machine found the digest; those of the others are empty. Raises
+    ``AgreedUserError``, on all ranks alike, if they differ."""
+    found = {digest for digest in digests if digest}
+    if len(found) > 1:
+        raise AgreedUserError(
+            f"model.base: {address}: machines have {len(found)} different bases there; expected the same files on all"
+        )
+    return BaseRecord(address, found.pop())
 
 
 def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: Group) -> CompiledTraining:

@@ -189,6 +189,13 @@ def test_parts_of_the_initial_weights_are_those_of_the_whole() -> None:
             torch.testing.assert_close(part, whole[begin:end, columns] if whole.ndim == 2 else part, rtol=0, atol=0)
 
 
+def test_initial_weights_stay_what_they_are() -> None:
+    """Or trainings that were begun before would have other ones."""
+    first = [0.16325578911435887, 0.6214719465000089, 0.9072585303717481, 0.24275556843752225]
+    assert np.abs(normal(7, "model.norm.weight", 5, 4) - first).max() < 1e-14
+    assert np.abs(normal(0, "a", 1 << 40, 2) - [0.41021225500036335, -0.8779659147844058]).max() < 1e-14
+
+
 def test_initial_weights_are_independent_normal_numbers() -> None:
     of = {(seed, name): normal(seed, name, 0, 200_000) for seed in (0, 1) for name in ("a", "b")}
     for drawn in of.values():

@@ -19,6 +19,7 @@ from slipstream.plan.estimate import (
     gpu_of,
     gpus,
     left_out_errors,
+    roof,
     spread_of,
     work_time,
 )
@@ -78,6 +79,15 @@ def test_a_step_that_moves_its_parameters_goes_with_the_bandwidth() -> None:
     moving = measured("moving", figures(speed={"flops_per_row": 1e6}))
     found = work_time(moving, [moving], gpus()["H200"], 1)
     assert found.seconds == pytest.approx((18_000 + 360) * 2039 / 4800 + 180, rel=1e-6)
+
+
+def test_frozen_parameters_are_read_alone() -> None:
+    """Of 100 million parameters one million is trained: 40 bytes of each of these are moved, 8 of each other."""
+    few, all_of_them = (figures(speed={"flops_per_row": 1.0, "peak_flops": 1e30}, trained=n) for n in (10**6, 10**8))
+    bandwidth, share = 2039e9, (40 + 99 * 8) / 4000
+    times = [roof(measured("moving", each), 512, 1e30, bandwidth) for each in (few, all_of_them)]
+    assert times[0] == pytest.approx(times[1] * share)
+    assert times[1] == roof(measured("older", figures(speed={"flops_per_row": 1.0})), 512, 1e30, bandwidth)
 
 
 def test_from_a_cpu_it_is_less_sure_and_has_a_least_step() -> None:

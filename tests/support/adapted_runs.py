@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.distributed.process_group import Group
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.arithmetic import autocast
@@ -25,12 +24,11 @@ from slipstream.models.factory import Predictor, build, initial_values
 from slipstream.models.initial.drawn import draw
 from slipstream.models.initial.values import InitialValues, fill
 from slipstream.train.parallel.recompute import recompute_blocks
-from tests.support.bases import LENGTH, VOCABULARY, some_tokens
+from tests.support.bases import LENGTH, SIGNATURE, some_tokens
 from tests.support.layout_runs import whole
 
-SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=VOCABULARY)
 #: Whole blocks of four-bit weights, and outputs that three processes cannot divide alike.
-SIZES = {"hidden_size": 64, "intermediate_size": 128}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
 LORA = LoraConfig(rank=3, alpha=6.0)
 ROWS, SEED = 7, 5
 

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 import transformers
 
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.language.chat_template import OWN_TEMPLATE
 from slipstream.language.tokenizer import TEMPLATE, bytes_tokenizer
 
 #: More ids than the tokenizer has, as bases have that are padded to a multiple.
 VOCABULARY = 272
 LENGTH = 24
+SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=VOCABULARY)
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

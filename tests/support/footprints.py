@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.distributed.process_group import Group
-from slipstream.models.factory import build
-from slipstream.models.initial.drawn import Drawn
+from slipstream.models.factory import build, initial_values
 from slipstream.train.checkpoint.staging import local
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
@@ -52,7 +51,8 @@ def begun(step: TracedStep, group: Group) -> TrainingState:
     if training.parallel.divides:
         layout = Layout.connect(training.parallel, group.rank, group.world, CPU)
         size = {"micro_batches": step.micro_batches, "rows": step.rows}
-        parallel = divide(model, layout, CPU, Drawn(model.network, 0), **size, precision=training.precision)
+        values = initial_values(step.model, model.network, 0)
+        parallel = divide(model, layout, CPU, values, **size, precision=training.precision)
     elif group.world > 1:
         parallel = replicate(model, traits, group, training.gradients)
     else:

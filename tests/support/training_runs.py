@@ -24,6 +24,7 @@ from typing import Any
 
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.training import ValidationPoint
+from slipstream.models.config import ModelConfig
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from tests.support.processes import FORK, free_port
@@ -57,8 +58,9 @@ class Job:
     ema: float = 0.0
     #: More of the section training.
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: A factory, instead of the built-in model.
+    #: A factory, instead of the built-in model; or all settings of the model.
     factory: str = ""
+    model: ModelConfig | None = None
     #: A trained model to learn from, too.
     teacher: Path | None = None
     #: A trained model whose weights, and units if it was pruned, the training begins with.
@@ -93,7 +95,6 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     import torch
 
     from slipstream.models import factory
-    from slipstream.models.config import ModelConfig
     from slipstream.train import run as engine
     from slipstream.train.checkpoint import lease
     from slipstream.train.checkpoint.manager import Checkpoints
@@ -128,7 +129,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     network = ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout})
     request = TrainingRequest(
         prepared=job.prepared,
-        model=ModelConfig(job.factory) if job.factory else network,
+        model=job.model or (ModelConfig(job.factory) if job.factory else network),
         training=TrainingConfig(
             epochs=max(1, job.steps // 8),
             batch_size=75,

@@ -87,6 +87,8 @@ class History:
     world: ProcessGroupFigures
     skipped: list[SkippedStep] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    #: Of the parameters those that were trained; None of an older training: all.
+    trained: int | None = None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,13 @@ class TrainingFigures:
     #: From snapshot to publication of the last checkpoint.
     save_seconds: float
     attempts: list[AttemptSpan]
+    #: Of the parameters those that were trained; None of an older training: all.
+    trained: int | None = None
+
+    @property
+    def frozen(self) -> int:
+        """The other parameters."""
+        return 0 if self.trained is None else self.parameters - self.trained
 
 
 def read_figures(directory: Path) -> TrainingFigures:
@@ -51,6 +58,7 @@ def read_figures(directory: Path) -> TrainingFigures:
         gpu=gpu_name(gpus, attempt.throughput) if history.world.device != "cpu" else "",
         pods=max(1, sum(pod.attempt == last for pod in devices.pods)),
         parameters=history.parameters,
+        trained=history.trained,
         batch_size=batch_size,
         ledger=attempt.ledger,
         throughput=attempt.throughput,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import xxhash
@@ -11,6 +12,14 @@ from slipstream.models.base.directory import CONFIG, BaseDirectory, read_pieces
 from slipstream.storage import STORES, ObjectInfo
 
 BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class BaseRecord:
+    """The base that a model was fine-tuned from: where it was, and :func:`fingerprint_base` of it."""
+
+    address: str
+    digest: str
 
 
 def fingerprint_base(address: str) -> str:

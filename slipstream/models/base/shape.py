@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
@@ -26,20 +27,29 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
     if "config" in config.arguments:
         raise UserError("model.arguments.config: none expected beside model.base, which has a config.json of its own")
     directory = BaseDirectory.list(config.base)
-    where, stated = directory.where(CONFIG), directory.json(CONFIG)
-    try:
-        stated = from_hugging_face(stated, length)
-    except UserError as error:
-        raise UserError(f"model.base: {config.base}: {error.message}") from None
-    if missing := next((name for name in SIZES if name not in stated), ""):
-        raise UserError(f"{where}: states no {missing}; expected Hugging Face's config.json of this model")
-    shape = TransformerConfig.from_dict({"max_position_embeddings": length, **stated, **config.arguments})
+    where = directory.where(CONFIG)
+    stated = stated_shape(directory, length)
+    shape = TransformerConfig.from_dict({**stated, **config.arguments})
     if shape.max_position_embeddings < length:
         raise UserError(
             f"{where}: has positions for {shape.max_position_embeddings} tokens, and a row has {length}; expected a "
             "smaller data.length, or more in model.arguments.max_position_embeddings"
         )
     return replace(config, name="transformer", arguments=to_dict(shape))
+
+
+def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
+    """The arguments that a base's config.json states. Raises ``UserError`` for others than the transformer takes."""
+    content, where = directory.json(CONFIG), directory.where(CONFIG)
+    try:
+        stated = {"max_position_embeddings": length, **from_hugging_face(content, length)}
+        if missing := next((name for name in SIZES if name not in stated), ""):
+            raise UserError(f"states no {missing}; expected Hugging Face's config.json of this model")
+        TransformerConfig.from_dict(stated)
+    except UserError as error:
+        what = error.message.removeprefix(f"{CONFIG}: ").removeprefix(f"{TransformerConfig.section}.")
+        raise UserError(f"{where}: {what}") from None
+    return stated
 
 
 def shaped_for(config: ModelConfig, signature: Signature) -> ModelConfig:

@@ -114,7 +114,8 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
         inputs=(TensorSpec("tokens", dtype_of(tokenizer), (config.length,)),),
         task="next token",
         target="next token",
-        buckets=tokenizer.vocabulary,
+        # A model may have more ids, to a multiple of something, than its tokenizer.
+        buckets=max(tokenizer.vocabulary, source.vocabulary),
         # A conversation has a row to itself, and may have the end token after each of its turns.
         document_end=-1 if config.across_documents or corpus.conversations else tokenizer.end,
         learned=learned,

@@ -18,6 +18,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.limits import memory_allowed
 from slipstream.models.arithmetic import ability_of, common_precision
+from slipstream.models.base.shape import shaped_for
 from slipstream.storage import storage_for
 from slipstream.text_table import size
 from slipstream.train.checkpoint.home import Home
@@ -85,7 +86,8 @@ def decided(request: TrainingRequest, training: TrainingConfig, world: int, memo
         )
     data = open_prepared(request.prepared)
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
-    job = Job(request.model, data.signature, replace(training, batch_size=largest), world, nodes(world))
+    model = shaped_for(request.model, data.signature)
+    job = Job(model, data.signature, replace(training, batch_size=largest), world, nodes(world))
     found = fewest_that_fit(job, memory)
     number = found.job.training.micro_batches
     home.storage.put(DECISION, canonical_json({NUMBER: number, MADE_FOR: made_for, "peak": found.peak}))

@@ -15,6 +15,7 @@ from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSp
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.machine.gpus import visible_gpus
+from slipstream.models.base.shape import shaped_for, with_base_shape
 from slipstream.models.config import ModelConfig
 from slipstream.models.transformer import read_config
 from slipstream.source.config import DataConfig
@@ -92,21 +93,23 @@ def main(  # noqa: PLR0913 - an argument for each option
     run = RunConfig.from_file(config)
     if data:
         signature = PreparedData.open(data).signature
-    elif length is None and run.data.task == "language" and run.data.tokenizer == "train":
-        signature = rows_of_text(run.data)
+    elif length is None and run.data.task == "language" and (run.model.base or run.data.tokenizer == "train"):
+        signature = rows_of_text(run.data, run.model)
     else:
         signature = rows_of_tokens(run.model, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
-    job = Job(run.model, signature, replace(run.training, precision=precision), devices, nodes)
+    job = Job(shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes)
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)
 
 
-def rows_of_text(config: DataConfig) -> Signature:
-    """The signature of documents that are to be prepared, with as many token ids as their tokenizer may have."""
+def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
+    """The signature of documents that are to be prepared, with as many token ids as their tokenizer may have, or as the
+    base of the model has."""
     tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
-    return Signature((tokens,), "next token", "next token", buckets=config.vocabulary, document_end=end)
+    vocabulary = with_base_shape(model, config.length).arguments["vocab_size"] if model.base else config.vocabulary
+    return Signature((tokens,), "next token", "next token", buckets=vocabulary, document_end=end)
 
 
 def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
@@ -117,12 +120,13 @@ def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
             "--data: expected a directory with the prepared data, which says what the model takes; or, for a "
             "transformer, --length with the tokens of a row"
         )
+    model = with_base_shape(model, length)
     stated = read_config(Path(str(model.arguments["config"]))) if "config" in model.arguments else {}
     vocabulary = model.arguments.get("vocab_size", stated.get("vocab_size"))
     if not isinstance(vocabulary, int) or vocabulary < 2:
         raise UserError(
-            "model.arguments.vocab_size: expected the number of token ids, there or in the file that config names, or "
-            "--data with the prepared data"
+            "model.arguments.vocab_size: expected the number of token ids, there, in model.base or in the file that "
+            "config names, or --data with the prepared data"
         )
     return Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next token", buckets=vocabulary)
 

@@ -40,7 +40,7 @@ def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Obser
         two_rows=setup.two_rows,
         pieces=setup.pieces,
         on_cpu=setup.group.device.type == "cpu",
-        exchanged_bytes=0 if divided else bytes_each * setup.traits.parameters,
+        exchanged_bytes=0 if divided else bytes_each * setup.traits.trained,
         divided=divided,
         threads=threads_of_pod(),
     )

@@ -9,13 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs
+from tests.support.bases import SIGNATURE, make_base, some_tokens, theirs
 
-TOKENS = TensorSpec("tokens", "int64", (LENGTH,))
-SIGNATURE = Signature((TOKENS,), "next token", "next token", buckets=VOCABULARY)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,

@@ -14,13 +14,14 @@ import yaml
 from click.testing import CliRunner, Result
 
 from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from slipstream.source.config import DataConfig
 from slipstream.subcommands import slipstream
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory.choices import Job, numbers_of
 from slipstream.train.memory.command import rows_of_text, rows_of_tokens
-from slipstream.train.memory.processes import footprints
-from slipstream.train.memory.trace import Footprint
+from slipstream.train.memory.processes import Untraced, footprints
+from slipstream.train.memory.trace import Footprint, TracedStep
 from tests.support.training import table_of_numbers
 
 SMALL = {
@@ -120,8 +121,43 @@ def test_a_configuration_of_text_says_it_before_the_text_is_prepared(tmp_path: P
     parameters = json.loads(found.stdout)["rows"][0]["lasting"]["parameters"]
     assert parameters == pytest.approx(4 * (2 * 300 * 32 + 2 * layer + 32), rel=0.01), "embedding and output layer"
     config = DataConfig.from_dict(tell)
-    assert rows_of_text(config).document_end == 0
-    assert rows_of_text(replace(config, across_documents=True)).document_end == -1
+    assert rows_of_text(config, ModelConfig()).document_end == 0
+    assert rows_of_text(replace(config, across_documents=True), ModelConfig()).document_end == -1
+
+
+@pytest.mark.parametrize("options", [("--length", "16"), ()])
+def test_of_a_base_its_config_says_it_all(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no weights, which would be read for a training alone."""
+    asked_for: list[TracedStep] = []
+
+    def noted(steps: list[TracedStep]) -> list[Untraced]:
+        asked_for.extend(steps)
+        return [Untraced("not tried")] * len(steps)
+
+    monkeypatch.setattr("slipstream.train.memory.choices.largest", noted)
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "max_position_embeddings": 64}))
+    said = {
+        "data": {"task": "language", "tokenizer": str(base), "length": 16},
+        "model": {"base": str(base)},
+        "training": {"batch_size": 8},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(said))
+    command = ["memory", str(tmp_path / "run.yaml"), "--devices", "1", *options]
+    found = CliRunner().invoke(slipstream, command)
+    assert found.exit_code == 0, found.output
+    step = asked_for[0]
+    assert step.model.arguments.items() >= SMALL.items() and step.signature.outputs == 64
+    model = build(step.model, step.signature, 0, shapes_alone=True)
+    layer = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32
+    assert sum(parameter.numel() for parameter in model.parameters()) == 2 * layer + 32 + 2 * 64 * 32
+    (base / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "max_position_embeddings": 8}))
+    found = CliRunner().invoke(slipstream, command)
+    line = f"Error: model.base: {base}/config.json: has positions for 8 tokens, and a row has 16; expected"
+    assert found.exit_code == 1 and found.output.startswith(line) and found.output.count("\n") == 1
 
 
 def test_numbers_are_whole_rounds_of_a_pipeline() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.models.config import ModelConfig
+from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory.processes import Untraced, footprints
 from slipstream.train.memory.trace import TracedStep
+from tests.support.bases import make_base
 from tests.support.footprints import real
 
 LENGTH = 256
@@ -52,6 +53,18 @@ def of_tokens(
     ]
 
 
+def of_adapters(base: Path, world: int, parallel: dict[str, Any], more: Sequence[dict[str, Any]]) -> list[TracedStep]:
+    """Of the same network as a base, with adapters of rank 8 beside weights in four bits."""
+    model = ModelConfig(base=str(base), lora=LoraConfig(8), quantise="nf4")
+    return [replace(step, model=model) for step in of_tokens(world, 2, parallel, more)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {**TRANSFORMER.arguments, "vocab_size": TOKENS.outputs, "max_position_embeddings": LENGTH}
+    return make_base(tmp_path_factory.mktemp("base"), **shape)
+
+
 def training(**changed: Any) -> TrainingConfig:
     return TrainingConfig.from_dict({"precision": "fp32", **changed})
 
@@ -60,7 +73,11 @@ def check(steps: Sequence[TracedStep], place: Path, limit: float, *, onednn: boo
     """Each rank's peak, and what lasts, is what is traced of it but for the share ``limit``."""
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
     first = steps[0]
-    model = ModelConfig("transformer", small) if first.model.name == "transformer" else first.model
+    model = first.model
+    if model.name == "transformer":
+        model = ModelConfig("transformer", small)
+    elif model.base:
+        model = replace(model, lora=replace(model.lora, rank=1))
     found = real(steps, replace(first, model=model, rows=2), place, onednn=onednn)
     ranks = [(step, rank) for step in steps for rank in range(step.world)]
     traced = iter(footprints([step.of_rank(rank) for step, rank in ranks]))
@@ -75,6 +92,13 @@ def check(steps: Sequence[TracedStep], place: Path, limit: float, *, onednn: boo
 
 def test_one_process(tmp_path: Path) -> None:
     check(of_tokens(1, 2, {}, [{"precision": "bf16", "recompute": "full"}]), tmp_path, 0.02)
+
+
+@pytest.mark.prove
+def test_adapters_beside_four_bits(base: Path, tmp_path: Path) -> None:
+    check(of_adapters(base, 1, {}, ALL), tmp_path / "one", 0.02)
+    check(of_adapters(base, 2, {}, BOTH), tmp_path / "two", 0.02)
+    check(of_adapters(base, 2, {"shard": "weights"}, BOTH), tmp_path / "sharded", 0.1)
 
 
 @pytest.mark.prove

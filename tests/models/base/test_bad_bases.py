@@ -1,0 +1,215 @@
+"""What is no base, or no whole one, is one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.errors import UserError
+from slipstream.models.base.tensors import INDEX, ONE_FILE, Base
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base
+
+PROJECTION = "model.layers.0.self_attn.q_proj.weight"
+FIRST, PART = "model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"
+
+
+def refusal(base: Path, **arguments: Any) -> str:
+    """The line with which a build is refused, before the model takes memory."""
+    with pytest.raises(UserError) as error:
+        build(ModelConfig(base=str(base), arguments=arguments), SIGNATURE, seed=0, empty=False)
+    assert "\n" not in error.value.message and error.value.message.startswith("model.")
+    return error.value.message
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return make_base(tmp_path / "base")
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path) -> Path:
+    base = make_base(tmp_path / "base", max_shard_size="35KB")
+    assert (base / PART).exists()
+    return base
+
+
+def rewritten_header(change: Callable[[dict[str, Any]], str | None]) -> Callable[[bytes], bytes]:
+    """Changes the header of a file, and its stated length."""
+
+    def rewrite(content: bytes) -> bytes:
+        length = struct.unpack("<Q", content[:8])[0]
+        header = json.loads(content[8 : 8 + length])
+        text = change(header)
+        text = json.dumps(header) if text is None else text
+        return struct.pack("<Q", len(text)) + text.encode() + content[8 + length :]
+
+    return rewrite
+
+
+def entry(**changes: Any) -> Callable[[bytes], bytes]:
+    return rewritten_header(lambda header: header["model.norm.weight"].update(changes))
+
+
+def moved_end(content: dict[str, Any]) -> None:
+    last = max(content, key=lambda name: content[name]["data_offsets"][1] if name != "__metadata__" else 0)
+    begin, end = content[last]["data_offsets"]
+    content[last] |= {"data_offsets": [begin, end + 4], "shape": [(end + 4 - begin) // 4]}
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda content: content[:-1], "ends 1 bytes after the file"),
+        (lambda content: content[:5], "has 5 bytes"),
+        (lambda content: content[:1000], "states a header of"),
+        (lambda content: content + b"\0", "1 bytes belong to no tensor"),
+        (lambda content: b"\xff" * 8 + content[8:], "states a header of 18446744073709551615 bytes"),
+        (lambda content: content[:8] + b"[" + content[9:], "its header cannot be read"),
+        (lambda content: content[:8] + b"\xff" + content[9:], "its header cannot be read"),
+        (rewritten_header(lambda header: "[]"), "its header is no JSON object"),
+        (rewritten_header(lambda header: "[" * 100_000), "its header cannot be read"),
+        (rewritten_header(lambda header: '{"a": {}, "a": {}}'), "a name is given twice"),
+        (rewritten_header(moved_end), "ends 4 bytes after the file"),
+        (entry(dtype="F99"), "model.norm.weight is of an unknown type, 'F99'"),
+        (entry(dtype="BF16"), "model.norm.weight has 128 bytes, which is another number than BF16 [32] takes"),
+        (entry(shape=[-32, -1]), "shape or data_offsets of model.norm.weight are no sizes"),
+        (entry(shape=[True] * 32), "shape or data_offsets of model.norm.weight are no sizes"),
+        (entry(data_offsets=[128, 0]), "model.norm.weight has -128 bytes"),
+        (entry(data_offsets=[0, 1, 2]), "shape or data_offsets of model.norm.weight are no sizes"),
+        (entry(more=1), "model.norm.weight states no dtype, shape and data_offsets"),
+        (rewritten_header(lambda header: header.update(x=3)), "x states no dtype, shape and data_offsets"),
+    ],
+)
+def test_a_cut_or_damaged_file(damage: Callable[[bytes], bytes], why: str, whole: Path) -> None:
+    file = whole / ONE_FILE
+    file.write_bytes(damage(file.read_bytes()))
+    message = refusal(whole)
+    assert message.startswith(f"model.base: {file}: is cut or damaged: ") and why in message
+    assert message.endswith("expected a whole safetensors file; download it again")
+
+
+def changed_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def rewrite(base: Path) -> None:
+        tensors = load_file(base / ONE_FILE)
+        change(tensors)
+        save_file(tensors, base / ONE_FILE)
+
+    return rewrite
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda t: t.pop(PROJECTION), f"lacks the tensor {PROJECTION}"),
+        (lambda t: t.pop("lm_head.weight"), "lacks the tensor lm_head.weight"),
+        (lambda t: t.update({PROJECTION: t[PROJECTION][:16].clone()}), f"{PROJECTION} is [16, 32]; expected [32, 32]"),
+        (lambda t: t.update({PROJECTION: t[PROJECTION].double()}), f"{PROJECTION} is F64; expected one of F32, F16"),
+        (lambda t: t.update({PROJECTION: t[PROJECTION].to(torch.int8)}), f"{PROJECTION} is I8; expected one of F32"),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}),
+            "holds the tensor model.",
+        ),
+        (lambda t: t.update({"more": torch.zeros(2)}), "holds the tensor more, which no model of its config.json"),
+    ],
+)
+def test_other_tensors_than_the_model_has(change: Any, why: str, whole: Path) -> None:
+    changed_tensors(change)(whole)
+    message = refusal(whole)
+    assert message.startswith(f"model.base: {whole}: ") and why in message
+
+
+def test_arguments_that_make_another_model(whole: Path) -> None:
+    assert "gate_proj.weight is [48, 32]; expected [64, 32]" in refusal(whole, intermediate_size=64)
+    assert "lacks the tensor model.layers.2." in refusal(whole, num_hidden_layers=3)
+    assert "holds the tensor model.layers.1." in refusal(whole, num_hidden_layers=1)
+    assert "model.arguments.config: none expected beside model.base" in refusal(whole, config="config.json")
+
+
+def test_parts_that_do_not_agree(in_parts: Path) -> None:
+    index, part = in_parts / INDEX, in_parts / PART
+    stated = json.loads(index.read_text())
+    name = next(name for name, part in stated["weight_map"].items() if part == PART)
+    content = part.read_bytes()
+
+    def written(weight_map: object) -> None:
+        index.write_text(json.dumps({**stated, "weight_map": weight_map}))
+
+    part.unlink()
+    assert f"{part}: is missing; {INDEX} names it as a part" in refusal(in_parts)
+    part.write_bytes(content[:-3])
+    assert f"{part}: is cut or damaged: " in refusal(in_parts)
+    part.write_bytes(content)
+    written({**stated["weight_map"], name: FIRST})
+    assert f"{part}: holds the tensor {name}, which is in {FIRST} by {INDEX}" in refusal(in_parts)
+    written({key: value for key, value in stated["weight_map"].items() if key != name})
+    assert f"{part}: holds the tensor {name}, which is nowhere by {INDEX}" in refusal(in_parts)
+    written({**stated["weight_map"], "more": PART})
+    assert f"{part}: lacks the tensor more, which is there by {INDEX}" in refusal(in_parts)
+    written({**stated["weight_map"], name: "../../outside.safetensors"})
+    assert "is missing" in refusal(in_parts)
+    for wrong in ({}, None, {name: 3}):
+        written(wrong)
+        assert f"{index}: expected weight_map" in refusal(in_parts)
+    index.write_text("{")
+    assert f"{index}: cannot be read as JSON" in refusal(in_parts)
+
+
+def test_a_directory_that_holds_none(whole: Path, tmp_path: Path) -> None:
+    expected = "expected a directory, here or in a store, with Hugging Face's config.json and safetensors"
+    assert refusal(tmp_path / "none") == f"model.base: {tmp_path / 'none'}: no such directory; {expected}"
+    assert refusal(whole / ONE_FILE) == f"model.base: {whole / ONE_FILE}: no such directory; {expected}"
+    assert "no such directory" in refusal(Path("meta-llama/Llama-3.1-8B"))
+    (whole / ONE_FILE).rename(whole / "consolidated.safetensors")
+    assert "holds no weights; expected model.safetensors, or parts with model.safetensors.index.json" in refusal(whole)
+    (whole / "pytorch_model.bin").write_bytes(b"\x80\x04K\x07.")
+    assert "holds pytorch_model.bin, a pickle, which is not opened; expected model.safetensors" in refusal(whole)
+    for content, why in (("{", "cannot be read as JSON"), ("[]", "expected a JSON object"), ("\xff", "cannot be read")):
+        (whole / "config.json").write_bytes(content.encode("latin-1"))
+        assert why in refusal(whole) and f"{whole}/config.json" in refusal(whole)
+    (whole / "config.json").unlink()
+    assert refusal(whole) == f"model.base: {whole}: holds no config.json; {expected}"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model_type": "gemma2"}, "config.json: model_type: 'gemma2' is not allowed; expected one of llama, mistral"),
+        ({"model_type": None}, "config.json: model_type: None is not allowed"),
+        ({"max_position_embeddings": LENGTH - 1}, f"has positions for 23 tokens, and a row has {LENGTH}; expected"),
+        ({"hidden_size": None}, "config.json: states no hidden_size"),
+        ({"vocab_size": 300}, f"has 300 token ids, and this data {VOCABULARY}; expected data that was prepared with"),
+        ({"hidden_size": "32"}, 'config.json: hidden_size: "32" is not allowed; expected an integer'),
+    ],
+)
+def test_another_config(change: dict[str, Any], why: str, whole: Path) -> None:
+    file = whole / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert why in refusal(whole)
+
+
+def test_data_that_is_no_tokens(whole: Path) -> None:
+    table = Signature((TensorSpec("numeric", "float32", (3,)),), "classification", "y", ("a", "b"))
+    with pytest.raises(UserError, match=r"model.base: .* predicts tokens, and this data has numeric and asks"):
+        build(ModelConfig(base=str(whole)), table, seed=0)
+
+
+def test_a_file_that_changes_while_it_is_read(whole: Path) -> None:
+    base = Base.open(str(whole))
+    content = (whole / ONE_FILE).read_bytes()
+    (whole / ONE_FILE).write_bytes(content + b"\0")
+    part = torch.empty(32, 32)
+    with pytest.raises(UserError, match=r"model\.safetensors: was replaced while it was read"):
+        base.fill(part, PROJECTION, (0, 0))
+    (whole / ONE_FILE).unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors: no such file"):
+        base.fill(part, PROJECTION, (0, 0))

@@ -1,0 +1,178 @@
+"""Training adapters beside a base: what it holds, keeps and leaves, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slipstream.artifacts.format import DamagedArtifact
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.compress.config import CompressionConfig
+from slipstream.compress.engine import CompressionRun
+from slipstream.errors import UserError
+from slipstream.models.adapters.merge import merge
+from slipstream.models.adapters.network import numbers_in, plain_shapes
+from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
+from slipstream.models.config import LoraConfig, ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.trained import TrainedModel, Weights, header, write_trained
+from slipstream.train.checks import check_training
+from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel.config import ParallelConfig
+from tests.support.adapted_runs import SIZES
+from tests.support.bases import LENGTH, SIGNATURE, make_base, some_tokens, theirs
+from tests.support.corpora import prepare_language, write_stories
+from tests.support.training import trained
+
+LORA = LoraConfig(rank=4, alpha=8.0, dropout=0.1)
+TRAINING = TrainingConfig(epochs=1, batch_size=64, learning_rate=5e-3, checkpoint_every=2)
+SHARDED = ParallelConfig(shard="weights")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("base") / "base", "qwen2", **SIZES, dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    place = tmp_path_factory.mktemp("data")
+    return prepare_language(place / "prepared", write_stories(place / "stories"), tokenizer=str(base), length=LENGTH)
+
+
+def model_of(base: Path, **changes: Any) -> ModelConfig:
+    return replace(ModelConfig(base=str(base), lora=LORA), **changes)
+
+
+def adapters_of(model: ModelConfig) -> dict[str, torch.Tensor]:
+    return build(model, SIGNATURE, 0, empty=True).own_state()
+
+
+def tensor_bytes(home: Path) -> int:
+    """Of the newest checkpoint's tensors."""
+    newest = max(path.parent for path in home.rglob("manifest.json"))
+    return sum(path.stat().st_size for path in newest.glob("tensors-*"))
+
+
+@pytest.mark.parametrize(
+    ("world", "training", "quantise"),
+    [
+        (1, replace(TRAINING, ema=0.9), "none"),
+        (2, replace(TRAINING, parallel=SHARDED), "nf4"),
+        pytest.param(2, TRAINING, "nf4", marks=pytest.mark.prove),
+        pytest.param(3, replace(TRAINING, parallel=SHARDED), "none", marks=pytest.mark.prove),
+        pytest.param(
+            2, replace(TRAINING, accumulation=2, parallel=ParallelConfig(pipeline=2)), "nf4", marks=pytest.mark.prove
+        ),
+    ],
+)
+def test_what_is_kept_of_a_training_are_its_adapters(
+    world: int, training: TrainingConfig, quantise: Any, data: PreparedData, base: Path, tmp_path: Path
+) -> None:
+    before, model = fingerprint_base(str(base)), model_of(base, quantise=quantise)
+    directory = trained(data.artifact.directory, tmp_path / "run", world, training, model)
+    adapters = adapters_of(model)
+    numbers = sum(tensor.numel() for tensor in adapters.values())
+    # Two factors for each of 14 layers, of whose inputs and outputs all widths are known.
+    assert numbers == 2 * LORA.rank * sum((64 + 64, 64 + 32, 64 + 32, 64 + 64, 64 + 128, 64 + 128, 128 + 64))
+    for name in ("best", "last"):
+        stored = load_file(directory / f"{name}.safetensors")
+        assert {name: tensor.shape for name, tensor in stored.items()} == {n: t.shape for n, t in adapters.items()}
+        before_tensors = len(header(Weights.of(adapters).kinds))
+        assert (directory / f"{name}.safetensors").stat().st_size == before_tensors + 4 * numbers
+    # Weights, two moments and the best weights, averages if there are any, the optimiser's counters, the loss scale.
+    copies, counters = 4 + bool(training.ema), len(adapters)
+    assert tensor_bytes(tmp_path / "run" / "checkpoints") == 4 * (copies * numbers + counters)
+    history = json.loads((directory / "history.json").read_text())
+    whole = sum(torch.Size(shape).numel() for shape in plain_shapes(build(model, SIGNATURE, 0, empty=True)).values())
+    assert (history["trained"], history["parameters"]) == (numbers, whole + numbers)
+    assert history["evaluations"][-1]["loss"] < history["steps"][0]["loss"]
+
+    opened = TrainedModel.open(directory)
+    assert opened.architecture.base == BaseRecord(str(base), before) and fingerprint_base(str(base)) == before
+    assert (opened.config.base, opened.config.lora, opened.config.quantise) == (str(base), LORA, quantise)
+    loaded = opened.load()
+    assert loaded.adapted and numbers_in(loaded) == whole + numbers
+    with torch.no_grad():
+        logits = loaded(some_tokens())
+        assert (logits - theirs(base, some_tokens())).abs().max() > 0.01
+        merge(loaded.network)
+        assert (loaded(some_tokens()) - logits).abs().max() < 1e-5 * logits.abs().max()
+
+
+@pytest.fixture(scope="module")
+def adapted(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The place of a trained model with adapters and of its base, which may be damaged in copies."""
+    place = tmp_path_factory.mktemp("adapted")
+    base = make_base(place / "base", "qwen2", **SIZES)
+    trained(data.artifact.directory, place / "run", 1, replace(TRAINING, batch_size=512), model_of(base))
+    return place
+
+
+def test_without_its_base_a_trained_model_is_refused_in_one_line(adapted: Path) -> None:
+    base, model = adapted / "base", TrainedModel.open(adapted / "run" / "model")
+    model.load()
+    weights = base / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"model\.base: .*/base: holds another model now .* digest is [0-9a-f]{32}$"):
+        model.load()
+    weights.write_bytes(content)
+    base.rename(adapted / "moved")
+    with pytest.raises(UserError, match=r"model\.base: .*/base: no such directory.*holds adapters alone"):
+        model.load()
+    (adapted / "moved").rename(base)
+    model.load()
+
+
+def test_a_model_with_adapters_is_not_compressed(adapted: Path, data: PreparedData) -> None:
+    model = TrainedModel.open(adapted / "run" / "model")
+    with pytest.raises(UserError, match="holds adapters, beside which nothing can be compressed"):
+        CompressionRun(model, data, CompressionConfig()).check()
+
+
+@pytest.mark.parametrize("what", ["lost", "of the base"])
+def test_a_file_of_other_tensors_than_the_adapters_is_damaged(what: str, adapted: Path, tmp_path: Path) -> None:
+    model = TrainedModel.open(adapted / "run" / "model")
+    state = model.load().state_dict()
+    weights = model.load().own_state()
+    if what == "lost":
+        del weights[min(weights)]
+    else:
+        weights["network.model.norm.weight"] = state["network.model.norm.weight"]
+    write_trained(tmp_path / "other", model.architecture, weights, weights, {})
+    with pytest.raises(DamagedArtifact, match=r"best\.safetensors: does not hold the adapters of this model"):
+        TrainedModel.open(tmp_path / "other").load()
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "line"),
+    [
+        (
+            {},
+            replace(TRAINING, parallel=ParallelConfig(tensor=2)),
+            "training.parallel.tensor: 1 expected with model.lora, whose adapters are not divided; shard and pipeline "
+            "divide such a model",
+        ),
+        (
+            {"quantise": "nf4", "arguments": {}},
+            TRAINING,
+            "model.quantise: none expected: model.layers.0.mlp.down_proj takes 72 inputs, which are no whole blocks of "
+            "64; or leave down_proj out of model.lora.targets",
+        ),
+    ],
+    ids=["tensor", "blocks"],
+)
+def test_what_cannot_be_is_refused_before_any_process_starts(
+    model: dict[str, Any], training: TrainingConfig, line: str, data: PreparedData, tmp_path: Path
+) -> None:
+    base = make_base(tmp_path / "base", **{**SIZES, "intermediate_size": 72})
+    with pytest.raises(UserError) as refused:
+        check_training(data.artifact.directory, model_of(base, **model), training, 2, 1)
+    assert refused.value.message == line
