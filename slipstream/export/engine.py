@@ -78,14 +78,19 @@ def export(
     the model cannot be exported to ONNX, if the ONNX model does not agree with torch, or if no variant is within the
     budget. Of a variant that cannot be made ``export.json`` says why and nothing is raised.
     """
+    from slipstream.models.adapters.merge import merge
+
     writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
     if config.target == "vnni" and machine.saturates:
         raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure such files with")
     check_provider(config.provider)
     check_inputs(signature, data.signature)
     model = trained.load()
+    network = getattr(model, "network", model)
+    libraries = write_libraries(writer, network, trained.config, data)
     if why := too_large(model, config):
-        return export_weights(writer, model, data, config, made_by, describe(machine, config), why)
+        return export_weights(writer, libraries, data, config, made_by, describe(machine, config), why)
+    merge(network)
     test = held_out_rows(data)
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
@@ -132,7 +137,7 @@ def export(
         profile=profiled,
         machine=describe(machine, config),
         licence=config.licence,
-        libraries=write_libraries(writer, model, data),
+        libraries=libraries,
     )
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
     quantised = decision.chosen != FP32

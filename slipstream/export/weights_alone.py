@@ -3,7 +3,8 @@ here runs the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
@@ -17,40 +18,39 @@ from slipstream.artifacts.results.export import (
     DeployedSignature,
     DeployedTensor,
     ExportReport,
+    LibraryFiles,
     MachineFigures,
 )
 from slipstream.errors import UserError
 from slipstream.export.card import model_card
 from slipstream.export.config import ExportConfig
 from slipstream.export.package.assemble import LOGITS, finish, holdout_of
-from slipstream.export.package.libraries import write_libraries
+from slipstream.export.package.libraries import HUGGING_FACE
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def too_large(model: nn.Module, config: ExportConfig) -> str:
-    """Why no ONNX variants are made of the model; "" if they are."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    most = config.most_parameters
+    """Why no ONNX variants are made of the model without its adapters; "" if they are."""
+    from slipstream.models.adapters.network import plain_shapes
+
+    count, most = sum(map(math.prod, plain_shapes(model).values())), config.most_parameters
     return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
 
 
 def export_weights(
     writer: ArtifactWriter,
-    model: nn.Module,
+    libraries: Sequence[LibraryFiles],
     data: PreparedData,
     config: ExportConfig,
     made_by: Mapping[str, object],
     machine: MachineFigures,
     why: str,
 ) -> Artifact:
-    """Write the artifact of a model without ONNX variants, and ``why`` there are none.
-
-    Raises ``UserError`` if the model cannot leave in another way.
-    """
-    libraries = write_libraries(writer, model, data)
-    if not libraries:
+    """Write the artifact of a model without ONNX variants beside the files of the ``libraries``, and ``why`` there are
+    none. Raises ``UserError`` if the model cannot leave in another way."""
+    if not any(each.name == HUGGING_FACE for each in libraries):
         raise UserError(
             f"export.most_parameters: the model can leave as ONNX only, and {why}; raise it (ONNX's files hold 2 GiB), "
             "or train a smaller model"
@@ -67,7 +67,7 @@ def export_weights(
         profile=[],
         machine=machine,
         licence=config.licence,
-        libraries=libraries,
+        libraries=list(libraries),
     )
     deployed = as_called(data, why)
     write_record(writer, REPORT, report)

@@ -5,12 +5,15 @@ The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen on
 :class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (how raw columns become the model's inputs, copied
 from the prepared data), ``distributions.json`` (how the training rows are distributed), ``samples.npz`` and
 ``samples.json`` (rows to check it with) and ``MODEL_CARD.md``; of a transformer also ``hugging-face/``, which a model
-of more parameters than ``export.most_parameters`` has in place of all ONNX files and sample rows. Beside the manifest
-lies its digest, ``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
+of more parameters than ``export.most_parameters`` has in place of all ONNX files and sample rows; and of one with
+adapters ``adapter/``, which are also in the weights of all others. Beside the manifest lies its digest,
+``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,21 +155,36 @@ class MachineFigures:
         return self.gpu or self.cpu
 
 
+#: The values that vLLM takes for ``--max-lora-rank``, whose default is 16.
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
 @dataclass(frozen=True)
 class LibraryFiles:
-    """A directory of the artifact that Hugging Face's libraries, and what is made for them, load."""
+    """A directory of the artifact that Hugging Face's libraries, and what is made for them, load: a model, or an
+    adapter."""
 
     name: str
     #: Files of weights, and the bytes of all of them.
     parts: int
     bytes: int
+    #: Of an adapter the address of the model that it was trained for, as it was configured, and its width.
+    base: str = ""
+    rank: int = 0
 
     @property
     def loaded_by(self) -> dict[str, str]:
         """By library the line that loads it, where the artifact is the working directory."""
+        if not self.base:
+            return {
+                "transformers": f'AutoModelForCausalLM.from_pretrained("{self.name}")',
+                "vLLM": f"vllm serve {self.name}",
+            }
+        base, rank = json.dumps(self.base, ensure_ascii=False), next((n for n in VLLM_RANKS if n >= self.rank), 0)
+        line = f"vllm serve {shlex.quote(self.base)} --enable-lora --max-lora-rank {rank}"
         return {
-            "transformers": f'AutoModelForCausalLM.from_pretrained("{self.name}")',
-            "vLLM": f"vllm serve {self.name}",
+            "peft": f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}), "{self.name}")',
+            **({"vLLM": f"{line} --lora-modules {self.name}={self.name}"} if rank else {}),
         }
 
 

@@ -1,4 +1,5 @@
-"""What Hugging Face's libraries load of an exported transformer: ``hugging-face/``, whatever else is exported."""
+"""What Hugging Face's libraries load of an exported transformer, whatever else is exported: ``hugging-face/``, and if
+it has adapters ``adapter/``."""
 
 from __future__ import annotations
 
@@ -12,19 +13,31 @@ from slipstream.artifacts.results.export import LibraryFiles
 if TYPE_CHECKING:
     from torch import nn
 
-HUGGING_FACE = "hugging-face"
+    from slipstream.models.config import ModelConfig
+    from slipstream.models.transformer import Transformer
+
+HUGGING_FACE, ADAPTER = "hugging-face", "adapter"
 WEIGHTS = ".safetensors"
 
 
-def write_libraries(writer: ArtifactWriter, model: nn.Module, data: PreparedData) -> list[LibraryFiles]:
-    """Write the directory if ``model`` is a predictor of our transformer, with the tokenizer if the data has one. Empty
-    if there is nothing that those libraries could load."""
-    from slipstream.models.hugging_face.files import files_of
+def write_libraries(
+    writer: ArtifactWriter, network: nn.Module, config: ModelConfig, data: PreparedData
+) -> list[LibraryFiles]:
+    """Write the directories, if the trained ``network`` of the configuration is our transformer. Empty if there is
+    nothing that those libraries could load."""
     from slipstream.models.transformer import Transformer
 
-    network = getattr(model, "network", None)
     if not isinstance(network, Transformer):
         return []
+    adapters = [write_adapter(writer, network, config)] if config.lora.rank else []
+    return [*write_hugging_face(writer, network, data), *adapters]
+
+
+def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: PreparedData) -> list[LibraryFiles]:
+    """The whole model, its adapters merged, with the tokenizer if the data has one. Empty if that library has no such
+    model."""
+    from slipstream.models.hugging_face.files import files_of
+
     sizes = list[int]()
     for name, content in files_of(network):
         with writer.create(f"{HUGGING_FACE}/{name}") as file:
@@ -37,3 +50,16 @@ def write_libraries(writer: ArtifactWriter, model: nn.Module, data: PreparedData
         if name.startswith(f"{TOKENIZER}/"):
             writer.write_bytes(name.replace(TOKENIZER, HUGGING_FACE, 1), data.artifact.read_bytes(name))
     return [LibraryFiles(HUGGING_FACE, len(sizes), sum(sizes))]
+
+
+def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelConfig) -> LibraryFiles:
+    """The adapters alone, as peft has them."""
+    from slipstream.models.adapters.layers import is_adapter
+    from slipstream.models.adapters.peft_files import Adapter, peft_files
+
+    tensors = {name: tensor for name, tensor in network.state_dict().items() if is_adapter(name)}
+    files = peft_files(Adapter(config.lora, config.base, tensors))
+    for name, content in files.items():
+        writer.write_bytes(f"{ADAPTER}/{name}", content)
+    sizes = [len(content) for name, content in files.items() if name.endswith(WEIGHTS)]
+    return LibraryFiles(ADAPTER, len(sizes), sum(sizes), config.base, config.lora.rank)

@@ -1,4 +1,5 @@
-"""A trained transformer as Hugging Face's libraries read it: ``config.json`` and its weights."""
+"""A trained transformer as Hugging Face's libraries read it: ``config.json`` and its weights, in float32; adapters are
+added to the weights beside them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
+from slipstream.models.adapters.merge import merged
+from slipstream.models.adapters.network import plain_shapes
 from slipstream.models.hugging_face.parts import PART_BYTES, Content, weight_files
 from slipstream.models.trained import Kind
 from slipstream.models.transformer import Transformer
@@ -17,7 +22,7 @@ CONFIG = "config.json"
 def config_of(model: Transformer) -> TransformerConfig | None:
     """Its sizes as they are. None of a model of which some layers lost more units than others, as that library has one
     size for all."""
-    widths = {len(weight) for name, weight in model.state_dict().items() if name.endswith("gate_proj.weight")}
+    widths = {shape[0] for name, shape in plain_shapes(model).items() if name.endswith("gate_proj.weight")}
     return replace(model.config, intermediate_size=widths.pop()) if len(widths) == 1 else None
 
 
@@ -31,6 +36,5 @@ def files_of(model: Transformer, most: int = PART_BYTES) -> Iterator[tuple[str, 
     # What a text ends with, it begins behind, too.
     ends = {"bos_token_id": end, "eos_token_id": end} if end >= 0 else {}
     yield CONFIG, [json.dumps(to_hugging_face(config) | ends, indent=2).encode()]
-    weights = model.state_dict()
-    kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
-    yield from weight_files(kinds, weights.items(), most)
+    kinds = {name: Kind(torch.float32, shape) for name, shape in plain_shapes(model).items()}
+    yield from weight_files(kinds, ((name, tensor.float()) for name, tensor in merged(model)), most)
