@@ -65,6 +65,7 @@ def libraries(directories: Sequence[LibraryFiles]) -> str:
     return "\n".join(
         f"`{each.name}/` ({each.parts} file(s) of weights, {each.bytes:,} bytes), from this directory:\n\n"
         + "".join(f"- {library}: `{line}`\n" for library, line in each.loaded_by.items())
+        + (f"\nNote: {each.note}.\n" if each.note else "")
         for each in directories
     )
 

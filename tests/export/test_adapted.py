@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from torch import Tensor
 
 from slipstream.artifacts.prepared.data import PreparedData
@@ -21,6 +22,7 @@ from slipstream.export.config import ExportConfig
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build
+from slipstream.models.hugging_face.command import main
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.adapters import draw_adapters
 from tests.support.bases import random_network, theirs
@@ -113,6 +115,12 @@ def test_transformers_loads_what_was_merged(whole: Path, data: PreparedData, log
     assert transformers.AutoTokenizer.from_pretrained(whole / "hugging-face")("w1 w40")["input_ids"] == [1, 40]
 
 
+def test_the_command_writes_it_merged_too(whole: Path, data: PreparedData, logits: Tensor, tmp_path: Path) -> None:
+    written = CliRunner().invoke(main, [str(whole.parent / "trained"), str(tmp_path / "out")], catch_exceptions=False)
+    assert written.exit_code == 0, written.output
+    torch.testing.assert_close(theirs(tmp_path / "out", rows_of(data)), logits, rtol=0, atol=1e-5)
+
+
 def test_onnx_variants_are_of_what_was_merged(whole: Path, data: PreparedData, logits: Tensor) -> None:
     session = onnxruntime.InferenceSession(whole / "model.fp32.onnx")
     (found,) = session.run(None, {"tokens": rows_of(data).numpy()})
@@ -131,6 +139,8 @@ def test_of_four_bits_a_whole_model_is_written(base: Path, data: PreparedData, t
     assert (out / "adapter/adapter_model.safetensors").is_file() and not list(out.glob("*.onnx"))
     card = (out / "MODEL_CARD.md").read_text()
     assert "`adapter/` (1 file(s) of weights" in card and "PeftModel.from_pretrained(" in card
+    assert "it was trained beside the base's weights in four bits" in card and read_export(out).libraries[1].note
+    assert not read_export(out).libraries[0].note
 
 
 def test_the_lines_that_load_an_adapter() -> None:

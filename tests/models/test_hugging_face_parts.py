@@ -65,6 +65,17 @@ def test_transformers_loads_the_parts(network: Transformer, tmp_path: Path) -> N
         torch.testing.assert_close(theirs.eval()(rows).logits, network.eval()(rows), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("stops", [(), (7,), (9, 7)])
+def test_what_is_generated_ends_where_it_learned_to(
+    stops: tuple[int, ...], network: Transformer, tmp_path: Path
+) -> None:
+    for name, content in files_of(network, stops=stops):
+        (tmp_path / name).write_bytes(b"".join(content))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = {0: None, 1: 7, 2: [9, 7]}[len(stops)]
+    assert loaded.generation_config.eos_token_id == expected and loaded.config.eos_token_id == expected
+
+
 def test_what_fits_is_one_file(network: Transformer, tmp_path: Path) -> None:
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     assert write(network, tmp_path, size) == ["config.json", WHOLE]

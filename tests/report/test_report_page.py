@@ -196,7 +196,7 @@ def test_of_weights_alone_it_says_what_loads_them(tmp_path: Path) -> None:
     text = words_of(page)
     assert "The model: hugging-face/ , 32.1 GB in 7 files, for transformers and vLLM." in text
     assert "No ONNX variants: 8,030,261,248 parameters are more than 500,000,000." in text
-    assert "vLLM vllm serve hugging-face" in text and "Recommended variant" not in text and "Variants" not in text
+    assert "vLLM: vllm serve hugging-face" in text and "Recommended variant" not in text and "Variants" not in text
 
 
 def with_smaller_network(directory: Path, found: Compression) -> str:

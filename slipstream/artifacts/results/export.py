@@ -171,6 +171,16 @@ class LibraryFiles:
     #: Of an adapter the address of the model that it was trained for, as it was configured, and its width.
     base: str = ""
     rank: int = 0
+    #: Whether that model was held in four bits meanwhile.
+    four_bits: bool = False
+
+    @property
+    def note(self) -> str:
+        """What of it differs from the trained model; "" if nothing does."""
+        if not self.four_bits:
+            return ""
+        beside = "it was trained beside the base's weights in four bits (NF4), which the whole model holds"
+        return f"{beside}, and gives other outputs on the base as it is"
 
     @property
     def loaded_by(self) -> dict[str, str]:

@@ -9,6 +9,8 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.artifacts.results.export import LibraryFiles
+from slipstream.language.stops import stops_of
+from slipstream.language.tokenizer import READ
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,17 +41,28 @@ def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: Prepa
     from slipstream.models.hugging_face.files import files_of
 
     sizes = list[int]()
-    for name, content in files_of(network):
+    tokenizer = tokenizer_of(data)
+    texts = {name: tokenizer[name].decode() for name in READ if name in tokenizer}
+    for name, content in files_of(network, stops=stops_of(texts, answers=data.signature.learned > 0)):
         with writer.create(f"{HUGGING_FACE}/{name}") as file:
             written = sum(map(file.write, content))
         if name.endswith(WEIGHTS):
             sizes.append(written)
     if not sizes:
         return []
-    for name in data.artifact.files:
-        if name.startswith(f"{TOKENIZER}/"):
-            writer.write_bytes(name.replace(TOKENIZER, HUGGING_FACE, 1), data.artifact.read_bytes(name))
+    for name, stored in tokenizer.items():
+        writer.write_bytes(f"{HUGGING_FACE}/{name}", stored)
     return [LibraryFiles(HUGGING_FACE, len(sizes), sum(sizes))]
+
+
+def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
+    """The files of the data's tokenizer, by name."""
+    prefix = f"{TOKENIZER}/"
+    return {
+        name.removeprefix(prefix): data.artifact.read_bytes(name)
+        for name in data.artifact.files
+        if name.startswith(prefix)
+    }
 
 
 def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelConfig) -> LibraryFiles:
@@ -62,4 +75,4 @@ def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelCon
     for name, content in files.items():
         writer.write_bytes(f"{ADAPTER}/{name}", content)
     sizes = [len(content) for name, content in files.items() if name.endswith(WEIGHTS)]
-    return LibraryFiles(ADAPTER, len(sizes), sum(sizes), config.base, config.lora.rank)
+    return LibraryFiles(ADAPTER, len(sizes), sum(sizes), config.base, config.lora.rank, config.quantise == "nf4")
