@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -125,6 +126,9 @@ def test_onnx_variants_are_of_what_was_merged(whole: Path, data: PreparedData, l
     session = onnxruntime.InferenceSession(whole / "model.fp32.onnx")
     (found,) = session.run(None, {"tokens": rows_of(data).numpy()})
     assert np.abs(found - logits.numpy()).max() < 1e-4
+    shapes = [list(tensor.dims) for tensor in onnx.load(whole / "model.fp32.onnx").graph.initializer]
+    assert [128, 64] in shapes or [64, 128] in shapes
+    assert not [shape for shape in shapes if len(shape) == 2 and LORA.rank in shape], "adapters were left"
 
 
 def test_of_four_bits_a_whole_model_is_written(base: Path, data: PreparedData, tmp_path: Path) -> None:

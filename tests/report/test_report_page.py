@@ -14,6 +14,7 @@ from slipstream.artifacts.results.evaluation import Gain
 from slipstream.artifacts.results.export import LibraryFiles, VariantFigures
 from slipstream.config import RunConfig
 from slipstream.report.engine import build, run_summary
+from slipstream.report.pages.kept_charts import charts_of
 from slipstream.report.pages.report_page import report_page
 from slipstream.settings import to_dict
 from slipstream.source.quarantine import BadRow
@@ -183,7 +184,9 @@ def with_weights_alone(directory: Path, library: str = "hugging-face") -> str:
     files = [LibraryFiles(library, 7, 32_121_080_000)]
     why = "8,030,261,248 parameters are more than 500,000,000"
     export = replace(found.export, variants=[], chosen="", why=why, profile=[], libraries=files)
-    summary = build(directory / "runs", replace(found, export=export), STAGES, {})
+    found = replace(found, export=export)
+    assert charts_of(found, None)["variants"] is None
+    summary = build(directory / "runs", found, STAGES, {})
     assert summary.model_file == f"model/{library}"
     assert max(len(line) for line in str(summary).splitlines() if "/runs/" not in line) <= 80
     assert f"Model       {library[:8]}" in str(summary)
