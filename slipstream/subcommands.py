@@ -40,7 +40,7 @@ SUBCOMMANDS = {
     "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),
     "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model."),
     "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),
-    "hugging-face": Subcommand("slipstream.models.hugging_face", "Write a transformer in their format."),
+    "hugging-face": Subcommand("slipstream.models.hugging_face.command", "Write a transformer in their format."),
     "doctor": Subcommand("slipstream.doctor.command", "Say what a package, a cluster or a node lacks."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),

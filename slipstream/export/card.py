@@ -9,6 +9,7 @@ from slipstream.artifacts.results.export import (
     DeployedTensor,
     Estimate,
     ExportReport,
+    LibraryFiles,
     VariantFigures,
 )
 
@@ -17,41 +18,70 @@ BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI co
 
 def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int]) -> str:
     """The card as Markdown; ``rows`` are the row counts of the data card."""
-    output, machine = signature.outputs[0], report.machine
-    classes = f"\nClasses, in this order: {', '.join(signature.classes)}.\n" if signature.classes else ""
+    tested = (
+        f"""; every metric below is of the same
+{rows["test"]:,} rows of the test split, which neither training nor calibration has seen"""
+        if report.variants
+        else ""
+    )
     licence = f"\nLicence: {report.licence}.\n" if report.licence else ""
-    flags = ", ".join(machine.flags) or "no instruction set known"
     return f"""# {signature.target}: {signature.task}
 
-Predicts `{signature.target}`. Trained on {rows["train"]:,} rows; every metric below is of the same
-{rows["test"]:,} rows of the test split, which neither training nor calibration has seen.
+Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 
 ## Use
 
-`{signature.model}` (ONNX, opset {signature.opset}), any batch size:
+{on_tensors(signature)}
+{libraries(report.libraries)}
+{licence}
+## Variants
 
-| | name | dtype | shape |
+{measured(report) if report.variants else f"There is no ONNX model: {report.why}."}
+"""
+
+
+def on_tensors(signature: DeployedSignature) -> str:
+    """What the model takes and gives; of an ONNX model also its file and how raw columns become its inputs."""
+    called = f"""| | name | dtype | shape |
 |---|---|---|---|
 {tensors("input", signature.inputs)}
 {tensors("output", signature.outputs)}
 
-The output is in {output.units}.
-{classes}
+The output is in {signature.outputs[0].units}.
+"""
+    if signature.no_onnx:
+        return f"Rows of token ids, of any number:\n\n{called}"
+    classes = f"\nClasses, in this order: {', '.join(signature.classes)}.\n" if signature.classes else ""
+    return f"""`{signature.model}` (ONNX, opset {signature.opset}), any batch size:
+
+{called}{classes}
 `schema.json` and `statistics.json` say how raw columns become these inputs.
 
-{raw_model(signature)}
-{licence}
-## Variants
+{raw_model(signature)}"""
 
-{variants(report.variants)}
+
+def libraries(directories: Sequence[LibraryFiles]) -> str:
+    """How the directories of other libraries are loaded."""
+    return "\n".join(
+        f"`{each.name}/` ({each.parts} file(s) of weights, {each.bytes:,} bytes), from this directory:\n\n"
+        + "".join(f"- {library}: `{line}`\n" for library, line in each.loaded_by.items())
+        + (f"\nNote: {each.note}.\n" if each.note else "")
+        for each in directories
+    )
+
+
+def measured(report: ExportReport) -> str:
+    """The variants, which one is to be deployed, and what they were measured on."""
+    machine = report.machine
+    flags = ", ".join(machine.flags) or "no instruction set known"
+    return f"""{variants(report.variants)}
 
 {report.why}.
 
 Measured with ONNX Runtime {machine.onnxruntime} and torch {machine.torch}, {machine.threads} thread(s)
 per call, on {machine.cpu} ({machine.architecture}; {flags}). On another machine the order may differ.
 A percentile is quoted if ten calls lie beyond it. INT8 weights have {report.weight_bits} bits:
-{BITS[report.weight_bits]}.
-"""
+{BITS[report.weight_bits]}."""
 
 
 def raw_model(signature: DeployedSignature) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.settings import LARGEST, Settings, settings
+from slipstream.settings import LARGEST, Positive, Settings, settings
 
 
 @settings
@@ -15,6 +15,9 @@ class ExportConfig(Settings):
 
     section = "export"
 
+    most_parameters: Positive = 500_000_000
+    """The most parameters of a model of which ONNX variants are made, as that format holds 2 GiB; a larger one leaves
+    as the files of Hugging Face's libraries alone."""
     opset: Annotated[int, Field(ge=18, le=25)] = 20
     """The version of the ONNX operators that the model is written in."""
     target: Literal["portable", "vnni"] = "portable"

@@ -33,8 +33,9 @@ from slipstream.export.choose import Contender, VariantVerdict, decide
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
-from slipstream.export.package.assemble import assemble, finish, write_hugging_face
+from slipstream.export.package.assemble import LOGITS, assemble, finish
 from slipstream.export.package.distributions import distributions_of
+from slipstream.export.package.libraries import write_libraries
 from slipstream.export.package.metadata import Origin
 from slipstream.export.quantize.search import BATCHES, search
 from slipstream.export.session import check_provider, operator_times
@@ -48,6 +49,7 @@ from slipstream.export.variants import (
     onnx_variant,
     torch_variants,
 )
+from slipstream.export.weights_alone import export_weights, too_large
 from slipstream.machine.description import Machine, this_machine
 from slipstream.machine.limits import usable_cores
 from slipstream.models.predict import held_out_rows, predict, targets_of
@@ -72,15 +74,24 @@ def export(
 ) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.export` into the fresh ``directory``.
 
-    Raises ``UserError`` if the model cannot be exported to ONNX, if the ONNX model does not agree with torch, or if no
-    variant is within the budget. Of a variant that cannot be made ``export.json`` says why and nothing is raised.
+    A model that is too large for ONNX has no variants (:mod:`slipstream.export.weights_alone`). Raises ``UserError`` if
+    the model cannot be exported to ONNX, if the ONNX model does not agree with torch, or if no variant is within the
+    budget. Of a variant that cannot be made ``export.json`` says why and nothing is raised.
     """
+    from slipstream.models.adapters.merge import merge
+
     writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
     if config.target == "vnni" and machine.saturates:
         raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure such files with")
     check_provider(config.provider)
     check_inputs(signature, data.signature)
-    test, model = held_out_rows(data), trained.load()
+    model = trained.load()
+    network = getattr(model, "network", model)
+    libraries = write_libraries(writer, network, trained.config, data)
+    if why := too_large(model, config):
+        return export_weights(writer, libraries, data, config, made_by, describe(machine, config), why)
+    merge(network)
+    test = held_out_rows(data)
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
     for_gpus = gpu_files(writer, directory / str(fp32.file), data, config)
@@ -126,6 +137,7 @@ def export(
         profile=profiled,
         machine=describe(machine, config),
         licence=config.licence,
+        libraries=libraries,
     )
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
     quantised = decision.chosen != FP32
@@ -140,7 +152,6 @@ def export(
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
-    write_hugging_face(writer, model, data)
     writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
     return finish(writer, made_by)
 
@@ -185,7 +196,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
     """How to call the model in ``file``."""
     units = {
         "classification": "logits; softmax gives probabilities",
-        "next token": "logits of each next token; softmax gives probabilities",
+        "next token": LOGITS,
     }
     unit = units.get(signature.task, f"units of {signature.target}")
     return ModelSignature(

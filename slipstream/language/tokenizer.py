@@ -28,6 +28,8 @@ FAST, SETTINGS, SPECIAL, TEMPLATE = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+#: Those of its files that are read here, all of them texts.
+READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
 #: What says of a model how many ids it knows.
 MODEL = "config.json"
 #: The end token of tokenizers that are made here, and what begins and ends a turn of a conversation.

@@ -90,7 +90,7 @@ class Weights:
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """The bytes of the file."""
-        yield header(self.kinds)
+        yield header({name: self.kinds[name] for name in in_file_order(self.kinds)})
         for tensor in self.tensors():
             yield raw_bytes(tensor.cpu())
 
@@ -105,11 +105,11 @@ def in_file_order(kinds: Mapping[str, Kind]) -> list[str]:
     return sorted(kinds, key=lambda name: (-ORDER[kinds[name].dtype], name))
 
 
-def header(kinds: Mapping[str, Kind]) -> bytes:
-    """Its own length (uint64, little-endian), and where each tensor lies after it."""
-    entries, start = {}, 0
-    for name in in_file_order(kinds):
-        kind = kinds[name]
+def header(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Its own length (uint64, little-endian), what the file says of itself, and where each tensor lies after it, in the
+    order of ``kinds``."""
+    entries, start = dict[str, object]({"__metadata__": dict(metadata)} if metadata else {}), 0
+    for name, kind in kinds.items():
         offsets = [start, start + kind.nbytes]
         entries[name] = {"dtype": TYPES[kind.dtype], "shape": list(kind.shape), "data_offsets": offsets}
         start += kind.nbytes

@@ -10,8 +10,8 @@ from slipstream.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.artifacts.prepared.token_rows import FILES
 from slipstream.artifacts.results.export import DeployedSignature, Holdout
 from slipstream.comparison.quality import answers_of
-from slipstream.export.package.assemble import DIRECTORY
 from slipstream.export.package.decode import decode, undecided
+from slipstream.export.package.libraries import HUGGING_FACE
 from slipstream.export.package.opened import OpenedPackage
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import onnx_predictor
@@ -57,7 +57,7 @@ class Package(OpenedPackage):
     @property
     def tokenizer(self) -> dict[str, bytes]:
         """The content of its tokenizer's files, by name."""
-        return {name: path.read_bytes() for name in FILES if (path := self.directory / DIRECTORY / name).is_file()}
+        return {name: path.read_bytes() for name in FILES if (path := self.directory / HUGGING_FACE / name).is_file()}
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class PairedPredictions:
 def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredictions:
     """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
+    check_both_run(new.signature, old.signature)
     if new.signature.task == "next token":
         check_same_tokens(new, old)
     check_unseen(new.signature.holdout, old.signature.holdout)
@@ -103,6 +104,15 @@ def check_same_question(new: DeployedSignature, old: DeployedSignature) -> None:
         different = sorted(set(new.classes) ^ set(old.classes))[0]
         where = "the promoted model" if different in old.classes else "this model"
         raise Incomparable(f"the class {different!r} is known to {where} only; promote it in a registry of its own")
+
+
+def check_both_run(new: DeployedSignature, old: DeployedSignature) -> None:
+    for which, signature in (("this model", new), ("the promoted model", old)):
+        if signature.no_onnx:
+            raise Incomparable(
+                f"{which} has no ONNX model to run: {signature.no_onnx}; raise that setting and export it again, or "
+                "promote in a registry of its own"
+            )
 
 
 def check_same_tokens(new: Package, old: Package) -> None:
@@ -178,7 +188,7 @@ def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
 def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.ndarray:
     """The predictions of ``model.onnx``, fed with the rows as they are stored."""
     signature = package.signature
-    outputs = predict(onnx_predictor(package.directory / signature.model, 1), data.signature, records)
+    outputs = predict(onnx_predictor(signature.onnx(package.directory), 1), data.signature, records)
     answers = answers_of(signature.task, outputs)
     return np.array(signature.classes)[answers] if signature.classes else answers
 

@@ -26,7 +26,7 @@ from slipstream.report.data_engine import write_card
 from slipstream.report.figures import ScheduleFigures
 from slipstream.report.pages.rendering import render
 from slipstream.report.pages.report_page import report_page
-from slipstream.report.run_directory import MODEL, MODEL_FILE, REPORT, SUMMARY, copy_model, new_run
+from slipstream.report.run_directory import MODEL, REPORT, SUMMARY, copy_model, model_file, new_run
 from slipstream.report.stage_results import Results, data_figures, network_figures
 from slipstream.report.summary import ExportSummary, RunSummary, figures_of
 from slipstream.stages import StageRun
@@ -73,7 +73,7 @@ def run_summary(results: Results, stages: Sequence[StageRun], directory: str) ->
         directory=directory,
         report=REPORT,
         model=MODEL,
-        model_file=MODEL_FILE,
+        model_file=model_file(results.export),
         data=data_figures(results.card, results.signature),
         evaluation=replace(results.evaluation, **vars(PlotData())),
         export=results.export,
@@ -98,7 +98,7 @@ def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> Expo
         directory="",
         report=REPORT,
         model=MODEL,
-        model_file=MODEL_FILE,
+        model_file=model_file(export),
         target=read_record(artifact, SIGNATURE, DeployedSignature).target,
         metric=HEADLINE[export.task][0],
         export=export,
@@ -108,7 +108,7 @@ def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> Expo
     def fill(directory: Path, now: datetime) -> None:
         copy_model(artifact, directory)
         (directory / SUMMARY).write_bytes(canonical_json(figures_of(summary)))
-        drawn = {"variants": charts.quality_against_latency(export)}
+        drawn = {"variants": charts.quality_against_latency(export)} if export.variants else {}
         page = render("export.html", summary=summary, export=export, metric=summary.metric, charts=drawn, made=now)
         (directory / REPORT).write_text(page, encoding="utf-8")
 

@@ -8,14 +8,19 @@ from datetime import datetime
 from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST, Artifact, link_or_copy
-from slipstream.artifacts.results.export import DIGEST, digest_line
+from slipstream.artifacts.results.export import DIGEST, ExportReport, digest_line
 from slipstream.artifacts.workspaces import workspace
 
 #: What the directory of a run holds.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
 CARD, CARD_DATA = "card.html", "card.json"
-#: The recommended variant, under a name that does not depend on which it is.
-MODEL_FILE = f"{MODEL}/model.onnx"
+ONNX = "model.onnx"
+
+
+def model_file(export: ExportReport) -> str:
+    """The recommended variant, under a name that does not depend on which it is; of a model without variants the
+    directory that other libraries load."""
+    return f"{MODEL}/{ONNX if export.variants else export.libraries[0].name}"
 
 
 def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:

@@ -27,7 +27,8 @@ class RunSummary:
 
     #: Where the report and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
-    #: Paths within ``directory``: the page, the exported artifact, and the recommended variant in it.
+    #: Paths within ``directory``: the page, the exported artifact, and the recommended variant in it, or what other
+    #: libraries load if there is none.
     report: str
     model: str
     model_file: str

@@ -105,7 +105,25 @@ def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
 
 
 def variants(export: ExportReport, metric: str) -> Iterator[str]:
-    """A table of the variants that were measured, the recommended one marked, and below it why it is recommended."""
+    """A table of the variants that were measured, the recommended one marked, and below it why it is recommended; of a
+    model without them why it has none. Then what other libraries load."""
+    if export.variants:
+        yield from timed(export, metric)
+        yield from libraries(export, "")
+    else:
+        yield from libraries(export, "Model")
+        yield from labelled("", f"No ONNX variants: {export.why}.")
+
+
+def libraries(export: ExportReport, label: str) -> Iterator[str]:
+    """The directories for other libraries, a line each."""
+    for number, each in enumerate(export.libraries):
+        files = f"{fmt.counted(each.parts, 'file')} of weights, {fmt.size(each.bytes)}"
+        readers = " and ".join(each.loaded_by)
+        yield from labelled("" if number else label, f"{each.name}/: {files}, for {readers}")
+
+
+def timed(export: ExportReport, metric: str) -> Iterator[str]:
     measured, batches = export.timed, export.batches
     sizes = [f"batch {batch}" if batch == batches[0] else batch for batch in batches]
     heads = ["variant", "size", *sizes, fmt.NAMES.get(metric, metric)]
@@ -114,7 +132,7 @@ def variants(export: ExportReport, metric: str) -> Iterator[str]:
         name, *more = textwrap.wrap(variant.name, LONGEST_NAME, break_long_words=False, break_on_hyphens=False)
         rows[variant.name] = [shortened(name, LONGEST_NAME), *cells(variant, batches, metric)]
         rows |= {f"{variant.name}/{line}": [line, *[""] * (len(heads) - 1)] for line in more}
-    yield from table("Model", heads, rows, export.recommended.name)
+    yield from table("Model", heads, rows, export.chosen)
     if others := len(export.variants) - len(measured):
         verb = "was" if others == 1 else "were"
         yield from labelled("", f"{fmt.counted(others, 'other')} {verb} left out before: see the report.")

@@ -103,7 +103,7 @@ class TensorPredictor:
     def of(cls, model: ServedModel) -> TensorPredictor:
         signature = model.signature
         names = [given.name for given in signature.inputs]
-        return cls(open_session(model.directory / signature.model), names, signature.classes)
+        return cls(open_session(signature.onnx(model.directory)), names, signature.classes)
 
     def __call__(self, tensors: dict[str, np.ndarray]) -> Predictions:
         rows = len(next(iter(tensors.values())))

@@ -13,7 +13,7 @@ import transformers
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun, choose, judge, propose
-from slipstream.models.hugging_face import files_of
+from slipstream.models.hugging_face.files import files_of
 from slipstream.models.pruning import prune
 from slipstream.models.trained import TrainedModel
 from slipstream.models.transformer import Transformer
@@ -60,7 +60,7 @@ def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: 
     smaller = made(CompressionRun(whole, data, CompressionConfig("prune", share=0.5)), tmp_path / "start").load()
     assert isinstance(smaller.network, Transformer)
     for name, content in files_of(smaller.network):
-        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).write_bytes(b"".join(content))
     rows = torch.from_numpy(np.array(data.split("test")["tokens"][:8]))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -18,7 +18,7 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.models.hugging_face import main
+from slipstream.models.hugging_face.command import main
 from slipstream.models.initial.drawn import Drawn, normal
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.models.transformer import Transformer
@@ -112,10 +112,10 @@ def test_the_directory_for_hugging_face_is_whole_or_not_there(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(network: Any) -> Any:
-        yield "config.json", b"{}"
+        yield "config.json", [b"{}"]
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("slipstream.models.hugging_face.files_of", broken)
+    monkeypatch.setattr("slipstream.models.hugging_face.command.files_of", broken)
     assert isinstance(write(trained, tmp_path / "new" / "out").exception, OSError)
     assert list((tmp_path / "new").iterdir()) == []
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from slipstream.compress.engine import CompressionRun, propose
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.models.hugging_face import main
+from slipstream.models.hugging_face.command import main
 from slipstream.models.tables_and_images import MLP
 from slipstream.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
 from slipstream.train.config import TrainingConfig

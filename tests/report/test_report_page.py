@@ -11,9 +11,10 @@ import pytest
 
 from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.evaluation import Gain
-from slipstream.artifacts.results.export import VariantFigures
+from slipstream.artifacts.results.export import LibraryFiles, VariantFigures
 from slipstream.config import RunConfig
 from slipstream.report.engine import build, run_summary
+from slipstream.report.pages.kept_charts import charts_of
 from slipstream.report.pages.report_page import report_page
 from slipstream.settings import to_dict
 from slipstream.source.quarantine import BadRow
@@ -189,6 +190,29 @@ def test_of_a_gpu_no_times_of_operators_are_claimed(tmp_path: Path) -> None:
     assert "Where FP32 spends its time" not in page and "operators are timed on CPUs only." in words_of(page)
 
 
+def with_weights_alone(directory: Path, library: str = "hugging-face") -> str:
+    found = results(directory / "in", KINDS["two classes"])
+    files = [LibraryFiles(library, 7, 32_121_080_000)]
+    why = "8,030,261,248 parameters are more than 500,000,000"
+    export = replace(found.export, variants=[], chosen="", why=why, profile=[], libraries=files)
+    found = replace(found, export=export)
+    assert charts_of(found, None)["variants"] is None
+    summary = build(directory / "runs", found, STAGES, {})
+    assert summary.model_file == f"model/{library}"
+    assert max(len(line) for line in str(summary).splitlines() if "/runs/" not in line) <= 80
+    assert f"Model       {library[:8]}" in str(summary)
+    return Path(summary.directory, summary.report).read_text(encoding="utf-8")
+
+
+def test_of_weights_alone_it_says_what_loads_them(tmp_path: Path) -> None:
+    page = with_weights_alone(tmp_path)
+    assert_is_inert(page)
+    text = words_of(page)
+    assert "The model: hugging-face/ , 32.1 GB in 7 files, for transformers and vLLM." in text
+    assert "No ONNX variants: 8,030,261,248 parameters are more than 500,000,000." in text
+    assert "vLLM: vllm serve hugging-face" in text and "Recommended variant" not in text and "Variants" not in text
+
+
 def with_smaller_network(directory: Path, found: Compression) -> str:
     results_of_run = results(directory / "in", KINDS["two classes"])
     summary = build(directory / "runs", results_of_run, STAGES, {}, compression=found)
@@ -220,6 +244,7 @@ def test_a_smaller_network_is_shown_beside_the_one_that_it_was_made_from(tmp_pat
 def test_no_page_is_wider_than_the_screen(tmp_path: Path) -> None:
     pages = {kind: page_of(tmp_path / kind.replace(" ", "-"), classes) for kind, classes in KINDS.items()}
     pages["hostile"] = page_of(tmp_path / "hostile", [f"{HOSTILE}{n}" for n in range(3)], HOSTILE.replace(" ", ""))
+    pages["weights"] = with_weights_alone(tmp_path / "weights", "hugging-face-of-a-rather-long-name")
     pages["smaller"] = with_smaller_network(tmp_path / "smaller", compression())
     assert too_wide(pages, (320, 390, 768, 940, 1280), tmp_path) == []
 

@@ -29,6 +29,7 @@ class ToyTrained:
     signature: Signature
     model: nn.Module
     history: dict[str, Any] = field(default_factory=dict)
+    config: ModelConfig = field(default_factory=ModelConfig)
 
     def load(self) -> nn.Module:
         return self.model.eval()

@@ -4,18 +4,23 @@ The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen on
 (the same from raw columns), ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
 :class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (how raw columns become the model's inputs, copied
 from the prepared data), ``distributions.json`` (how the training rows are distributed), ``samples.npz`` and
-``samples.json`` (rows to check it with) and ``MODEL_CARD.md``. Beside the manifest lies its digest,
+``samples.json`` (rows to check it with) and ``MODEL_CARD.md``; of a transformer also ``hugging-face/``, which a model
+of more parameters than ``export.most_parameters`` has in place of all ONNX files and sample rows; and of one with
+adapters ``adapter/``, which are also in the weights of all others. Beside the manifest lies its digest,
 ``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.records import read_record
 from slipstream.artifacts.results.evaluation import METRICS, Scores
+from slipstream.errors import UserError
 
 KIND = "export"
 REPORT = "export.json"
@@ -150,13 +155,57 @@ class MachineFigures:
         return self.gpu or self.cpu
 
 
+#: The values that vLLM takes for ``--max-lora-rank``, whose default is 16.
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True)
+class LibraryFiles:
+    """A directory of the artifact that Hugging Face's libraries, and what is made for them, load: a model, or an
+    adapter."""
+
+    name: str
+    #: Files of weights, and the bytes of all of them.
+    parts: int
+    bytes: int
+    #: Of an adapter the address of the model that it was trained for, as it was configured, and its width.
+    base: str = ""
+    rank: int = 0
+    #: Whether that model was held in four bits meanwhile.
+    four_bits: bool = False
+
+    @property
+    def note(self) -> str:
+        """What of it differs from the trained model; "" if nothing does."""
+        if not self.four_bits:
+            return ""
+        beside = "it was trained beside the base's weights in four bits (NF4), which the whole model holds"
+        return f"{beside}, and gives other outputs on the base as it is"
+
+    @property
+    def loaded_by(self) -> dict[str, str]:
+        """By library the line that loads it, where the artifact is the working directory."""
+        if not self.base:
+            return {
+                "transformers": f'AutoModelForCausalLM.from_pretrained("{self.name}")',
+                "vLLM": f"vllm serve {self.name}",
+            }
+        base, rank = json.dumps(self.base, ensure_ascii=False), next((n for n in VLLM_RANKS if n >= self.rank), 0)
+        line = f"vllm serve {shlex.quote(self.base)} --enable-lora --max-lora-rank {rank}"
+        return {
+            "peft": f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}), "{self.name}")',
+            **({"vLLM": f"{line} --lora-modules {self.name}={self.name}"} if rank else {}),
+        }
+
+
 @dataclass(frozen=True)
 class ExportReport:
     """The contents of ``export.json``."""
 
     task: str
+    #: None of a model that is too large for ONNX.
     variants: list[VariantFigures]
-    #: The name of the variant to deploy, and the reason.
+    #: The name of the variant to deploy, and the reason; "" and why there is none.
     chosen: str
     why: str
     decided_at_batch: int
@@ -170,11 +219,14 @@ class ExportReport:
     machine: MachineFigures
     #: Of the model; "" if it was not given.
     licence: str
+    #: Empty of networks that are no transformers; absent in files from before it was told.
+    libraries: list[LibraryFiles] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` unless the task is one, one variant is the chosen one, and the batch size that decided
-        was profiled."""
-        if [variant.name for variant in self.variants if variant.chosen] != [self.chosen]:
+        """Raises ``ValueError`` unless the task is one, one variant is the chosen one if there are any, and the batch
+        size that decided was profiled."""
+        expected = [self.chosen] if self.variants or self.chosen else []
+        if [variant.name for variant in self.variants if variant.chosen] != expected:
             raise ValueError("not one variant is the chosen one")
         if self.task not in METRICS:
             raise ValueError(f"{self.task!r} is no task")
@@ -191,8 +243,9 @@ class ExportReport:
         return sorted({batch for v in self.timed for batch in v.latency_ms if v.milliseconds(batch, "p50")}, key=int)
 
     @property
-    def recommended(self) -> VariantFigures:
-        return next(variant for variant in self.variants if variant.chosen)
+    def recommended(self) -> VariantFigures | None:
+        """None if there is no ONNX model."""
+        return next((variant for variant in self.variants if variant.chosen), None)
 
     @property
     def ceiling(self) -> str:
@@ -262,7 +315,8 @@ class ModelSignature:
     format: int
     task: str
     target: str
-    #: ``model.onnx``, a copy of the chosen variant that says of itself what is written here.
+    #: ``model.onnx``, a copy of the chosen variant that says of itself what is written here, and its opset; "" and 0
+    #: if there is none.
     model: str
     opset: int
     dynamic_batch: bool
@@ -277,11 +331,24 @@ class ModelSignature:
 class DeployedSignature(ModelSignature):
     """The contents of ``signature.json``: what a caller who has only this directory must know."""
 
-    samples: SampleRows
+    #: None without an ONNX model.
+    samples: SampleRows | None
     #: None where a graph cannot start from raw columns; ``no_raw`` then says why.
     raw: RawSignature | None
     no_raw: str
     holdout: Holdout | None
+    #: Why there is no ONNX model; "" if there is one.
+    no_onnx: str = ""
+
+    def onnx(self, directory: Path) -> Path:
+        """The ONNX model of the package in ``directory``. Raises ``UserError`` if there is none."""
+        if not self.model:
+            raise without_onnx(directory, self.no_onnx)
+        return directory / self.model
+
+
+def without_onnx(place: object, why: str) -> UserError:
+    return UserError(f"{place}: this export has no ONNX model: {why}")
 
 
 def digest_line(fingerprint: str) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.artifacts.results.export import (
     DIGEST,
     KIND,
@@ -33,12 +32,12 @@ from slipstream.models.predict import inputs_of
 
 if TYPE_CHECKING:
     import onnx
-    from torch import nn
 
 MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
 #: By how much an output may differ on another machine: by a share of the largest one; and where numbers are rounded to
 #: few bits, by a share of their range, too.
 FINE, COARSE = 1e-4, 0.05
+LOGITS = "logits of each next token; softmax gives probabilities"
 UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
 
 
@@ -187,21 +186,3 @@ def tolerance(outputs: np.ndarray, coarse: bool) -> float:
 def softmax(logits: np.ndarray) -> np.ndarray:
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
-
-
-DIRECTORY = "hugging-face"
-
-
-def write_hugging_face(writer: ArtifactWriter, model: nn.Module, data: PreparedData) -> None:
-    """Write the directory if ``model`` is a predictor of our transformer, with the tokenizer if the data has one."""
-    from slipstream.models.hugging_face import files_of
-    from slipstream.models.transformer import Transformer
-
-    network = getattr(model, "network", None)
-    if not isinstance(network, Transformer):
-        return
-    for name, content in files_of(network):
-        writer.write_bytes(f"{DIRECTORY}/{name}", content)
-    for name in data.artifact.files:
-        if name.startswith(f"{TOKENIZER}/"):
-            writer.write_bytes(name.replace(TOKENIZER, DIRECTORY, 1), data.artifact.read_bytes(name))

@@ -58,7 +58,7 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
     name = name or re.sub(r"\W+", "_", signature.target, flags=re.ASCII).strip("_") or "model"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise UserError(f"--name: {name!r} is not allowed; expected letters, digits, '_', '-' and '.'")
-    models = {name: (signature.model, signature.inputs, signature.outputs)}
+    models = {name: (signature.onnx(directory).name, signature.inputs, signature.outputs)}
     if raw := signature.raw:
         models[f"{name}_raw"] = (raw.model, raw.inputs, raw.outputs)
     for model in models:

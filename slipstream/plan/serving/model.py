@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from slipstream.artifacts.results.export import REPORT, ExportReport, LatencyFigures, VariantFigures, read_export
+from slipstream.artifacts.results.export import (
+    REPORT,
+    ExportReport,
+    LatencyFigures,
+    VariantFigures,
+    read_export,
+    without_onnx,
+)
 from slipstream.artifacts.results.training_figures import TrainingFigures
 from slipstream.errors import UserError
 from slipstream.machine.description import VNNI
@@ -58,7 +65,7 @@ class Exported:
 
 
 def read_model(place: str) -> Exported:
-    """Raises ``UserError`` if none lies there, whole."""
+    """Raises ``UserError`` if none lies there, whole, or one whose requests were not timed."""
     directory = Path(place)
     if (directory / MODEL / REPORT).is_file():
         directory = directory / MODEL
@@ -67,6 +74,8 @@ def read_model(place: str) -> Exported:
             f"{place}: {'no exported model is there' if directory.exists() else 'is not there'}; {EXPECTED}"
         )
     report = read_export(directory)
+    if not report.variants:
+        raise without_onnx(place, f"{report.why}; how long its requests take was not measured")
     run, untold = figures_beside(directory)
     speed = run.throughput if run else None
     peak = cpu_peak(report.machine.cpu)

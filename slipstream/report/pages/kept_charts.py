@@ -19,7 +19,7 @@ MODULES = (
     __name__,
 )
 #: What not every run has.
-OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active")
+OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants")
 #: A confusion matrix of more classes is too fine to read; the page lists mistakes instead.
 MOST_CLASSES_DRAWN = 20
 
@@ -55,9 +55,7 @@ def draw(results: Results) -> dict[str, str | None]:
 
     history, evaluation, network = results.history, results.evaluation, results.network
     classes = evaluation.classes
-    drawn: dict[str, str | None] = dict.fromkeys(
-        ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active")
-    )
+    drawn: dict[str, str | None] = dict.fromkeys(OPTIONAL)
     if scatter := evaluation.scatter:
         drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
     if roc := evaluation.roc:
@@ -70,9 +68,10 @@ def draw(results: Results) -> dict[str, str | None]:
         drawn |= {"busy": device_charts.busy(devices), "memory": device_charts.memory(devices)}
         if any(device.sm_active for pod in devices.pods for device in pod.devices):
             drawn["sm_active"] = device_charts.sm_active(devices)
+    if results.export.variants:
+        drawn["variants"] = charts.quality_against_latency(results.export)
     return drawn | {
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation.metric_of_rows),
-        "variants": charts.quality_against_latency(results.export),
         **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
     }

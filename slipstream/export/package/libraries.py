@@ -1,0 +1,78 @@
+"""What Hugging Face's libraries load of an exported transformer, whatever else is exported: ``hugging-face/``, and if
+it has adapters ``adapter/``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.token_rows import TOKENIZER
+from slipstream.artifacts.results.export import LibraryFiles
+from slipstream.language.stops import stops_of
+from slipstream.language.tokenizer import READ
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from slipstream.models.config import ModelConfig
+    from slipstream.models.transformer import Transformer
+
+HUGGING_FACE, ADAPTER = "hugging-face", "adapter"
+WEIGHTS = ".safetensors"
+
+
+def write_libraries(
+    writer: ArtifactWriter, network: nn.Module, config: ModelConfig, data: PreparedData
+) -> list[LibraryFiles]:
+    """Write the directories, if the trained ``network`` of the configuration is our transformer. Empty if there is
+    nothing that those libraries could load."""
+    from slipstream.models.transformer import Transformer
+
+    if not isinstance(network, Transformer):
+        return []
+    adapters = [write_adapter(writer, network, config)] if config.lora.rank else []
+    return [*write_hugging_face(writer, network, data), *adapters]
+
+
+def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: PreparedData) -> list[LibraryFiles]:
+    """The whole model, its adapters merged, with the tokenizer if the data has one. Empty if that library has no such
+    model."""
+    from slipstream.models.hugging_face.files import files_of
+
+    sizes = list[int]()
+    tokenizer = tokenizer_of(data)
+    texts = {name: tokenizer[name].decode() for name in READ if name in tokenizer}
+    for name, content in files_of(network, stops=stops_of(texts, answers=data.signature.learned > 0)):
+        with writer.create(f"{HUGGING_FACE}/{name}") as file:
+            written = sum(map(file.write, content))
+        if name.endswith(WEIGHTS):
+            sizes.append(written)
+    if not sizes:
+        return []
+    for name, stored in tokenizer.items():
+        writer.write_bytes(f"{HUGGING_FACE}/{name}", stored)
+    return [LibraryFiles(HUGGING_FACE, len(sizes), sum(sizes))]
+
+
+def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
+    """The files of the data's tokenizer, by name."""
+    prefix = f"{TOKENIZER}/"
+    return {
+        name.removeprefix(prefix): data.artifact.read_bytes(name)
+        for name in data.artifact.files
+        if name.startswith(prefix)
+    }
+
+
+def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelConfig) -> LibraryFiles:
+    """The adapters alone, as peft has them."""
+    from slipstream.models.adapters.layers import is_adapter
+    from slipstream.models.adapters.peft_files import Adapter, peft_files
+
+    tensors = {name: tensor for name, tensor in network.state_dict().items() if is_adapter(name)}
+    files = peft_files(Adapter(config.lora, config.base, tensors))
+    for name, content in files.items():
+        writer.write_bytes(f"{ADAPTER}/{name}", content)
+    sizes = [len(content) for name, content in files.items() if name.endswith(WEIGHTS)]
+    return LibraryFiles(ADAPTER, len(sizes), sum(sizes), config.base, config.lora.rank, config.quantise == "nf4")

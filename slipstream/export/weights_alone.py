@@ -1,0 +1,102 @@
+"""The export of a model that is too large for ONNX: the files of Hugging Face's libraries, and what they are. Nothing
+here runs the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.records import write_record
+from slipstream.artifacts.results.export import (
+    MODEL_CARD,
+    PREPROCESSING,
+    REPORT,
+    SIGNATURE,
+    DeployedSignature,
+    DeployedTensor,
+    ExportReport,
+    LibraryFiles,
+    MachineFigures,
+)
+from slipstream.errors import UserError
+from slipstream.export.card import model_card
+from slipstream.export.config import ExportConfig
+from slipstream.export.package.assemble import LOGITS, finish, holdout_of
+from slipstream.export.package.libraries import HUGGING_FACE
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def too_large(model: nn.Module, config: ExportConfig) -> str:
+    """Why no ONNX variants are made of the model without its adapters; "" if they are."""
+    from slipstream.models.adapters.network import plain_shapes
+
+    count, most = sum(map(math.prod, plain_shapes(model).values())), config.most_parameters
+    return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
+
+
+def export_weights(
+    writer: ArtifactWriter,
+    libraries: Sequence[LibraryFiles],
+    data: PreparedData,
+    config: ExportConfig,
+    made_by: Mapping[str, object],
+    machine: MachineFigures,
+    why: str,
+) -> Artifact:
+    """Write the artifact of a model without ONNX variants beside the files of the ``libraries``, and ``why`` there are
+    none. Raises ``UserError`` if the model cannot leave in another way."""
+    if not any(each.name == HUGGING_FACE for each in libraries):
+        raise UserError(
+            f"export.most_parameters: the model can leave as ONNX only, and {why}; raise it (ONNX's files hold 2 GiB), "
+            "or train a smaller model"
+        )
+    report = ExportReport(
+        task=data.signature.task,
+        variants=[],
+        chosen="",
+        why=why,
+        decided_at_batch=config.decide_at_batch,
+        best={},
+        max_loss=config.max_loss,
+        weight_bits=8 if config.target == "vnni" else 7,
+        profile=[],
+        machine=machine,
+        licence=config.licence,
+        libraries=list(libraries),
+    )
+    deployed = as_called(data, why)
+    write_record(writer, REPORT, report)
+    write_record(writer, SIGNATURE, deployed)
+    for name in deployed.preprocessing:
+        writer.write_bytes(name, data.artifact.read_bytes(name))
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
+    return finish(writer, made_by)
+
+
+def as_called(data: PreparedData, why: str) -> DeployedSignature:
+    """How the transformer is called, by the names that Hugging Face's library has for its inputs and outputs."""
+    signature = data.signature
+    length, vocabulary = signature.output_shape
+    return DeployedSignature(
+        format=1,
+        task=signature.task,
+        target=signature.target,
+        model="",
+        opset=0,
+        dynamic_batch=True,
+        inputs=[DeployedTensor("input_ids", "int64", ("batch", length), "ids of the tokenizer")],
+        outputs=[DeployedTensor("logits", "float32", ("batch", length, vocabulary), LOGITS)],
+        classes=[],
+        cardinalities=[],
+        preprocessing=[name for name in PREPROCESSING if name in data.artifact.files],
+        samples=None,
+        raw=None,
+        no_raw="its inputs are tokens",
+        holdout=holdout_of(data),
+        no_onnx=why,
+    )

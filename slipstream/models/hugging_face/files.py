@@ -1,0 +1,43 @@
+"""A trained transformer as Hugging Face's libraries read it: ``config.json`` and its weights, in float32; adapters are
+added to the weights beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from slipstream.models.adapters.merge import merged
+from slipstream.models.adapters.network import plain_shapes
+from slipstream.models.hugging_face.parts import PART_BYTES, Content, weight_files
+from slipstream.models.trained import Kind
+from slipstream.models.transformer import Transformer
+from slipstream.models.transformer_config import TransformerConfig, to_hugging_face
+
+CONFIG = "config.json"
+
+
+def config_of(model: Transformer) -> TransformerConfig | None:
+    """Its sizes as they are. None of a model of which some layers lost more units than others, as that library has one
+    size for all."""
+    widths = {shape[0] for name, shape in plain_shapes(model).items() if name.endswith("gate_proj.weight")}
+    return replace(model.config, intermediate_size=widths.pop()) if len(widths) == 1 else None
+
+
+def files_of(model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = ()) -> Iterator[tuple[str, Content]]:
+    """The names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads, with parts of at most
+    ``most`` bytes of weights. At the tokens ``stops`` what is generated ends, if the model does not know itself where
+    documents do. None for a model that has no :func:`config_of`."""
+    config = config_of(model)
+    if config is None:
+        return
+    end = model.document_end
+    # What a text ends with, it begins behind, too.
+    ends: dict[str, object] = {"bos_token_id": end, "eos_token_id": end} if end >= 0 else {}
+    if end < 0 and stops:
+        ends = {"eos_token_id": stops[0] if len(stops) == 1 else list(stops)}
+    yield CONFIG, [json.dumps(to_hugging_face(config) | ends, indent=2).encode()]
+    kinds = {name: Kind(torch.float32, shape) for name, shape in plain_shapes(model).items()}
+    yield from weight_files(kinds, ((name, tensor.float()) for name, tensor in merged(model)), most)
