@@ -31,7 +31,7 @@ from tests.support.corpora import prepare_language, write_stories
 from tests.support.training import trained
 
 LORA = LoraConfig(rank=4, alpha=8.0, dropout=0.1)
-TRAINING = TrainingConfig(epochs=1, batch_size=64, learning_rate=5e-3, checkpoint_every=2)
+TRAINING = TrainingConfig(epochs=1, batch_size=128, learning_rate=1e-2, checkpoint_every=3)
 SHARDED = ParallelConfig(shard="weights")
 INTERLEAVED = ParallelConfig(pipeline=2, schedule="interleaved", stages_per_rank=2)
 
@@ -64,7 +64,7 @@ def tensor_bytes(home: Path) -> int:
 @pytest.mark.parametrize(
     ("world", "training", "quantise"),
     [
-        (1, replace(TRAINING, ema=0.9), "none"),
+        (2, replace(TRAINING, ema=0.9), "none"),
         (2, replace(TRAINING, parallel=SHARDED, precision="bf16"), "nf4"),
         pytest.param(2, replace(TRAINING, precision="bf16"), "nf4", marks=pytest.mark.prove),
         pytest.param(2, TRAINING, "none", marks=pytest.mark.prove),

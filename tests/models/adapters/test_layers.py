@@ -12,7 +12,15 @@ from torch import Tensor
 from slipstream.errors import UserError
 from slipstream.models.adapters.layers import LoraLinear, is_adapter
 from slipstream.models.adapters.merge import merge, merged
-from slipstream.models.adapters.network import add_adapters, numbers_in, numbers_trained, plain_shapes, quantise_frozen
+from slipstream.models.adapters.network import (
+    add_adapters,
+    layers_with_adapters,
+    numbers_in,
+    numbers_trained,
+    plain_shapes,
+    quantise_frozen,
+)
+from slipstream.models.adapters.nf4 import dequantise
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from tests.support.adapters import LORA, adapted_network, draw_adapters, plain_network, tokens
 
@@ -114,6 +122,20 @@ def test_four_bits_hold_only_the_layers_with_adapters() -> None:
     q = "model.layers.0.self_attn.q_proj"
     assert types.pop(f"{q}.codes") is torch.uint8 and types.pop(f"{q}.scales") is torch.int32
     assert set(types.values()) == {torch.float32}
+
+
+def test_gradients_beside_four_bits_are_those_beside_the_dequantised_weights() -> None:
+    quantised, plain = adapted_network(nf4=True), adapted_network()
+    weights = dict(layers_with_adapters(plain))
+    for name, layer in layers_with_adapters(quantised):
+        weights[name].weight.data = dequantise(layer.codes, layer.scales, torch.float32)
+    for network in (quantised, plain):
+        network(tokens()).square().mean().backward()
+    for name, parameter in plain.named_parameters():
+        found = quantised.get_parameter(name).grad if is_adapter(name) else None
+        assert (found is None) == (parameter.grad is None) == (not is_adapter(name))
+        if found is not None and parameter.grad is not None:
+            torch.testing.assert_close(found, parameter.grad, rtol=1e-5, atol=1e-7)
 
 
 def test_autocast_leaves_four_bits_alone() -> None:

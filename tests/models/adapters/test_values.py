@@ -84,5 +84,6 @@ def test_adapters_are_drawn_by_seed_and_name_and_add_nothing(tmp_path: Path) -> 
 def test_what_each_pass_dequantises_does_not_count_for_the_rows_of_a_batch(tmp_path: Path) -> None:
     config = ModelConfig(base=str(make_base(tmp_path / "base", **SIZES)), lora=LORA)
     plain = build(config, SIGNATURE, 0, empty=True).row_bytes
-    quantised = ModelConfig(base=config.base, lora=LORA, quantise="nf4")
-    assert build(quantised, SIGNATURE, 0, empty=True).row_bytes == plain > 0
+    quantised = build(ModelConfig(base=config.base, lora=LORA, quantise="nf4"), SIGNATURE, 0, empty=True)
+    assert quantised.row_bytes == plain > 0
+    assert sum(parameter.dtype is torch.uint8 for parameter in quantised.parameters()) == 7 * 4

@@ -19,7 +19,7 @@ from tests.support.corpora import prepare_language, write_stories
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
 FSDP, PIPELINE = ParallelConfig(shard="weights"), ParallelConfig(pipeline=2)
-STEPS = 16
+STEPS = 8
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def test_killed_amid_a_step_it_ends_the_same(
     """With dropout, whose numbers are drawn again where blocks are recomputed."""
     model = ModelConfig(base=str(base), lora=LoraConfig(4, dropout=0.1), quantise=quantise)
     more = {"recompute": "full", "learning_rate": 1e-2, **training}
-    job = Job(data.artifact.directory, tmp_path, world, "", steps=STEPS, accumulation=2, model=model, training=more)
-    whole, killed = killed_and_not(job, tmp_path, at=12)
+    job = Job(data.artifact.directory, tmp_path, world, "", STEPS, 2, accumulation=2, model=model, training=more)
+    whole, killed = killed_and_not(job, tmp_path, at=8)
     assert outcome(killed) == outcome(whole)
     weights = load_file(whole.output / "last.safetensors")
     assert weights and all(map(is_adapter, weights))
