@@ -201,12 +201,13 @@ COLUMNS = (
 def main(quick: bool, megabytes: int, rounds: int, place: Path | None) -> Iterator[Table]:
     """How long each way of saving stops the steps."""
     if quick:
-        megabytes, rounds = 13, 2
+        megabytes, rounds = 13, 1
     layers = max(1, round(megabytes * 1e6 / (3 * 4 * WIDTH * (WIDTH + 1))))
     with tempfile.TemporaryDirectory(dir=place) as scratch:
         rows = summary(on_ranks(WORLD, measure, scratch, layers, rounds))
     size = layers * 3 * 4 * WIDTH * (WIDTH + 1) / 1e6
-    title = f"{size:.0f} MB of replicated state on {WORLD} ranks, medians of {rounds - 1} saves after the first"
+    counted = f"medians of {rounds - 1} saves after the first" if rounds > 1 else "one save"
+    title = f"{size:.0f} MB of replicated state on {WORLD} ranks, {counted}"
     yield Table(title, COLUMNS, rows)
 
 

@@ -135,16 +135,28 @@ def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.Base
         raise SystemExit(f"{contender} failed with {process.exitcode}")
 
 
-def weigh(contender: str, data: Path) -> float:
-    """Peak bytes of one contender. In a run of its own: who looks every 50 ms takes 15 % of two cores."""
+def weigh(contender: str, data: Path) -> Figures:
+    """Peak bytes of one contender, and what it took. In a run of its own: who looks every 50 ms takes 15 % of two
+    cores."""
     peak = 0
-    with at_work(contender, data) as process:
+    with timed() as figures, at_work(contender, data) as process:
         assert process.pid is not None
         while process.is_alive():
             peak = max(peak, proportional_bytes(process.pid))
             process.join(0.05)
     click.echo(f"  {contender:<22} {peak / 2**30:5.2f} GiB", err=True)
-    return peak
+    return {**figures, "bytes": peak}
+
+
+@contextmanager
+def timed() -> Iterator[Figures]:
+    """Seconds, and processor seconds of processes that end in the block, which are there at its end."""
+    figures: Figures = {}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    yield figures
+    figures["seconds"] = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    figures["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def touch_free_memory(most: float) -> None:
@@ -161,14 +173,10 @@ def measure(contender: str, data: Path, memory: float) -> Figures:
     """Seconds and processor seconds of one contender in a fresh process, start-up included. Before it,
     :func:`touch_free_memory` of ``memory`` bytes."""
     touch_free_memory(memory)
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    with at_work(contender, data) as process:
-        process.join()
-        seconds = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    click.echo(f"  {contender:<22} {seconds:7.1f} s  {busy:7.1f} cpu s", err=True)
-    return {"seconds": seconds, "cpu_seconds": busy}
+    with timed() as figures, at_work(contender, data):
+        pass
+    click.echo(f"  {contender:<22} {figures['seconds']:7.1f} s  {figures['cpu_seconds']:7.1f} cpu s", err=True)
+    return figures
 
 
 def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, str]) -> dict[str, Figures]:
@@ -177,10 +185,12 @@ def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, s
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
     if left_out := [name for name in contenders if name not in installed]:
         click.echo(f"  {', '.join(left_out)}: polars is not installed, left out", err=True)
-    weights = {name: weigh(name, data) for name in installed}
-    memory = max(weights.values()) + data.stat().st_size  # what is written takes memory too
-    found = in_turns({name: functools.partial(measure, name, data, memory) for name in installed}, turns)
-    figures = {name: {**settled(taken), "bytes": weights[name]} for name, taken in found.items()}
+    weighed = {name: weigh(name, data) for name in installed}
+    memory = max(each["bytes"] for each in weighed.values()) + data.stat().st_size  # what is written takes memory too
+    found = {name: [each] for name, each in weighed.items()}  # which is enough to see that it runs
+    if turns > 1:
+        found = in_turns({name: functools.partial(measure, name, data, memory) for name in installed}, turns)
+    figures = {name: {**settled(taken), "bytes": weighed[name]["bytes"]} for name, taken in found.items()}
     for peer, word in peers.items():
         for name in installed if peer in installed else ():
             for key in ("seconds", "cpu_seconds"):
@@ -188,7 +198,7 @@ def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, s
                 ratio, low, high = interval_of_median(ratios[1:] or ratios)
                 over = f"{key}_over_{word}"
                 figures[name] |= {over: ratio, f"{over}_low": low, f"{over}_high": high}
-            figures[name][f"bytes_over_{word}"] = weights[name] / weights[peer]
+            figures[name][f"bytes_over_{word}"] = weighed[name]["bytes"] / weighed[peer]["bytes"]
     return figures
 
 

@@ -39,7 +39,7 @@ PODS = {
     EMPTY_TORCH: "flytekitplugins.kfpytorch torch",
     **{room: f"tasks.{room}" for room in WITH_TORCH},
 }
-QUICK = (EMPTY, "prepare", EMPTY_TORCH)
+QUICK = (EMPTY, "prepare")
 RESOLVER = "flytekit.core.python_auto_container.default_task_resolver"
 COLUMNS = (Column("wall s", "wall"), Column("CPU s", "cpu"))
 RATIO = (Column("ratio", "ratio", "{:.3f}"), Column("95 % from", "low", "{:.3f}"), Column("to", "high", "{:.3f}"))
@@ -50,7 +50,7 @@ JOB = ("run", str(ROOT / "workflows/training.py"), "train_and_export")
 @benchmark
 @part_option(("imports", "pods", "job"))
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """Imports in turns, and the main job twice; quick: one turn of the imports and of three pods."""
+    """Imports in turns, and the main job twice; quick: one turn of the imports and of two pods."""
     if "imports" in parts:
         yield imports(turns=1 if quick else 15)
     if "pods" in parts:

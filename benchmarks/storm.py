@@ -122,7 +122,7 @@ COLUMNS = (
 @click.option("--runs", default=25, show_default=True, help="Of each kind.")
 def main(quick: bool, runs: int) -> Iterator[Table]:
     """The simulation of preemptions beside trainings that are preempted."""
-    steps, runs = (60, 1) if quick else (200, runs)
+    steps, runs = (40, 1) if quick else (200, runs)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         prepare(place / "prepared", "", "", DataConfig(), {})

@@ -159,7 +159,7 @@ def main(quick: bool, parts: tuple[str, ...]) -> Iterator[Table]:
     if "simulated" in parts:
         yield from simulated(*((1, 12) if quick else (SEEDS, TRIALS)))
     if "real" in parts:
-        yield real(*((1, 2, 2) if quick else (3, 6, 20)))
+        yield real(*((1, 2, 1) if quick else (3, 6, 20)))
 
 
 if __name__ == "__main__":

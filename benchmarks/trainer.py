@@ -173,6 +173,8 @@ def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], launches:
     rivals = [name for part, names in PARTS.items() if part in parts for name in names if name not in absent]
     launches, pairs = (1, 1) if quick else (launches, pairs)
     for name in models:
+        if quick and name != models[0]:  # libraries are loaded once
+            rivals = [rival for rival in rivals if rival not in LIBRARIES] or rivals
         workload = quick_form(WORKLOADS[name]) if quick else WORKLOADS[name]
         with tempfile.TemporaryDirectory() as scratch:
             workload.write(Path(scratch) / "prepared", workload.batch * workload.steps)

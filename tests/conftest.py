@@ -44,6 +44,7 @@ LONGER = (
     "pods/test_other_pods.py::test_a_benchmark_without_its_peers_is_given_up_for_good",
     "pods/test_other_pods.py::test_a_training_says_for_whom_it_waits_and_then_trains",
     "pods/test_out_of_memory.py::test_a_rank_of_a_job[0]",
+    "pods/test_training_rehearsal.py::test_a_pod_that_disagrees_with_its_profile_refuses_to_start[2-",
     "prepare/test_bad_data.py::test_very_many_columns_and_very_long_texts",
     "promote/test_tokens.py::test_only_the_better_model_takes_the_others_place",
     "sweep/test_kills.py::test_two_workers_and_a_kill_of_each_kind",

@@ -40,7 +40,8 @@ class TrainingConfig(Settings):
     """Samples per optimiser step, over all processes."""
     accumulation: Annotated[int | Literal["auto"], MAY_CHANGE] = 1
     """Pieces into which each process cuts its share of a batch, to save memory; "auto": the fewest that fit into the
-    devices' memory, by a trace of the step before the first attempt. Later ones keep them."""
+    devices' memory, by a trace of the step before the first attempt. Later ones keep them. After a step that ran out of
+    memory the next attempt has twice as many."""
     recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
     """What the backward pass computes once more instead of keeping it: nothing, or all that the model's blocks compute,
     which takes less memory, more time, and changes no bit."""

@@ -28,12 +28,30 @@ MAY_BE_NOTHING = (
     *("marks", "marks_low", "marks_high", "others", "kills"),
 )
 BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
+#: Parts that start interpreters or load libraries for seconds, to do what other tests do as well (verdicts on provoked
+#: faults, a sweep's worker, a task by ``pyflyte``), or what only the libraries do: `make prove` runs them.
+LONGER = {"loader": "peers", "sweep": "real", "telemetry": "peer", "trainer": "libraries"}
+#: The other parts of these.
+SHORTER = {
+    "loader": ("bound", "shuffle"),
+    "sweep": ("simulated",),
+    "telemetry": ("sampler", "upload", "marks", "steps"),
+    "trainer": ("same", "usual"),
+}
+FORMS = [
+    *(pytest.param(path, SHORTER.get(path.stem, ()), id=path.stem) for path in BENCHMARKS),
+    *(
+        pytest.param(path, (LONGER[path.stem],), id=f"{path.stem}: {LONGER[path.stem]}", marks=pytest.mark.prove)
+        for path in BENCHMARKS
+        if path.stem in LONGER
+    ),
+]
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda path: path.stem)
-def test_the_quick_form_prints_and_writes_figures(benchmark: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("benchmark", "parts"), FORMS)
+def test_the_quick_form_prints_and_writes_figures(benchmark: Path, parts: tuple[str, ...], tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
-    stdout = as_command(benchmark, target) if benchmark.stem == "startup" else in_process(benchmark, target)
+    stdout = as_command(benchmark, target) if benchmark.stem == "startup" else in_process(benchmark, parts, target)
     written = json.loads(target.read_text())
     assert written["quick"] is True
     machine = written["machine"]
@@ -57,11 +75,18 @@ def as_command(benchmark: Path, target: Path) -> str:
     return ended.stdout
 
 
-def in_process(benchmark: Path, target: Path) -> str:
+def in_process(benchmark: Path, parts: tuple[str, ...], target: Path) -> str:
     main = importlib.import_module(benchmark.stem).main
     processes.preload()  # the benchmarks have a list of their own
     with at_most(SECONDS):
-        return CliRunner().invoke(main, ["--quick", "--json", str(target)], catch_exceptions=False).stdout
+        chosen = [word for part in parts for word in ("--part", part)]
+        return CliRunner().invoke(main, ["--quick", "--json", str(target), *chosen], catch_exceptions=False).stdout
+
+
+def test_all_parts_are_in_one_of_both_forms() -> None:
+    for name, part in LONGER.items():
+        (option,) = [each for each in importlib.import_module(name).main.params if each.name == "parts"]
+        assert sorted(option.type.choices) == sorted([part, *SHORTER[name]])
 
 
 @contextmanager

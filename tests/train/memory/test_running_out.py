@@ -137,5 +137,6 @@ def test_with_a_row_in_each_no_attempt_is_made_again(parallel: ParallelConfig, e
     (place / "model.refused0").unlink()
     trained(rows, place, 1, training, tokens, holder=HOLDER)
     assert refusal(place, 0) == message
-    trained(rows, place, 1, training, tokens, holder=Holder("another run"))
-    assert "resumes from step 2 " in log(place)
+    if not parallel.offload:
+        trained(rows, place, 1, training, tokens, holder=Holder("another run"))
+        assert "resumes from step 2 " in log(place)
