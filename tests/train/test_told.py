@@ -19,9 +19,9 @@ def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_
     assert not attempt(job).finished
     assert [line.split()[:2] for line in said(job)] == [["1", "5"], ["2", "10"]]
     assert not (tmp_path / "told-1").exists() and not job.output.exists()
-    for rank in range(world):
-        last = (tmp_path / f"log-{rank}").read_text().splitlines()[-1]
-        assert last.endswith("Stopped: stopped at step 10")
+    # Once one has ended the other is killed, as by their agent, and need not have come to saying it.
+    logs = [(tmp_path / f"log-{rank}").read_text() for rank in range(world)]
+    assert any(log.endswith("Stopped: stopped at step 10\n") for log in logs), logs
 
 
 def test_a_training_that_nobody_stops_ends_as_without_anybody(prepared: Path, tmp_path: Path) -> None:
