@@ -47,16 +47,17 @@ def killed_and_not(job: Job, place: Path, at: int) -> tuple[Job, Job]:
     return whole, killed
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("world", "quantise", "training"),
     [
         (2, "nf4", {"parallel": FSDP}),
-        pytest.param(2, "none", {}, marks=pytest.mark.prove),
-        pytest.param(2, "none", {"parallel": FSDP}, marks=pytest.mark.prove),
-        pytest.param(2, "nf4", {}, marks=pytest.mark.prove),
-        pytest.param(2, "nf4", {"precision": "bf16"}, marks=pytest.mark.prove),
-        pytest.param(3, "nf4", {"parallel": FSDP, "precision": "bf16"}, marks=pytest.mark.prove),
-        pytest.param(2, "nf4", {"parallel": PIPELINE}, marks=pytest.mark.prove),
+        (2, "none", {}),
+        (2, "none", {"parallel": FSDP}),
+        (2, "nf4", {}),
+        (2, "nf4", {"precision": "bf16"}),
+        (3, "nf4", {"parallel": FSDP, "precision": "bf16"}),
+        (2, "nf4", {"parallel": PIPELINE}),
     ],
 )
 def test_killed_amid_a_step_it_ends_the_same(
