@@ -49,10 +49,16 @@ def names_while_connecting() -> AbstractContextManager[None]:
 
 
 def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
-    """The store in which all processes meet, as the environment says; without torch elastic's own, rank 0 hosts it."""
+    """The store in which all processes meet, as the environment says; without torch elastic's own, rank 0 hosts it.
+
+    An agent keeps its store for the workers that it starts again, which would read the addresses of those before. On
+    one machine they count the restarts alike, and have a part of the store to themselves; agents of several count their
+    own (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each round a store there).
+    """
     with names_while_connecting():
         store, rank, world = next(dist.rendezvous("env://"))
         if all_are_here():
+            store = dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             # The thread of the store asks for the name of each process that connects to it.
             store.set(f"connected/{rank}", "")
             store.wait([f"connected/{other}" for other in range(world)], timeout)

@@ -86,7 +86,7 @@ def to_onnx(model: nn.Module, signature: Signature, example: Sequence[np.ndarray
     except Exception as error:
         raise UserError(f"model.name: torch cannot export this model to ONNX: {reason_of(error)}") from error
     assert program is not None
-    exported = without_provenance(program.model_proto)
+    exported = with_lists_of_axes(without_provenance(program.model_proto))
     onnx.checker.check_model(exported)
     check_opset(exported, opset)
     check_dynamic_batch(exported)
@@ -111,6 +111,25 @@ def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
+    return model
+
+
+def with_lists_of_axes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same, changed in place, with a list of one axis where torch 2.13's exporter gives ``Unsqueeze`` a number, as
+    for heads that share keys: the operator's definition wants a list, and ONNX Runtime's shape inference fails."""
+    graph = model.graph
+    numbers = {tensor.name: tensor for tensor in graph.initializer if not tensor.dims}
+    unsqueezes = [node for node in graph.node if node.op_type == "Unsqueeze" and node.input[1] in numbers]
+    for name in {node.input[1] for node in unsqueezes}:
+        listed = graph.initializer.add()
+        listed.CopyFrom(numbers[name])
+        listed.name = f"{name}_listed"
+        listed.dims.append(1)
+        for node in unsqueezes:
+            if node.input[1] == name:
+                node.input[1] = listed.name
+        if not any(name in node.input for node in graph.node):
+            graph.initializer.remove(numbers[name])
     return model
 
 

@@ -14,7 +14,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
 from slipstream.export.quantize.quantise import Quantiser
@@ -187,3 +187,19 @@ def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Pat
 def test_a_norm_that_cannot_be_is_refused(arguments: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         build(ModelConfig("resnet", arguments), images(tmp_path / "data").signature, seed=0)
+
+
+def test_a_transformer_whose_heads_share_keys_can_be_quantised(tmp_path: Path) -> None:
+    """torch's exporter writes axes for it as numbers, on which the inference of shapes fails."""
+    signature = Signature((TensorSpec("tokens", "int32", (8,)),), "next token", "next token", buckets=20)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = build(ModelConfig("transformer", {**sizes, "num_key_value_heads": 2}), signature, 0).eval()
+    tokens = np.arange(16, dtype=np.int32).reshape(2, 8)
+    to_onnx(model, signature, [tokens], 20, tmp_path / "fp32.onnx")
+    graph = onnx.load(tmp_path / "fp32.onnx").graph
+    dims = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    axes = [dims[node.input[1]] for node in graph.node if node.op_type == "Unsqueeze"]
+    assert axes and all(each == [1] for each in axes)
+    assert dims.keys() <= {name for node in graph.node for name in node.input}, "nothing is left over"
+    check_parity(model_function(model), onnx_predictor(tmp_path / "fp32.onnx", 1), [tokens])
+    Quantiser(tmp_path / "fp32.onnx", [tokens], tmp_path, bits=7).prepared(smooth=False)

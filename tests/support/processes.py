@@ -37,10 +37,6 @@ def preload() -> None:
 
 preload()
 
-#: torchrun 2.13 gives the restarted ranks the store of the ranks before, where they find each other's old addresses:
-#: "Connection refused", now and then. This makes it start a new store with every restart.
-OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
 
 def torchrun(
     prepared: Path, output: Path, config: Mapping[str, Any], restarts: int, world: int = 2
@@ -56,7 +52,7 @@ def torchrun(
             [*command, str(prepared), str(output), str(settings)],
             stdout=log,
             stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **OWN_STORE_PER_RESTART},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
 
