@@ -71,6 +71,13 @@ class Decision:
         """Raises as the store of the home."""
         home.storage.put(DECISION, to_json(self))
 
+    def with_known(self, known: Decision) -> Decision:
+        """This and what is known of the same: the larger numbers, unless this says that no larger one is possible."""
+        if self.refused or known.made_for != self.made_for:
+            return self
+        accumulation, ran_out = max(self.accumulation, known.accumulation), max(self.ran_out, known.ran_out)
+        return replace(self, accumulation=accumulation, ran_out=ran_out)
+
     def number_for(self, asked: int | str, made_for: MadeFor) -> int:
         """The number to take where the settings ask for so many or for "auto"; 0 if this says nothing of that."""
         if self.made_for != made_for or self.accumulation < 1:
