@@ -107,7 +107,7 @@ def test_several_ranks_at_once_double_it_once(data: Path, tmp_path: Path) -> Non
     assert (record["accumulation"], record["ran_out"]) == (6, 3)
 
 
-MADE_FOR = MadeFor(1, "none", "none", "fp32", 64, 5)
+MADE_FOR = MadeFor(1, "none", "none", "fp32", 64, 5, "data", "model")
 
 
 def ended(home: Home, monkeypatch: pytest.MonkeyPatch) -> OutOfMemory | UserError:
