@@ -19,6 +19,7 @@ import xxhash
 from pydantic import Field
 
 from slipstream.artifacts.format import DamagedArtifact, canonical_json
+from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.records import from_tree, to_json
 from slipstream.distributed.process_group import Group, Peers
@@ -88,6 +89,12 @@ class Decision:
         accumulation, ran_out = max(self.accumulation, known.accumulation), max(self.ran_out, known.ran_out)
         return replace(self, accumulation=accumulation, ran_out=ran_out)
 
+    def refused_in(self, holder: Holder) -> bool:
+        """Whether the execution of ``holder`` found out that no further number helps. Of those without a name it is
+        taken to be the same if the workers were started again."""
+        again = holder.execution or holder.attempt > 0
+        return bool(self.refused and again) and self.execution == holder.execution
+
     def number_for(self, asked: int | str, made_for: MadeFor) -> int:
         """The number to take where the settings ask for so many or for "auto"; 0 if this says nothing of that."""
         if self.made_for != made_for or self.accumulation < 1:
@@ -145,7 +152,7 @@ def decide(request: TrainingRequest, made_for: MadeFor) -> int:
     decision = read_decision(home)
     number = decision.number_for(asked, made_for) if decision else 0
     if decision and number:
-        if decision.refused and decision.execution and decision.execution == request.holder.execution:
+        if decision.refused_in(request.holder):
             raise UserError(decision.refused)
         ran_out = f": with {decision.ran_out} a rank ran out of memory" if decision.ran_out else ""
         LOG.info("training.accumulation: %s is %d, as it was before%s", asked, number, ran_out)

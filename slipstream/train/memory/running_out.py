@@ -9,8 +9,10 @@ but other settings or devices helps, and no attempt is made again.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from slipstream.errors import OutOfMemory, UserError
+from slipstream.one_line import one_line
 from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.data_loader import stored_blocks
@@ -18,9 +20,9 @@ from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.memory.numbers import doubled, legal_numbers
-from slipstream.train.setup import Setup, TrainingRequest
+from slipstream.train.setup import Setup, TrainingRequest, first_of_machine
 
-#: What a record meets that may be written another time.
+#: What becomes of reading and writing that may succeed another time.
 NOT_WRITTEN = (StorageUnavailable, OSError, MemoryError)
 #: What helps where no step can be traced to say more.
 EXPECTED = (
@@ -39,10 +41,21 @@ def after_running_out(
     what = f"rank {setup.group.rank} ran out of memory at {now} micro-batch{'es' if now > 1 else ''}"
     if more:
         return with_more(checkpoints, Decision(more, made_for, ran_out=now), what)
-    refusal = f"training.accumulation: {what}, the most that are possible ({reason}); {what_helps(request, made_for)}"
-    with suppress(UserError, *NOT_WRITTEN):
-        leave(checkpoints, Decision(now, made_for, ran_out=now, refused=refusal, execution=request.holder.execution))
+    what = f"training.accumulation: {what}, the most that are possible ({reason})"
+    # First without a trace, which takes long: this process may be ended meanwhile, or want for memory again.
+    refusal = refuse(f"{what}; {EXPECTED}", request, Decision(now, made_for, ran_out=now), checkpoints)
+    if first_of_machine(setup.group):
+        with suppress(MemoryError):
+            better = f"{what}; {what_helps(request, made_for)}"
+            refusal = refuse(better, request, Decision(now, made_for, ran_out=now), checkpoints)
     return UserError(refusal)
+
+
+def refuse(refusal: str, request: TrainingRequest, decision: Decision, checkpoints: Checkpoints) -> str:
+    """Leave it in the home, if that can be written, that no further number helps. Returns ``refusal``."""
+    with suppress(UserError, *NOT_WRITTEN):
+        leave(checkpoints, replace(decision, refused=refusal, execution=request.holder.execution))
+    return refusal
 
 
 def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfMemory | UserError:
@@ -86,5 +99,6 @@ def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
 
     try:
         return leaner(request, made_for.precision, made_for.processes, made_for.memory)
-    except UserError as error:
-        return f"what takes less is not known, as the step cannot be traced ({error.message}): {EXPECTED}"
+    except (UserError, *NOT_WRITTEN) as error:
+        why = one_line(str(error)) or type(error).__name__
+        return f"what takes less is not known, as the step cannot be traced ({why}): {EXPECTED}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.plan import Plan
@@ -159,6 +160,14 @@ def test_another_model_or_other_data_is_told_apart_and_not_where_a_base_lies(
 def test_what_ran_out_of_memory_is_not_asked_for_again_and_more_may_be() -> None:
     found = Decision(4, MADE_FOR, ran_out=2)
     assert [found.number_for(asked, MADE_FOR) for asked in ("auto", 1, 2, 3, 8)] == [4, 4, 4, 0, 0]
+
+
+def test_who_was_refused_is_refused_again_and_a_new_run_is_not() -> None:
+    named, nameless = (Decision(24, MADE_FOR, ran_out=24, refused="no", execution=name) for name in ("a run", ""))
+    assert named.refused_in(Holder("a run")) and not named.refused_in(Holder("another"))
+    assert nameless.refused_in(Holder("", 1)) and not nameless.refused_in(Holder("", 0))
+    assert not named.refused_in(Holder("", 1)) and not nameless.refused_in(Holder("a run", 1))
+    assert not replace(named, refused="").refused_in(Holder("a run"))
 
 
 def test_a_training_decides_and_writes_it_into_its_home(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.storage import StorageUnavailable, storage_for
 from slipstream.train.checkpoint.home import DECISION, Home
 from slipstream.train.config import TrainingConfig
-from slipstream.train.memory import running_out
+from slipstream.train.memory import automatic, running_out
 from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
@@ -110,10 +110,12 @@ def test_several_ranks_at_once_double_it_once(data: Path, tmp_path: Path) -> Non
 MADE_FOR = MadeFor(1, "none", "none", "fp32", 64, 5, "data", "model")
 
 
-def ended(home: Home, monkeypatch: pytest.MonkeyPatch) -> OutOfMemory | UserError:
-    """How a rank ends that ran out of memory with 4 of at most 64 micro-batches."""
-    monkeypatch.setattr(running_out, "possible_numbers", lambda setup: [2**power for power in range(7)])
-    setup: Any = SimpleNamespace(training=SimpleNamespace(micro_batches=4), group=SimpleNamespace(rank=0))
+def ended(home: Home, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int = 0) -> OutOfMemory | UserError:
+    """How a rank ends that ran out of memory with 4 micro-batches, where so many at most are possible."""
+    monkeypatch.setattr(
+        running_out, "possible_numbers", lambda setup: [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= most]
+    )
+    setup: Any = SimpleNamespace(training=SimpleNamespace(micro_batches=4), group=SimpleNamespace(rank=rank))
     checkpoints: Any = SimpleNamespace(home=home, attempt=home.claim(HOLDER))
     request: Any = SimpleNamespace(holder=HOLDER)
     return running_out.after_running_out(setup, request, MADE_FOR, checkpoints, "no memory")
@@ -160,6 +162,30 @@ def test_a_home_that_refuses_the_number_ends_the_training(
     monkeypatch.setattr(home.storage, "put", put)
     found = ended(home, monkeypatch)
     assert type(found) is ending and re.search(said, str(found))
+
+
+@pytest.mark.parametrize("error", [UserError("no"), StorageUnavailable("no"), OSError("no"), MemoryError("no")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_refusal_is_recorded_before_one_rank_of_a_machine_traces(
+    rank: int, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, before = Home(storage_for(str(tmp_path))), list[str]()
+
+    def leaner(*_: object) -> str:
+        known = read_decision(home)
+        before.append(known.refused if known else "")
+        raise error
+
+    monkeypatch.setattr(automatic, "leaner", leaner)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    ending, left = ended(home, monkeypatch, most=4, rank=rank), read_decision(home)
+    start = f"training.accumulation: rank {rank} ran out of memory at 4 micro-batches, the most that are possible "
+    untraced = f"{start}(no memory); {running_out.EXPECTED}"
+    assert before == ([] if rank else [untraced])
+    traced = f"{start}(no memory); what takes less is not known, as the step cannot be traced (no): "
+    said = untraced if rank else traced + running_out.EXPECTED
+    assert isinstance(ending, UserError) and ending.message == said
+    assert left and (left.refused, left.execution, left.ran_out) == (said, HOLDER.execution, 4)
 
 
 OFFLOADED = ParallelConfig(shard="weights", offload=True)
