@@ -25,6 +25,7 @@ from slipstream.train.memory.choices import Job, Traced
 from slipstream.train.memory.command import rows_of_tokens
 from slipstream.train.memory.decision import Decision, MadeFor, data_and_model
 from slipstream.train.memory.numbers import doubled, legal_numbers
+from slipstream.train.memory.processes import Untraced
 from slipstream.train.memory.trace import Footprint
 from slipstream.train.memory.tracker import KINDS
 from slipstream.train.parallel.config import ParallelConfig
@@ -81,6 +82,13 @@ def test_it_is_the_fewest_that_fit_found_in_few_traces(monkeypatch: pytest.Monke
         memory = (peaks[fewest] + 10**5) / automatic.USABLE
         assert fewest_that_fit(job(), memory).job.training.micro_batches == fewest
         assert len(asked) <= 5
+
+
+def test_without_another_layout_that_can_be_traced_a_line_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "trace_all", lambda jobs: [Traced(each, Untraced("not tried")) for each in jobs])
+    assert automatic.cheapest_first(job(accumulation=24), 10).endswith(
+        "; expected more processes, or devices with more memory"
+    )
 
 
 def test_it_is_one_if_all_fits(monkeypatch: pytest.MonkeyPatch) -> None:
