@@ -22,6 +22,11 @@ class Preempted(Interrupted):
 class OutOfMemory(Interrupted):
     """A rank ran out of memory in a step; another attempt resumes with more, and smaller, micro-batches."""
 
+    def __init__(self, message: str, micro_batches: int = 0) -> None:
+        super().__init__(message)
+        #: With how many it ran out; 0 if that is not known.
+        self.micro_batches = micro_batches
+
 
 class AgreedPreempted(Agreed, Preempted):
     """A preemption of which the ranks told each other."""

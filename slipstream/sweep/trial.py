@@ -52,6 +52,8 @@ class Outcome:
     state: Literal["complete", "pruned", "failed", "preempted", "superseded", "unavailable", "out of memory"]
     reason: str = ""
     weights: str = ""
+    #: With how many it ran out of memory, if it did in a step.
+    micro_batches: int = 0
 
 
 def train_trial(link: Connection, job: TrialJob) -> None:
@@ -101,7 +103,7 @@ def attempt(link: Connection, job: TrialJob) -> Outcome:
     except Preempted as error:
         return Outcome("preempted", str(error))
     except OutOfMemory as error:
-        return Outcome("out of memory", str(error))
+        return Outcome("out of memory", str(error), micro_batches=error.micro_batches)
     except Interrupted as error:
         return Outcome("superseded", str(error))
     except StorageUnavailable as error:

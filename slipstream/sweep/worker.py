@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -202,22 +202,20 @@ class Worker:
             log=scratch / "log.txt",
         )
         killed_before = memory_counters()
-        outcome, curve = self._follow(taken, job)
-        while outcome and outcome.state == "out of memory" and not (taken.lost or self._over.is_set()):
-            LOG.warning("trial %d: %s", number, outcome.reason)
-            outcome, curve = self._follow(taken, job)
+        outcome, curve = self._follow_until_it_fits(taken, job)
         if taken.lost or self._over.is_set():
             return
         if outcome is None:
             killed = what_was_killed(killed_before, memory_counters())
             outcome = Outcome("failed", killed) if killed else self._died(taken)
-        if outcome is None or outcome.state == "superseded" or outcome.state == "out of memory":
+        if outcome is None or outcome.state == "superseded":
             return
         if outcome.state == "preempted":
             self._leaving = True
             return
         if outcome.state == "unavailable":
             raise StorageUnavailable(outcome.reason)
+        assert outcome.state != "out of memory", "it has failed, or this worker is about to end"
         best = curve[-1].best if curve else None
         seconds = round(time.perf_counter() - started, 3)
         loss = None if outcome.state == "failed" else best
@@ -230,6 +228,19 @@ class Worker:
             self._store.append(number, ended)
             self._store.drop_checkpoints(number)
             self._progress.ended(taken.trial, ended, self._store.known())
+
+    def _follow_until_it_fits(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
+        """Run the process of a trial, and another one whenever a step ran out of memory and smaller micro-batches are
+        left to try. It has failed if a number ran out that did before: it could not be told of more."""
+        ran_out = set[int]()
+        while True:
+            outcome, curve = self._follow(taken, job)
+            if outcome is None or outcome.state != "out of memory" or taken.lost or self._over.is_set():
+                return outcome, curve
+            LOG.warning("trial %d: %s", taken.trial.number, outcome.reason)
+            if outcome.micro_batches in ran_out:
+                return replace(outcome, state="failed"), curve
+            ran_out.add(outcome.micro_batches)
 
     def _follow(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
         """Run the process of a trial and answer it. Returns its outcome, None if it ended without one, and its

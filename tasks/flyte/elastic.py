@@ -391,14 +391,18 @@ class DistributedTask(PytorchElasticFunctionTask):
 
     def _run_workers(self, workspace: Workspace, inputs: TaskInputs) -> Any:
         """Run a process group; on one machine or pod another one whenever a step ran out of memory and smaller
-        micro-batches are left to try: that costs no retry, of which a single pod may have none."""
+        micro-batches are left to try: that costs no retry, of which a single pod may have none. One that runs out with
+        a number that ran out before could not be told of more, and ends the attempt."""
+        ran_out = set[int]()
         while True:
             try:
                 return self._execute(workspace=workspace, **inputs)
             except GROUP_ENDED as error:
                 reports = read_reports(workspace.directory)
-                if self.task_config.nnodes != 1 or not ran_out_of_memory(error, reports):
+                again = self.task_config.nnodes == 1 and ran_out_of_memory(error, reports)
+                if not again or reports[0].micro_batches in ran_out:
                     raise
+                ran_out.add(reports[0].micro_batches)
                 LOG.warning("%s", reports[0].message)
                 collect_reports(workspace.directory)  # the next group's are its own
 

@@ -49,6 +49,8 @@ class Report:
     rank: int
     outcome: Outcome
     message: str = ""
+    #: With how many it ran out of memory, if it did in a step.
+    micro_batches: int = 0
 
     @classmethod
     def of(cls, error: Exception) -> Report:
@@ -59,7 +61,8 @@ class Report:
         if isinstance(error, Interrupted):
             kinds = {OutOfMemory: Outcome.OUT_OF_MEMORY, Preempted: Outcome.PREEMPTED}
             known = (outcome for kind, outcome in kinds.items() if isinstance(error, kind))
-            return cls(rank, next(known, Outcome.INTERRUPTED), str(error))
+            ran_out = error.micro_batches if isinstance(error, OutOfMemory) else 0
+            return cls(rank, next(known, Outcome.INTERRUPTED), str(error), ran_out)
         return cls(rank, Outcome.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
 
     def leave(self, directory: str) -> None:
@@ -99,7 +102,7 @@ def read_reports(directory: str) -> list[Report]:
     reports = []
     for path in report_files(directory):
         found = json.loads(path.read_text(encoding="utf-8"))
-        reports.append(Report(found["rank"], Outcome(found["outcome"]), found["message"]))
+        reports.append(Report(**{**found, "outcome": Outcome(found["outcome"])}))
     return sorted(reports, key=lambda report: (report.outcome, report.rank))
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from slipstream.artifacts.homes import Holder
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
+from tasks.flyte.elastic import DistributedTask, Workspace
 from tasks.flyte.failures import (
     Outcome,
     PodPreempted,
@@ -56,6 +60,24 @@ def test_the_report_of_a_worker_that_is_started_again_replaces_the_first(
     monkeypatch.setenv("RANK", "5")
     Report(5, Outcome.FINISHED).leave(str(tmp_path / "train"))
     assert collect_reports(str(tmp_path / "train")) == [Report(5, Outcome.FINISHED)]
+
+
+def test_a_group_is_started_again_once_for_each_number_of_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third group runs out with the number of the second: it could not be told of more."""
+    numbers, started = iter((1, 2, 2, 4)), list[int]()
+
+    def execute(workspace: Workspace) -> None:
+        started.append(next(numbers))
+        leave(Path(workspace.directory), OutOfMemory("rank 0 ran out of memory", started[-1]), 0, monkeypatch)
+        raise FlyteRecoverableException("torch's box")
+
+    workspace = Workspace("train", str(tmp_path / "train"), "none", "", Holder())
+    task: Any = SimpleNamespace(task_config=SimpleNamespace(nnodes=1), _execute=execute)
+    with pytest.raises(FlyteRecoverableException):
+        DistributedTask._run_workers(task, workspace, {})
+    assert started == [1, 2, 2]
 
 
 def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_it() -> None:

@@ -6,11 +6,16 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slipstream.config import RunConfig
+from slipstream.sweep.records import Point
+from slipstream.sweep.trial import Outcome
+from slipstream.sweep.worker import Worker
 from tests.support.sweep_runs import CONFIG, SweepRun, check, trials_of
 
 
@@ -42,6 +47,21 @@ def test_a_trial_that_cannot_be_trained_fails_alone_with_its_reason(tmp_path: Pa
         said = "memory" if number in too_large else "TypeError" if number in bugs else "non-finite"
         assert said in reason and said in (tmp_path / f"store/trials/{number:04d}/log.txt").read_text()
     assert not list((tmp_path / "store/trials").glob("*/checkpoints/step-*"))
+
+
+def test_a_trial_that_runs_out_of_memory_twice_with_one_number_has_failed() -> None:
+    numbers, followed = iter((1, 2, 2, 4)), list[int]()
+
+    def follow(*_: object) -> tuple[Outcome, list[Point]]:
+        followed.append(next(numbers))
+        return Outcome("out of memory", "rank 0 ran out of memory", micro_batches=followed[-1]), []
+
+    worker: Any = SimpleNamespace(_follow=follow, _over=Event())
+    taken: Any = SimpleNamespace(trial=SimpleNamespace(number=0), lost=False)
+    job: Any = None
+    outcome, _ = Worker._follow_until_it_fits(worker, taken, job)
+    assert outcome and (outcome.state, outcome.reason) == ("failed", "rank 0 ran out of memory")
+    assert followed == [1, 2, 2]
 
 
 def test_a_machine_that_is_taken_away_loses_nothing(tmp_path: Path, prepared: Path) -> None:

@@ -89,5 +89,7 @@ def cheapest_first(job: Job, memory: float) -> str:
     for one in choices(job):
         if isinstance(one, Job):  # of each way to shard and recompute the last, with the most micro-batches
             others[one.training.parallel.shard, one.training.recompute] = one
-    found = enumerate(remedies(job, trace_all(list(others.values())), memory), start=1)
-    return f"cheapest first: {'; '.join(f'{place}) {remedy}' for place, remedy in found)}"
+    found = remedies(job, trace_all(list(others.values())), memory)
+    if not found:
+        return "no other layout can be traced; expected more processes, or devices with more memory"
+    return f"cheapest first: {'; '.join(f'{place}) {remedy}' for place, remedy in enumerate(found, start=1))}"

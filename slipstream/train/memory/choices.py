@@ -15,8 +15,8 @@ from slipstream.train.data_loader import BUFFERS
 from slipstream.train.loop.step import micro_batches, padded_rows
 from slipstream.train.memory.processes import Untraced, largest
 from slipstream.train.memory.trace import Footprint, TracedStep
+from slipstream.train.parallel.config import Shard
 
-Shard = Literal["none", "optimizer", "gradients", "weights"]
 Recompute = Literal["none", "full"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)
 #: Numbers of micro-batches that are tried of each layout.
@@ -98,7 +98,7 @@ def trace_all(jobs: Sequence[Job]) -> list[Traced]:
     return [Traced(job, found) for job, found in zip(jobs, largest([job.step for job in jobs]), strict=True)]
 
 
-def numbers_of(job: Job) -> list[int]:
+def numbers_to_try(job: Job) -> list[int]:
     """Some numbers of micro-batches, from the fewest that the layout allows to one row in each."""
     doubled = [job.fewest]
     while doubled[-1] * 2 < job.share:
@@ -115,7 +115,7 @@ def choices(job: Job) -> Iterator[Job | str]:
     for shard in SHARDS if job.devices > 1 else (job.training.parallel.shard,):
         try:
             sharded = job.with_(shard=shard)
-            numbers = numbers_of(sharded)
+            numbers = numbers_to_try(sharded)
         except UserError as error:
             yield f"shard {shard} was not traced: {error.message}"
             continue

@@ -1,7 +1,8 @@
 """How many micro-batches the attempts at a training take: as many as its settings say, or as its home does.
 
 ``accumulation.json`` in the home of the checkpoints is written by rank 0, which finds a number for "auto", and by a
-rank that ran out of memory, for the attempts after it. It counts for as many processes with the same layout and memory.
+rank that ran out of memory, for the attempts after it. It counts for the same model and data, on as many processes with
+the same layout and memory.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Annotated
 import psutil
 import torch
 import torch.distributed as dist
+import xxhash
 from pydantic import Field
 
-from slipstream.artifacts.format import DamagedArtifact
+from slipstream.artifacts.format import DamagedArtifact, canonical_json
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.records import from_tree, to_json
 from slipstream.distributed.process_group import Group, Peers
 from slipstream.distributed.user_errors import same_error_on_all_ranks
@@ -24,6 +28,8 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.limits import memory_allowed
 from slipstream.models.arithmetic import ability_of, common_precision
+from slipstream.models.base.shape import shaped_for
+from slipstream.settings import to_dict
 from slipstream.storage import storage_for
 from slipstream.text_table import size
 from slipstream.train.checkpoint.home import DECISION, Home
@@ -47,10 +53,15 @@ class MadeFor:
     precision: str
     batch_size: int
     memory: int
+    #: The fingerprint of the prepared data, and a digest of the model's settings.
+    data: str
+    model: str
 
     @classmethod
-    def of(cls, training: TrainingConfig, processes: int, precision: str, memory: int) -> MadeFor:
-        return cls(processes, describe(training.parallel), training.recompute, precision, training.batch_size, memory)
+    def of(cls, training: TrainingConfig, processes: int, precision: str, memory: int, job: tuple[str, str]) -> MadeFor:
+        """``job`` is what :func:`data_and_model` returns."""
+        layout = describe(training.parallel)
+        return cls(processes, layout, training.recompute, precision, training.batch_size, memory, *job)
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,19 @@ class Decision:
     def write(self, home: Home) -> None:
         """Raises as the store of the home."""
         home.storage.put(DECISION, to_json(self))
+
+    def with_known(self, known: Decision) -> Decision:
+        """This and what is known of the same: the larger numbers, unless this says that no larger one is possible."""
+        if self.refused or known.made_for != self.made_for:
+            return self
+        accumulation, ran_out = max(self.accumulation, known.accumulation), max(self.ran_out, known.ran_out)
+        return replace(self, accumulation=accumulation, ran_out=ran_out)
+
+    def refused_in(self, holder: Holder) -> bool:
+        """Whether the execution of ``holder`` found out that no further number helps. Of those without a name it is
+        taken to be the same if the workers were started again."""
+        again = holder.execution or holder.attempt > 0
+        return bool(self.refused and again) and self.execution == holder.execution
 
     def number_for(self, asked: int | str, made_for: MadeFor) -> int:
         """The number to take where the settings ask for so many or for "auto"; 0 if this says nothing of that."""
@@ -96,9 +120,21 @@ def with_micro_batches(
     found = peers.gather((ability_of(group.device), device_memory(group)))
     with same_error_on_all_ranks(on_host):
         precision = common_precision(training.precision, [ability for ability, _ in found])
-    made_for = MadeFor.of(training, group.world, precision, min(memory for _, memory in found))
+        job = data_and_model(request) if group.rank == 0 else ("", "")
+    job = peers.gather(job)[0]
+    made_for = MadeFor.of(training, group.world, precision, min(memory for _, memory in found), job)
     number = run_and_gather(peers, lambda: decide(request, made_for) if group.rank == 0 else 0)[0]
     return replace(request, training=replace(training, accumulation=number)), made_for
+
+
+def data_and_model(request: TrainingRequest) -> tuple[str, str]:
+    """The fingerprint of the data, and a digest of the model's settings, wherever its base lies. Raises ``UserError``
+    for data or a base that is not what it should be."""
+    data = open_prepared(request.prepared)
+    # A model that training goes on from has its own shape.
+    model = request.model if request.start else shaped_for(request.model, data.signature)
+    settings = canonical_json({**to_dict(model), "base": ""})
+    return data.artifact.fingerprint, xxhash.xxh3_128_hexdigest(settings)
 
 
 def device_memory(group: Group) -> int:
@@ -116,7 +152,7 @@ def decide(request: TrainingRequest, made_for: MadeFor) -> int:
     decision = read_decision(home)
     number = decision.number_for(asked, made_for) if decision else 0
     if decision and number:
-        if decision.refused and decision.execution and decision.execution == request.holder.execution:
+        if decision.refused_in(request.holder):
             raise UserError(decision.refused)
         ran_out = f": with {decision.ran_out} a rank ran out of memory" if decision.ran_out else ""
         LOG.info("training.accumulation: %s is %d, as it was before%s", asked, number, ran_out)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import psutil
 
@@ -25,9 +25,8 @@ from slipstream.models.factory import Predictor, build
 from slipstream.telemetry.preflight import visible_memory
 from slipstream.text_table import size
 from slipstream.train.config import TrainingConfig
-from slipstream.train.parallel.config import ParallelConfig
+from slipstream.train.parallel.config import ParallelConfig, Shard
 
-Shard = Literal["none", "optimizer", "gradients", "weights"]
 #: AdamW's, for each weight that is trained.
 MOMENTS = 2
 #: How many times as many devices are tried.

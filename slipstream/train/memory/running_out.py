@@ -8,7 +8,11 @@ but other settings or devices helps, and no attempt is made again.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 from slipstream.errors import OutOfMemory, UserError
+from slipstream.one_line import one_line
 from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.data_loader import stored_blocks
@@ -16,8 +20,10 @@ from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.memory.numbers import doubled, legal_numbers
-from slipstream.train.setup import Setup, TrainingRequest
+from slipstream.train.setup import Setup, TrainingRequest, first_of_machine
 
+#: What becomes of reading and writing that may succeed another time.
+NOT_WRITTEN = (StorageUnavailable, OSError, MemoryError)
 #: What helps where no step can be traced to say more.
 EXPECTED = (
     "expected training.recompute full, another training.parallel.shard, more processes, shorter rows, or devices with "
@@ -31,17 +37,44 @@ def after_running_out(
     """What this rank ends with, once the home says what the next attempt is to do; ``reason`` is how torch put it.
     Raises ``Superseded`` if that is at work already."""
     now = setup.training.micro_batches
-    more = doubled(now, numbers_of(setup))
+    more = doubled(now, possible_numbers(setup))
     what = f"rank {setup.group.rank} ran out of memory at {now} micro-batch{'es' if now > 1 else ''}"
     if more:
-        said = f"{what}: goes on with {more} from the last checkpoint"
-        return OutOfMemory(said + written(checkpoints, Decision(more, made_for, ran_out=now)))
-    refusal = f"training.accumulation: {what}, the most that are possible ({reason}); {what_helps(request, made_for)}"
-    written(checkpoints, Decision(now, made_for, ran_out=now, refused=refusal, execution=request.holder.execution))
+        return with_more(checkpoints, Decision(more, made_for, ran_out=now), what)
+    what = f"training.accumulation: {what}, the most that are possible ({reason})"
+    # First without a trace, which takes long: this process may be ended meanwhile, or want for memory again.
+    refusal = refuse(f"{what}; {EXPECTED}", request, Decision(now, made_for, ran_out=now), checkpoints)
+    if first_of_machine(setup.group):
+        with suppress(MemoryError):
+            better = f"{what}; {what_helps(request, made_for)}"
+            refusal = refuse(better, request, Decision(now, made_for, ran_out=now), checkpoints)
     return UserError(refusal)
 
 
-def numbers_of(setup: Setup) -> list[int]:
+def refuse(refusal: str, request: TrainingRequest, decision: Decision, checkpoints: Checkpoints) -> str:
+    """Leave it in the home, if that can be written, that no further number helps. Returns ``refusal``."""
+    with suppress(UserError, *NOT_WRITTEN):
+        leave(checkpoints, replace(decision, refused=refusal, execution=request.holder.execution))
+    return refusal
+
+
+def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfMemory | UserError:
+    """What a rank ends with that left this for the next attempt; ``what`` happened."""
+    more, now = decision.accumulation, decision.ran_out
+    try:
+        more = leave(checkpoints, decision).accumulation
+    except UserError as error:  # the home refuses, and would again: no attempt would know
+        return UserError(
+            f"training.accumulation: {what}, and the next attempt cannot be told to take {more} ({error.message}); "
+            f"expected {more}, or a home of checkpoints that can be written"
+        )
+    except NOT_WRITTEN as error:
+        given = f"if that is given: it could not be written down ({error})"
+        return OutOfMemory(f"{what}: goes on with {more} from the last checkpoint, {given}", now)
+    return OutOfMemory(f"{what}: goes on with {more} from the last checkpoint", now)
+
+
+def possible_numbers(setup: Setup) -> list[int]:
     """The numbers of micro-batches that are possible."""
     training, parallel = setup.training, setup.training.parallel
     order = GlobalOrder(stored_blocks(setup.data, "train"), training.batch_size, training.seed)
@@ -49,19 +82,15 @@ def numbers_of(setup: Setup) -> list[int]:
     return legal_numbers(share, parallel, ROWS if setup.traits.has_batch_statistics else 1)
 
 
-def written(checkpoints: Checkpoints, decision: Decision) -> str:
-    """Leave it in the home, unless that has a larger number for the same. Returns what of this
-    did not succeed, as the end of a sentence. Raises ``Superseded`` if a later attempt is at work."""
+def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
+    """Write it into the home, with what that knows of the same already. Returns what is there now. Raises
+    ``Superseded`` if a later attempt is at work, ``UserError``, or one of ``NOT_WRITTEN``."""
     home = checkpoints.home
-    try:
-        home.check_claim(checkpoints.attempt)
-        known = read_decision(home)
-        if known and known.made_for == decision.made_for and known.accumulation > decision.accumulation:
-            return ""
-        decision.write(home)
-    except (StorageUnavailable, UserError) as error:
-        return f", if that is given: it could not be written down ({error})"
-    return ""
+    home.check_claim(checkpoints.attempt)
+    known = read_decision(home)
+    left = decision.with_known(known) if known else decision
+    left.write(home)
+    return left
 
 
 def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
@@ -70,5 +99,6 @@ def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
 
     try:
         return leaner(request, made_for.precision, made_for.processes, made_for.memory)
-    except UserError as error:
-        return f"what takes less is not known, as the step cannot be traced ({error.message}): {EXPECTED}"
+    except (UserError, *NOT_WRITTEN) as error:
+        why = one_line(str(error)) or type(error).__name__
+        return f"what takes less is not known, as the step cannot be traced ({why}): {EXPECTED}"

@@ -10,6 +10,9 @@ from slipstream.settings import Natural, Positive, Settings, settings
 #: Columns of PowerSGD's matrices if nothing else is said.
 GRADIENT_RANK = 2
 
+#: What is divided among data-parallel processes, and all that comes before it.
+Shard = Literal["none", "optimizer", "gradients", "weights"]
+
 
 @settings
 class ParallelConfig(Settings):
@@ -17,7 +20,7 @@ class ParallelConfig(Settings):
 
     section = "training.parallel"
 
-    shard: Literal["none", "optimizer", "gradients", "weights"] = "none"
+    shard: Shard = "none"
     """What data-parallel processes divide among themselves: nothing, the state of the optimiser (ZeRO-1), also the
     gradients (ZeRO-2), or also the weights (ZeRO-3)."""
     replicas: Natural = 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.plan import Plan
@@ -22,14 +23,16 @@ from slipstream.train.memory import automatic, decision
 from slipstream.train.memory.automatic import fewest_that_fit
 from slipstream.train.memory.choices import Job, Traced
 from slipstream.train.memory.command import rows_of_tokens
-from slipstream.train.memory.decision import Decision, MadeFor
+from slipstream.train.memory.decision import Decision, MadeFor, data_and_model
 from slipstream.train.memory.numbers import doubled, legal_numbers
+from slipstream.train.memory.processes import Untraced
 from slipstream.train.memory.trace import Footprint
 from slipstream.train.memory.tracker import KINDS
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import check_plan
+from slipstream.train.setup import TrainingRequest
 from tests.support.tokens import LENGTH, SIZES, token_data
-from tests.support.training import log, rank_body, refusal, trained
+from tests.support.training import log, rank_body, refusal, table_of_numbers, trained
 
 MODEL = ModelConfig("transformer", {**SIZES, "vocab_size": 48})
 AUTO = TrainingConfig(accumulation="auto", batch_size=24, epochs=1, checkpoint_every=8)
@@ -81,6 +84,13 @@ def test_it_is_the_fewest_that_fit_found_in_few_traces(monkeypatch: pytest.Monke
         assert len(asked) <= 5
 
 
+def test_without_another_layout_that_can_be_traced_a_line_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "trace_all", lambda jobs: [Traced(each, Untraced("not tried")) for each in jobs])
+    assert automatic.cheapest_first(job(accumulation=24), 10).endswith(
+        "; expected more processes, or devices with more memory"
+    )
+
+
 def test_it_is_one_if_all_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = traced_as({1: 10}, monkeypatch)
     assert fewest_that_fit(job(), 2**30).job.training.micro_batches == 1 and asked == [1]
@@ -122,20 +132,50 @@ def test_twice_as_many_or_the_next_that_are_possible() -> None:
     assert [doubled(number, numbers) for number in (7, 13)] == [24, 24]
 
 
-MADE_FOR = MadeFor(2, "none", "none", "fp32", 24, 5)
+MADE_FOR = MadeFor(2, "none", "none", "fp32", 24, 5, "data", "model")
 
 
 def test_another_memory_or_layout_is_another_decision() -> None:
     found = Decision(3, MADE_FOR, peak=1)
     assert found.number_for("auto", MADE_FOR) == 3 and found.number_for(1, MADE_FOR) == 0
     changes: dict[str, Any] = {"processes": 1, "layout": "shard weights", "recompute": "full", "memory": 4}
-    for name, value in {**changes, "precision": "bf16", "batch_size": 8}.items():
+    others = {"precision": "bf16", "batch_size": 8, "data": "other rows", "model": "a deeper one"}
+    for name, value in {**changes, **others}.items():
         assert found.number_for("auto", replace(MADE_FOR, **{name: value})) == 0
+
+
+def request(data: Path, model: ModelConfig = MODEL) -> TrainingRequest:
+    return TrainingRequest(data, model, AUTO, data / "model", str(data / "home"), {})
+
+
+def test_another_model_or_other_data_is_told_apart_and_not_where_a_base_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = token_data(tmp_path / "data").artifact.directory
+    other = table_of_numbers(tmp_path / "other", 8)
+    one = data_and_model(request(data))
+    assert data_and_model(request(data)) == one
+    rows, model = data_and_model(request(other))
+    assert rows != one[0] and model == one[1]
+    deeper = ModelConfig("transformer", {**MODEL.arguments, "num_hidden_layers": 3})
+    rows, model = data_and_model(request(data, deeper))
+    assert rows == one[0] and model != one[1]
+    monkeypatch.setattr(decision, "shaped_for", lambda config, signature: replace(config, arguments=MODEL.arguments))
+    here, there = (data_and_model(request(data, ModelConfig("transformer", base=base))) for base in ("here", "there"))
+    assert here == there == one
 
 
 def test_what_ran_out_of_memory_is_not_asked_for_again_and_more_may_be() -> None:
     found = Decision(4, MADE_FOR, ran_out=2)
     assert [found.number_for(asked, MADE_FOR) for asked in ("auto", 1, 2, 3, 8)] == [4, 4, 4, 0, 0]
+
+
+def test_who_was_refused_is_refused_again_and_a_new_run_is_not() -> None:
+    named, nameless = (Decision(24, MADE_FOR, ran_out=24, refused="no", execution=name) for name in ("a run", ""))
+    assert named.refused_in(Holder("a run")) and not named.refused_in(Holder("another"))
+    assert nameless.refused_in(Holder("", 1)) and not nameless.refused_in(Holder("", 0))
+    assert not named.refused_in(Holder("", 1)) and not nameless.refused_in(Holder("a run", 1))
+    assert not replace(named, refused="").refused_in(Holder("a run"))
 
 
 def test_a_training_decides_and_writes_it_into_its_home(tmp_path: Path) -> None:
@@ -159,7 +199,7 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
     data = token_data(tmp_path / "data").artifact.directory
     home = tmp_path / "run" / "checkpoints"
     home.mkdir(parents=True)
-    made_for = MadeFor(2, "none", "none", "fp32", AUTO.batch_size, SPACIOUS)
+    made_for = MadeFor.of(AUTO, 2, "fp32", SPACIOUS, data_and_model(request(data)))
     Decision(5, made_for, peak=1).write(Home(storage_for(str(home))))
     train(data, tmp_path / "run", SPACIOUS, world=2)
     assert "auto is 5, as it was before" in log(tmp_path / "run")

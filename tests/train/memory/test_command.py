@@ -18,7 +18,7 @@ from slipstream.models.factory import build
 from slipstream.source.config import DataConfig
 from slipstream.subcommands import slipstream
 from slipstream.train.config import TrainingConfig
-from slipstream.train.memory.choices import Job, numbers_of
+from slipstream.train.memory.choices import Job, numbers_to_try
 from slipstream.train.memory.command import rows_of_text, rows_of_tokens
 from slipstream.train.memory.processes import Untraced, footprints
 from slipstream.train.memory.trace import Footprint, TracedStep
@@ -163,7 +163,7 @@ def test_of_a_base_its_config_says_it_all(
 def test_numbers_are_whole_rounds_of_a_pipeline() -> None:
     config = {"batch_size": 26, "accumulation": 4, "parallel": {"pipeline": 4}}
     job = Job(ModelConfig(), rows_of_tokens(ModelConfig("transformer", SMALL), 16), TrainingConfig.from_dict(config), 4)
-    assert numbers_of(job) == [4, 16, 24]
+    assert numbers_to_try(job) == [4, 16, 24]
 
 
 def test_a_model_of_eight_billion_parameters_takes_no_memory() -> None:

@@ -7,17 +7,22 @@ import multiprocessing
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.ledger import read_attempts
+from slipstream.errors import OutOfMemory, UserError
 from slipstream.models.config import ModelConfig
-from slipstream.storage import storage_for
-from slipstream.train.checkpoint.home import DECISION
+from slipstream.storage import StorageUnavailable, storage_for
+from slipstream.train.checkpoint.home import DECISION, Home
 from slipstream.train.config import TrainingConfig
+from slipstream.train.memory import automatic, running_out
+from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
 from tests.support.tokens import SIZES, token_data
@@ -100,6 +105,87 @@ def test_several_ranks_at_once_double_it_once(data: Path, tmp_path: Path) -> Non
         assert f"rank {rank} ran out of memory at 3 micro-batches: goes on with 6 " in log(tmp_path / "run", rank)
     record = json.loads((tmp_path / "run/checkpoints" / DECISION).read_bytes())
     assert (record["accumulation"], record["ran_out"]) == (6, 3)
+
+
+MADE_FOR = MadeFor(1, "none", "none", "fp32", 64, 5, "data", "model")
+
+
+def ended(home: Home, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int = 0) -> OutOfMemory | UserError:
+    """How a rank ends that ran out of memory with 4 micro-batches, where so many at most are possible."""
+    monkeypatch.setattr(
+        running_out, "possible_numbers", lambda setup: [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= most]
+    )
+    setup: Any = SimpleNamespace(training=SimpleNamespace(micro_batches=4), group=SimpleNamespace(rank=rank))
+    checkpoints: Any = SimpleNamespace(home=home, attempt=home.claim(HOLDER))
+    request: Any = SimpleNamespace(holder=HOLDER)
+    return running_out.after_running_out(setup, request, MADE_FOR, checkpoints, "no memory")
+
+
+@pytest.mark.parametrize(
+    ("known", "more"),
+    [
+        (Decision(64, MADE_FOR), 64),
+        (Decision(6, MADE_FOR, ran_out=3), 8),
+        (Decision(64, replace(MADE_FOR, memory=6)), 8),
+    ],
+    ids=["a larger one found by a trace", "a smaller one", "one for another memory"],
+)
+def test_the_next_attempt_takes_more_whatever_the_home_knew(
+    known: Decision, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(storage_for(str(tmp_path)))
+    known.write(home)
+    ending = ended(home, monkeypatch)
+    assert isinstance(ending, OutOfMemory) and ending.micro_batches == 4
+    assert str(ending) == f"rank 0 ran out of memory at 4 micro-batches: goes on with {more} from the last checkpoint"
+    left = read_decision(home)
+    assert left and left.ran_out == 4 and left.number_for(4, MADE_FOR) == left.number_for("auto", MADE_FOR) == more
+
+
+@pytest.mark.parametrize(
+    ("error", "ending", "said"),
+    [
+        (UserError("home: is full"), UserError, r"cannot be told to take 8 \(home: is full\); expected 8, or a home "),
+        (StorageUnavailable("home"), OutOfMemory, r"goes on with 8 from the last checkpoint, if that is given: it "),
+        (MemoryError(), OutOfMemory, r"goes on with 8 from the last checkpoint, if that is given: it "),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_home_that_refuses_the_number_ends_the_training(
+    error: Exception, ending: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(storage_for(str(tmp_path)))
+
+    def put(key: str, source: object) -> None:
+        raise error
+
+    monkeypatch.setattr(home.storage, "put", put)
+    found = ended(home, monkeypatch)
+    assert type(found) is ending and re.search(said, str(found))
+
+
+@pytest.mark.parametrize("error", [UserError("no"), StorageUnavailable("no"), OSError("no"), MemoryError("no")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_refusal_is_recorded_before_one_rank_of_a_machine_traces(
+    rank: int, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, before = Home(storage_for(str(tmp_path))), list[str]()
+
+    def leaner(*_: object) -> str:
+        known = read_decision(home)
+        before.append(known.refused if known else "")
+        raise error
+
+    monkeypatch.setattr(automatic, "leaner", leaner)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    ending, left = ended(home, monkeypatch, most=4, rank=rank), read_decision(home)
+    start = f"training.accumulation: rank {rank} ran out of memory at 4 micro-batches, the most that are possible "
+    untraced = f"{start}(no memory); {running_out.EXPECTED}"
+    assert before == ([] if rank else [untraced])
+    traced = f"{start}(no memory); what takes less is not known, as the step cannot be traced (no): "
+    said = untraced if rank else traced + running_out.EXPECTED
+    assert isinstance(ending, UserError) and ending.message == said
+    assert left and (left.refused, left.execution, left.ran_out) == (said, HOLDER.execution, 4)
 
 
 OFFLOADED = ParallelConfig(shard="weights", offload=True)
