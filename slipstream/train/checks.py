@@ -41,7 +41,8 @@ META = torch.device("meta")
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
 
-    The model is built only if settings or a base depend on it.
+    The model is built here, on the host unless it needs no memory for it, only if settings or a base depend on it; for
+    whether there is room, :func:`.check_fits` builds its shapes alone.
     """
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
