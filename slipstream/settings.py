@@ -13,7 +13,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field as DataclassField
 from dataclasses import asdict, field
@@ -185,6 +185,13 @@ def settings(cls: type[S]) -> type[S]:
 def to_dict(value: Settings) -> dict[str, Any]:
     """The settings as nested dictionaries that JSON can hold."""
     return asdict(value)
+
+
+def with_defaults(defaults: object, value: object) -> object:
+    """``value`` with what is absent from its nested mappings taken from ``defaults``."""
+    if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
+        return value
+    return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
 
 
 def schema_of(cls: type[Settings]) -> Schema:

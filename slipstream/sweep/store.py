@@ -13,14 +13,17 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST
 from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.settings import to_dict, with_defaults
 from slipstream.storage import AlreadyThere, MissingObject, Storage, open_reader, storage_for
 from slipstream.storage.local import LocalStorage
 from slipstream.sweep.records import Ended, Identity, Proposed, Record, Started, Trial, decode, encode, trial_of
+from slipstream.train.config import TrainingConfig
 
 RECORDS, TRIALS = "records/", "trials/"
 SWEEP = f"{RECORDS}sweep/"
@@ -50,9 +53,9 @@ class SweepStore:
             self._append(SWEEP, identity)
             self._read.clear()  # of two that begin at once the first counts
             there = self.identity() or identity
-        if there != identity:
-            differs = (each.name for each in fields(there) if getattr(there, each.name) != getattr(identity, each.name))
-            name = next(differs)
+        then, now = completed(there), completed(identity)
+        if then != now:
+            name = next(each.name for each in fields(then) if getattr(then, each.name) != getattr(now, each.name))
             what = {"data": "other data", "training": "other training settings"}.get(name, f"another {name}")
             raise UserError(f"sweep.store: {self.address} holds a sweep of {what}; choose another, or leave it empty")
 
@@ -155,6 +158,14 @@ class SweepStore:
         """Store what the process of a trial that failed has said."""
         if log.exists():
             self.storage.put(f"{TRIALS}{trial:04d}/log.txt", log.read_bytes())
+
+
+def completed(identity: Identity) -> Identity:
+    """It with the defaults of all settings that it does not name, as of a sweep that began before there were these."""
+    model = with_defaults(to_dict(ModelConfig()), identity.model)
+    training = with_defaults(to_dict(TrainingConfig()), identity.training)
+    assert isinstance(model, dict) and isinstance(training, dict)
+    return replace(identity, model=model, training=training)
 
 
 def records_of(trial: int) -> str:

@@ -43,19 +43,19 @@ class GpuMemory:
     partitioned: bool = False
 
 
-def check_gpu_memory(needed_bytes: int | None = None, shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
+def check_gpu_memory(shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
     """What stands out about the visible GPUs, a sentence each; nothing without NVIDIA's driver.
 
-    ``needed_bytes`` is what the run needs on each GPU, if that is known, and ``shared_gpu`` what the placement says of
-    sharing. ``/proc`` is found under ``root``. Raises ``UserError`` if what is needed does not fit on one of them.
+    ``shared_gpu`` is what the placement says of sharing. ``/proc`` is found under ``root``. Raises ``UserError`` if one
+    of them cannot be used at all.
     """
     gpus = visible_memory(os.environ, root)
     for gpu in gpus:
-        refuse_if_too_small(gpu, needed_bytes)
+        refuse_if_too_small(gpu)
     return list(remarks(gpus, sharing(os.environ, shared_gpu)))
 
 
-def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None) -> None:
+def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None:
     """Raise ``UserError`` if a run that needs so much cannot use this GPU."""
     if gpu.partitioned and not gpu.total_bytes:
         raise UserError(
@@ -103,6 +103,12 @@ def sharing(environment: Mapping[str, str], shared_gpu: str) -> str:
 def visible_memory(environment: Mapping[str, str], root: Path = Path("/")) -> list[GpuMemory]:
     """The memory of the NVIDIA GPUs and partitions that CUDA_VISIBLE_DEVICES leaves, all of them if it is not set."""
     return ask_nvml(lambda nvml: [memory_of(nvml, handle, root) for handle in visible(nvml, environment)]) or []
+
+
+def memory_of_gpu(uuid: str) -> GpuMemory | None:
+    """Of the NVIDIA GPU or partition that CUDA gives this UUID; None where the driver does not know it."""
+    known = (visible_memory({"CUDA_VISIBLE_DEVICES": f"{kind}-{uuid}"}) for kind in ("GPU", "MIG"))
+    return next((gpus[0] for gpus in known if gpus), None)
 
 
 def visible(nvml: ModuleType, environment: Mapping[str, str]) -> Iterator[object]:

@@ -24,13 +24,13 @@ from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, initial_values
 from slipstream.models.plan import blocks_of, plan_of
-from slipstream.telemetry.preflight import check_gpu_memory
+from slipstream.telemetry.preflight import memory_of_gpu, refuse_if_too_small
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.probe import Traits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
-from slipstream.train.memory.lasting import ModelState, refuse_what_cannot_fit
+from slipstream.train.memory.lasting import ModelState, Room, refuse_what_cannot_fit, room_of_host
 from slipstream.train.parallel.layout import check_plan, nodes
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import check_exchange
@@ -41,7 +41,8 @@ META = torch.device("meta")
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
 
-    The model is built only if settings or a base depend on it.
+    The model is built here, on the host unless it needs no memory for it, only if settings or a base depend on it; for
+    whether there is room, :func:`.check_fits` builds its shapes alone.
     """
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
@@ -155,9 +156,12 @@ def check_compiler(gpu: bool) -> None:
 
 
 def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, precision: str) -> None:
-    """Raise ``UserError`` if there is not even room for what a process keeps from step to step, or on a GPU too little
-    is free."""
+    """Raise ``UserError`` if this process has not even room for what it keeps from step to step, or too little is free
+    on its GPU. On those of others their processes may have begun."""
     state, on = ModelState.of(predictor, training), nodes(group.world)
-    refuse_what_cannot_fit(state, training.parallel, group.world, on, precision)
-    if group.device.type == "cuda":
-        check_gpu_memory(state.of_process(training.parallel, group.world, on, precision))
+    layout = training.parallel, group.world, on, precision
+    if group.device.type == "cpu":
+        refuse_what_cannot_fit(state, *layout, room_of_host(group.world // on))
+    elif gpu := memory_of_gpu(str(torch.cuda.get_device_properties(group.device).uuid)):
+        refuse_what_cannot_fit(state, *layout, Room(gpu.total_bytes, gpu.label))
+        refuse_if_too_small(gpu, state.of_process(*layout))

@@ -34,6 +34,7 @@ from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor, build, initial_values
+from slipstream.models.initial.values import fill
 from slipstream.models.trained import Architecture, TrainedModel
 from slipstream.settings import to_dict
 from slipstream.train.checks import (
@@ -131,10 +132,11 @@ class Lineage:
         return Architecture(shaped_for(model, data.signature), data.signature)
 
     def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
-        """The model with the weights that training begins with, in training mode."""
+        """The model with the weights that training begins with, in training mode; on the meta device, where it has a
+        base or states how its parameters are drawn."""
         if self.start:
             return self.start.load().train()
-        return build(architecture.config, architecture.signature, training.seed, empty=training.parallel.divides)
+        return build(architecture.config, architecture.signature, training.seed, empty=True)
 
     def teacher_on(self, device: torch.device, precision: str) -> Teacher | None:
         """The teacher that computes there. Loading it seeds torch's random generators."""
@@ -205,13 +207,17 @@ class Setup:
             lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
-            # Of a model that is divided; any other has them.
-            values = initial_values(architecture.config, predictor.network, training.seed) if divides else None
+            unfilled = any(parameter.is_meta for parameter in predictor.parameters())
+            config, network = architecture.config, predictor.network
+            values = initial_values(config, network, training.seed) if unfilled or divides else None
             precision = common_precision(training.precision, abilities)
             if predictor.adapted:
                 hold_frozen(predictor.network, precision)
             check_memory(predictor, training, group, precision)
-            if not any(parameter.is_meta for parameter in predictor.parameters()):
+            if values and not divides:
+                # In the types and where it stays: a host may have no room for a whole model of each process.
+                fill(network.to_empty(device=group.device), values)
+            if not (unfilled and divides):
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)
             check_divisible(training, traits, precision)
@@ -235,7 +241,7 @@ class Setup:
         with same_error_on_all_ranks(on_host):
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
-            if values:
+            if divides and values:
                 # Half a second on every process, which most trainings need not spend.
                 from slipstream.train.parallel.divide import divide
 

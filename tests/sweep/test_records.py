@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.storage import storage_for
+from slipstream.sweep.engine import identity_of
 from slipstream.sweep.records import Died, Ended, Identity, Point, Proposed, Record, Reported, Trial, decode, encode
 from slipstream.sweep.store import SweepStore, best_of, refusal
 
@@ -125,6 +128,19 @@ def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dic
     SweepStore(str(tmp_path)).open(IDENTITY)
     with pytest.raises(UserError, match=said):
         SweepStore(str(tmp_path)).open(Identity(**{**vars(IDENTITY), **changed}))
+
+
+def test_a_sweep_from_before_a_setting_goes_on_where_it_has_the_default(tmp_path: Path) -> None:
+    run = RunConfig.from_dict({"sweep": {"space": IDENTITY.space}})
+    now = identity_of(run, "data")
+    younger = ("base", "lora", "quantise")
+    model = {name: value for name, value in now.model.items() if name not in younger}
+    training = {name: value for name, value in now.training.items() if name != "ema"}
+    gradients = {name: value for name, value in now.training["gradients"].items() if name != "hook"}
+    SweepStore(str(tmp_path)).open(replace(now, model=model, training={**training, "gradients": gradients}))
+    SweepStore(str(tmp_path)).open(now)
+    with pytest.raises(UserError, match="a sweep of another model"):
+        SweepStore(str(tmp_path)).open(replace(now, model={**now.model, "quantise": "nf4"}))
 
 
 def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:

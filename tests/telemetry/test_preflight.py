@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.telemetry.preflight import MPS_VARIABLES, check_gpu_memory, sharing
+from slipstream.telemetry.preflight import (
+    MPS_VARIABLES,
+    check_gpu_memory,
+    memory_of_gpu,
+    refuse_if_too_small,
+    sharing,
+    visible_memory,
+)
 
 GIB = 2**30
 
@@ -137,22 +145,29 @@ def process(root: Path, pid: int, command: str, *opened: str) -> None:
         (directory / str(number)).symlink_to(target)
 
 
+def checked(needed: int | None = None, shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
+    """What stands out, if so much is needed of each GPU that is visible."""
+    for gpu in visible_memory(os.environ, root):
+        refuse_if_too_small(gpu, needed)
+    return check_gpu_memory(shared_gpu, root)
+
+
 def refused(needed: int, root: Path, shared_gpu: str = "") -> str:
     with pytest.raises(UserError) as error:
-        check_gpu_memory(needed, shared_gpu, root)
+        checked(needed, shared_gpu, root)
     assert "\n" not in error.value.message
     return error.value.message
 
 
 def test_free_gpus_are_no_remark_and_nvml_is_closed_again(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
     module = nvml(Device(used=2**20), Device(1, "GPU-bb"))
-    assert check_gpu_memory(79 * GIB, root=tmp_path) == []
-    assert check_gpu_memory(root=tmp_path) == [] and module.opened == 0
+    assert checked(79 * GIB, root=tmp_path) == []
+    assert checked(root=tmp_path) == [] and module.opened == 0
 
 
 def test_without_a_driver_nothing_is_said(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
     nvml()
-    assert check_gpu_memory(10**15, root=tmp_path) == []
+    assert checked(10**15, root=tmp_path) == []
 
 
 def test_memory_that_others_hold_is_refused_with_those_that_can_be_seen(
@@ -168,7 +183,7 @@ def test_memory_that_others_hold_is_refused_with_those_that_can_be_seen(
         "another GPU (CUDA_VISIBLE_DEVICES)"
     )
     said = ["GPU 1 (NVIDIA A100): 70.0 GiB are held by python (process 41), 2 processes that cannot be seen from here"]
-    assert check_gpu_memory(10 * GIB, root=tmp_path) == said == check_gpu_memory(root=tmp_path)
+    assert checked(10 * GIB, root=tmp_path) == said == checked(root=tmp_path)
 
 
 @pytest.mark.parametrize("pids", [None, []])
@@ -176,7 +191,7 @@ def test_holders_of_which_the_driver_says_nothing(
     nvml: Callable[..., Nvml], tmp_path: Path, pids: list[int] | None
 ) -> None:
     nvml(Device(used=GIB, pids=pids))
-    assert check_gpu_memory(root=tmp_path) == [
+    assert checked(root=tmp_path) == [
         "GPU 0 (NVIDIA A100): 1.0 GiB are held by processes that cannot be seen from here"
     ]
 
@@ -194,20 +209,28 @@ def test_only_gpus_that_are_visible_count(
     nvml(Device(used=80 * GIB), Device(1, "GPU-bb"))
     refused(1, tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert check_gpu_memory(80 * GIB, root=tmp_path) == []
+    assert checked(80 * GIB, root=tmp_path) == []
     assert "GPU 1" in refused(80 * GIB + 1, tmp_path)
+
+
+def test_a_process_knows_its_gpu_by_the_uuid(nvml: Callable[..., Nvml], monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = Device(uuid="MIG-cc", total=5 * GIB)
+    nvml(Device(used=GIB), Device(1, "GPU-bb", used=2 * GIB), Device(2, "GPU-dd", partitions=[partition]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,MIG-cc")
+    found = [memory_of_gpu(uuid) for uuid in ("bb", "cc", "ee")]
+    assert [gpu and (gpu.total_bytes, gpu.held_bytes) for gpu in found] == [(80 * GIB, 2 * GIB), (5 * GIB, 0), None]
 
 
 def test_no_gpu_is_visible(nvml: Callable[..., Nvml], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml(Device(used=80 * GIB))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert check_gpu_memory(GIB, root=tmp_path) == []
+    assert checked(GIB, root=tmp_path) == []
 
 
 def test_of_a_divided_gpu_the_first_partition_counts(nvml: Callable[..., Nvml], tmp_path: Path) -> None:
     first, second = Device(uuid="MIG-1", total=5 * GIB, used=GIB, pids=[7]), Device(uuid="MIG-2", total=20 * GIB)
     nvml(Device(partitions=[None, first, second]))
-    assert check_gpu_memory(4 * GIB, root=tmp_path) == [
+    assert checked(4 * GIB, root=tmp_path) == [
         "GPU 0 (NVIDIA A100): 1.0 GiB are held by 1 process that cannot be seen from here",
         "GPU 0 (NVIDIA A100): divided by MIG; a process has 5.0 GiB, its first partition",
     ]
@@ -219,7 +242,7 @@ def test_a_partition_that_is_named_counts(
 ) -> None:
     nvml(Device(partitions=[Device(uuid="MIG-1", total=5 * GIB), Device(uuid="MIG-2", total=20 * GIB)]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2")
-    assert check_gpu_memory(20 * GIB, root=tmp_path)[0].startswith("partition MIG-2 (NVIDIA A100): divided by MIG")
+    assert checked(20 * GIB, root=tmp_path)[0].startswith("partition MIG-2 (NVIDIA A100): divided by MIG")
     assert "partition MIG-2" in refused(21 * GIB, tmp_path)
 
 
@@ -229,17 +252,17 @@ def test_a_divided_gpu_without_a_partition_is_refused(
 ) -> None:
     nvml(Device(partitions=[]))
     with pytest.raises(UserError, match="divided by MIG and without a partition; create one"):
-        check_gpu_memory(needed, root=tmp_path)
+        checked(needed, root=tmp_path)
 
 
 def test_a_gpu_that_is_shared_is_said_to_be(
     nvml: Callable[..., Nvml], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml(Device(used=2**20))
-    (said,) = check_gpu_memory(GIB, "time-slicing", tmp_path)
+    (said,) = checked(GIB, "time-slicing", tmp_path)
     assert said.endswith("shared with other pods (time-slicing): its 80.0 GiB are free at this moment")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    assert "(mps)" in check_gpu_memory(root=tmp_path)[0]
+    assert "(mps)" in checked(root=tmp_path)[0]
 
 
 def test_sharing_is_what_the_placement_says_or_the_environment() -> None:

@@ -9,22 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun
+from slipstream.distributed.process_group import Group
 from slipstream.errors import UserError
 from slipstream.models.adapters.merge import merge
 from slipstream.models.adapters.network import numbers_in, plain_shapes
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
 from slipstream.models.config import LoraConfig, ModelConfig
-from slipstream.models.factory import build
+from slipstream.models.factory import Predictor, build
 from slipstream.models.trained import TrainedModel, Weights, write_trained
+from slipstream.train import setup
 from slipstream.train.checks import check_training
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
+from slipstream.train.setup import Setup, TrainingRequest
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import LENGTH, SIGNATURE, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories
@@ -137,6 +141,30 @@ def test_a_model_with_adapters_is_not_compressed(adapted: Path, data: PreparedDa
     model = TrainedModel.open(adapted / "run" / "model")
     with pytest.raises(UserError, match="holds adapters, beside which nothing can be compressed"):
         CompressionRun(model, data, CompressionConfig()).check()
+
+
+def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
+    data: PreparedData, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(predictor: Predictor, *_: Any) -> None:
+        assert all(parameter.is_meta for parameter in predictor.parameters()), "nothing has memory yet"
+        assert {p.dtype for p in predictor.parameters() if not p.requires_grad} == {torch.bfloat16}, "as it is held"
+        raise UserError("no room")
+
+    monkeypatch.setattr(setup, "check_memory", refuse)
+    training = replace(TRAINING, precision="bf16")
+    request = TrainingRequest(data.artifact.directory, model_of(base), training, tmp_path / "model", "", {})
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UserError, match="no room"):
+            Setup.begin(request, Group(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
+        monkeypatch.setattr(setup, "check_memory", lambda *_: None)
+        begun = Setup.begin(request, Group(0, 1, torch.device("cpu"), "gloo"), training.gradients, None)
+    finally:
+        dist.destroy_process_group()
+    filled = begun.parallel.model.state_dict()
+    for name, expected in build(model_of(base), SIGNATURE, training.seed).state_dict().items():
+        assert torch.equal(filled[name], expected.to(filled[name].dtype)), name
 
 
 @pytest.mark.parametrize("what", ["lost", "of the base"])

@@ -22,6 +22,7 @@ from slipstream.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtif
 from slipstream.artifacts.homes import Holder
 from slipstream.distributed.process_group import Peers
 from slipstream.errors import UserError
+from slipstream.settings import with_defaults
 from slipstream.storage import (
     STORES,
     ObjectInfo,
@@ -209,13 +210,6 @@ class ResumePolicy:
                 f"{candidate.uri}: was made with {name} {abbreviated(theirs)}, this run has {abbreviated(ours)}; go "
                 f"on with the same {name}, choose another checkpoint home, or start afresh with training.resume=never"
             )
-
-
-def with_defaults(defaults: object, value: object) -> object:
-    """``value`` with what is absent from its nested mappings taken from ``defaults``."""
-    if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
-        return value
-    return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
 
 
 def first_difference(

@@ -70,11 +70,17 @@ class Room:
 
 
 def room_of_a_process(processes: int) -> Room | None:
-    """What each of so many processes of this machine has in all; None where no driver says."""
-    if visible_gpus():
-        found = [gpu for gpu in visible_memory(os.environ) if gpu.total_bytes]
-        smallest = min(found, key=lambda gpu: gpu.total_bytes, default=None)
-        return Room(smallest.total_bytes, smallest.label) if smallest else None
+    """What each of so many processes of this machine, which take its first GPUs, has in all; None where no driver
+    says."""
+    if not visible_gpus():
+        return room_of_host(processes)
+    found = [gpu for gpu in visible_memory(os.environ)[:processes] if gpu.total_bytes]
+    smallest = min(found, key=lambda gpu: gpu.total_bytes, default=None)
+    return Room(smallest.total_bytes, smallest.label) if smallest else None
+
+
+def room_of_host(processes: int) -> Room:
+    """What each of so many processes has of this machine's memory."""
     limit = memory_allowed() or psutil.virtual_memory().total + psutil.swap_memory().total
     return Room(limit / processes, "this machine" if processes == 1 else f"each of {processes} processes here")
 
@@ -89,14 +95,14 @@ def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, pro
     precision = precision_of(training.precision, gpu=visible_gpus() > 0, bf16=bf16_gpus())
     if predictor.adapted:
         hold_frozen(predictor.network, precision)
-    refuse_what_cannot_fit(ModelState.of(predictor, training), training.parallel, processes, nodes, precision)
+    room = room_of_a_process(processes // nodes)
+    refuse_what_cannot_fit(ModelState.of(predictor, training), training.parallel, processes, nodes, precision, room)
 
 
 def refuse_what_cannot_fit(
-    state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str
+    state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str, room: Room | None
 ) -> None:
-    """Raise ``UserError`` if a process has no room here for its part of the state."""
-    room = room_of_a_process(processes // nodes)
+    """Raise ``UserError`` if a process that has this ``room`` has none for its part of the state."""
     needed = state.of_process(parallel, processes, nodes, precision)
     if room is None or needed <= room.bytes:
         return

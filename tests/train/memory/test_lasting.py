@@ -111,8 +111,12 @@ def test_a_gpu_is_known_by_its_driver(tmp_path: Path, monkeypatch: pytest.Monkey
     gpus = [GpuMemory("GPU 0 (large)", 2**30, 0, 0), GpuMemory("GPU 1 (small)", 2**27, 0, 0)]
     monkeypatch.setattr(lasting, "visible_gpus", lambda: 2)
     monkeypatch.setattr(lasting, "visible_memory", lambda _: gpus)
-    with pytest.raises(UserError, match=r"and GPU 1 \(small\) has 128 MiB; expected 4 times as many of them with "):
-        check_fits(data, wide, TrainingConfig(), 1, 1)
+    with pytest.raises(UserError, match=r"and GPU 1 \(small\) has 128 MiB; expected 2 times as many of them with "):
+        check_fits(data, wide, TrainingConfig(), 2, 1)
+    with pytest.raises(UserError, match=r"and GPU 1 \(small\) has 128 MiB"):
+        check_fits(data, wide, TrainingConfig(), 4, 2)
+    check_fits(data, wide, TrainingConfig(), 1, 1)
+    check_fits(data, wide, TrainingConfig(), 2, 2)
 
 
 def test_flytes_task_asks_before_it_starts_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

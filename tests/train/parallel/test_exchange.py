@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
-from slipstream.settings import to_dict
-from slipstream.train.checkpoint.restore import first_difference, with_defaults
+from slipstream.settings import to_dict, with_defaults
+from slipstream.train.checkpoint.restore import first_difference
 from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, lasting
 from slipstream.train.loop.probe import Traits
 from slipstream.train.parallel import powersgd

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,14 +36,19 @@ def test_a_gpu_that_others_hold_is_refused_before_anything_is_copied_there(monke
     model = build(ModelConfig(arguments={"hidden": [7]}), SIGNATURE, 0)
     needed = ModelState.of(model, TrainingConfig()).of_process(ParallelConfig(), 1, 1, "fp32")
     room = GpuMemory("GPU 0 (NVIDIA L4)", 24 << 30, needed - 1, 20 << 30, ("python (process 41)",), 1)
-    monkeypatch.setattr(preflight, "visible_memory", lambda *_: [room])
+    uuids = ["mine", "other"]
+    gpus = {"GPU-mine": room, "GPU-other": replace(room, total_bytes=needed - 1, free_bytes=0)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuids[device.index]))
+    monkeypatch.setattr(preflight, "visible_memory", lambda hiding: [gpus[hiding["CUDA_VISIBLE_DEVICES"]]])
     with pytest.raises(UserError, match=r"GPU 0 .* held by python \(process 41\)"):
         check_memory(model, TrainingConfig(), GPU, "fp32")
     check_memory(model, TrainingConfig(), replace(GPU, device=torch.device("cpu")), "fp32")
     offload = ParallelConfig(shard="weights", offload=True)
     check_memory(model, TrainingConfig(parallel=offload), GPU, "fp32")
-    monkeypatch.setattr(preflight, "visible_memory", lambda *_: [replace(room, free_bytes=needed)])
-    check_memory(model, TrainingConfig(), GPU, "fp32")
+    gpus["GPU-mine"] = replace(room, free_bytes=needed)
+    check_memory(model, TrainingConfig(), GPU, "fp32")  # whatever others do with theirs
+    with pytest.raises(UserError, match="a process keeps"):
+        check_memory(model, TrainingConfig(), replace(GPU, device=torch.device("cuda", 1)), "fp32")
 
 
 def test_workers_know_how_long_their_pod_waited(monkeypatch: pytest.MonkeyPatch) -> None:
