@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -82,6 +82,10 @@ class ModelConfig(Settings):
         """Raise ``UserError`` if there are to be adapters of nothing; a ``base`` may be told apart from the rest."""
         if self.lora.rank and not self.base:
             raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
+
+    def without_addresses(self) -> ModelConfig:
+        """The same wherever the base lies, for what goes by its bytes."""
+        return replace(self, base="")
 
     @property
     def factory(self) -> str:

@@ -233,11 +233,12 @@ def identity(
 ) -> dict[str, object]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
     divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied. A base
-    counts by its digest, wherever it lies."""
+    counts by its digest: on disks the same files have the same one wherever they lie; in a store that goes by what the
+    store says of them, so that the same files elsewhere may be another base."""
     code = model_code(model)
     return {
         "data": data.artifact.fingerprint,
-        "model": {**to_dict(model), "base": ""},
+        "model": to_dict(model.without_addresses()),
         **({"model_code": code} if code else {}),
         **({"base": base_digest} if base_digest else {}),
         "order": ORDER_VERSION,

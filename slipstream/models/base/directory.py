@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON
 from slipstream.errors import UserError
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_reader, read_range
 from slipstream.storage.local import local_info, local_path
 
-CONFIG = "config.json"
-#: The longest JSON that is read of a base, besides the headers of its weights.
-LONGEST_JSON = 64 << 20
 EXPECTED = "expected a directory, here or in a store, with Hugging Face's config.json and safetensors"
 
 

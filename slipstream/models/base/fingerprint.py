@@ -8,8 +8,9 @@ from functools import lru_cache
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.hugging_face import CONFIG
 from slipstream.errors import UserError
-from slipstream.models.base.directory import CONFIG, BaseDirectory, read_pieces
+from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.storage import STORES, ObjectInfo
 
 BLOCK_BYTES = 16 << 20
