@@ -72,7 +72,7 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
     model that is made smaller is to be divided among them or has adapters.
     """
-    from slipstream.models.base.fingerprint import fingerprint_base
+    from slipstream.models.base.fingerprint import fingerprint_origin
     from slipstream.models.factory_code import fingerprint_model
 
     config.model.check_base()
@@ -104,7 +104,7 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
         training,
         config.export,
         config.collectives,
-        fingerprint_model(config.model) or fingerprint_base(config.model.base),
+        fingerprint_model(config.model) or fingerprint_origin(config.model),
         compression,
         fine_tuning,
         compression.teaching,

@@ -148,7 +148,9 @@ class Architecture:
         another now, ``StorageUnavailable`` of one in a store."""
         assert self.base is not None, "of a model with adapters it was checked when that was opened"
         self.base.check()
-        return build(replace(self.config, base=self.base.address), self.signature, seed=0)
+        # What the adapters began with may be gone: their own weights come after this.
+        config = replace(self.config, base=self.base.address, lora=replace(self.config.lora, start=""))
+        return build(config, self.signature, seed=0)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.checks import check_training
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.setup import same_base
+from slipstream.train.setup import same_origin
 from tasks.config import sections_of
 from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories
@@ -156,9 +156,9 @@ def test_without_a_check_the_processes_refuse_it_together(data: PreparedData, tm
 
 
 def test_machines_have_the_same_base() -> None:
-    assert same_base("base", ["a", "", "a", ""]) == BaseRecord("base", "a")
+    assert same_origin("base", ["a", "", "a", ""]) == "a"
     with pytest.raises(UserError, match=r"model\.base: base: machines have 2 different bases there"):
-        same_base("base", ["a", "", "b", ""])
+        same_origin("base", ["a", "", "b", ""])
 
 
 def test_what_identifies_work_on_a_cluster_and_a_sweep_has_its_digest(tmp_path: Path) -> None:
