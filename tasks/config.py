@@ -70,9 +70,9 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
     """The sections; ``method`` ("prune" or "distil") replaces that of ``compression``.
 
     Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
-    model that is made smaller is to be divided among them.
+    model that is made smaller is to be divided among them or has adapters.
     """
-    from slipstream.models.base.fingerprint import fingerprint_base
+    from slipstream.models.base.fingerprint import fingerprint_origin
     from slipstream.models.factory_code import fingerprint_model
 
     config.model.check_base()
@@ -88,6 +88,11 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
             "training.parallel: a model that is compressed cannot be divided; expected no shard, pipeline or tensor, "
             "or compression.method none"
         )
+    if smaller and not method and config.model.lora.rank:
+        raise UserError(
+            "compression.method: none expected with model.lora, beside whose adapters nothing can be compressed; or a "
+            "model.lora.rank of 0, with which the whole base is trained"
+        )
     fine_tuning = replace(
         training,
         epochs=compression.epochs or training.epochs,
@@ -99,7 +104,7 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
         training,
         config.export,
         config.collectives,
-        fingerprint_model(config.model) or fingerprint_base(config.model.base),
+        fingerprint_model(config.model) or fingerprint_origin(config.model),
         compression,
         fine_tuning,
         compression.teaching,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON
 from slipstream.artifacts.prepared.token_rows import FILES
 from slipstream.errors import UserError
 from slipstream.storage import STORES, MissingObject, list_names, open_reader, storage_for
@@ -30,8 +31,6 @@ FAST, SETTINGS, SPECIAL, TEMPLATE = (
 )
 #: Those of its files that are read here, all of them texts.
 READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
-#: What says of a model how many ids it knows.
-MODEL = "config.json"
 #: The end token of tokenizers that are made here, and what begins and ends a turn of a conversation.
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -108,11 +107,14 @@ def read_tokenizer(address: str) -> TokenizerFiles:
 def vocabulary_beside(address: str) -> int:
     """The token ids of the model that lies beside the tokenizer in a directory, here or in a store, as its config.json
     states: they may be more than the tokenizer has. 0 if it states none. Raises ``UserError`` for one that is no
-    JSON."""
-    where = f"{address.rstrip('/')}/{MODEL}"
+    JSON, or states no number."""
+    where = f"{address.rstrip('/')}/{CONFIG}"
     try:
         with open_reader(where) as file:
-            content = json.load(file)
+            text = file.read(LONGEST_JSON + 1)
+        if len(text) > LONGEST_JSON:
+            raise ValueError(f"more than {LONGEST_JSON} bytes are too many")
+        content = json.loads(text)
     except MissingObject:
         return 0
     except UserError:
@@ -120,7 +122,9 @@ def vocabulary_beside(address: str) -> int:
     except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: {where} cannot be read as JSON: {error}") from None
     stated = content.get("vocab_size") if isinstance(content, dict) else None
-    return stated if isinstance(stated, int) else 0
+    if stated is not None and type(stated) is not int:
+        raise UserError(f"data.tokenizer: {where}: vocab_size: {stated!r:.40} is not allowed; expected an integer")
+    return stated or 0
 
 
 def texts_of(paths: Iterable[Path], address: str) -> TokenizerFiles:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -33,9 +33,15 @@ class LoraConfig(Settings):
     targets: list[LinearLayer] = field(default_factory=lambda: list(LINEAR_LAYERS))
     """The linear layers of each block that get one."""
 
+    start: str = ""
+    """An adapter to begin with, in peft's files: a directory, here or in a store; of the same rank, alpha and targets.
+    Empty: one that adds nothing at first."""
+
     def check(self) -> None:
         if self.rank and not self.targets:
             raise self.reject("targets", "at least one linear layer")
+        if self.start and not self.rank:
+            raise self.reject("start", "none, or the adapter's rank in model.lora.rank")
         if len(set(self.targets)) < len(self.targets):
             raise self.reject("targets", "each layer once")
 
@@ -82,6 +88,10 @@ class ModelConfig(Settings):
         """Raise ``UserError`` if there are to be adapters of nothing; a ``base`` may be told apart from the rest."""
         if self.lora.rank and not self.base:
             raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
+
+    def without_addresses(self) -> ModelConfig:
+        """The same wherever the base and the adapter to begin with lie, for what goes by their bytes."""
+        return replace(self, base="", lora=replace(self.lora, start=""))
 
     @property
     def factory(self) -> str:

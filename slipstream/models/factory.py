@@ -24,6 +24,7 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.adapters.network import add_adapters, quantise_frozen
+from slipstream.models.adapters.peft_files import read_peft
 from slipstream.models.adapters.values import AdaptedValues
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.base.tensors import Base, BaseValues
@@ -212,13 +213,21 @@ def build(
 
 
 def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialValues:
-    """Those of the ``model`` of a configuration: its base's, else drawn. Raises ``UserError`` for a base that has not
-    all of them, before any is read, and ``StorageUnavailable``."""
+    """Those of the ``model`` of a configuration: its base's, else drawn. Raises ``UserError`` for a base, or an
+    adapter to begin with, that has not all of them, before any is read, and ``StorageUnavailable``."""
     if not config.base:
         return Drawn(model, seed)
     base = Base.open(config.base)
     base.check(model, tied=bool(config.arguments.get("tie_word_embeddings")))
-    return AdaptedValues(BaseValues(base), seed) if config.lora.rank else BaseValues(base)
+    values = BaseValues(base)
+    if not config.lora.rank:
+        return values
+    start = None
+    if config.lora.start:
+        adapter = read_peft(config.lora.start)
+        adapter.check(config.lora, model)
+        start = BaseValues(adapter.tensors)
+    return AdaptedValues(values, seed, start)
 
 
 def check_without_constants(name: str, model: nn.Module) -> None:

@@ -28,12 +28,14 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
+from slipstream.logs import logger
 from slipstream.models.base.fingerprint import BaseRecord
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
 
 MODEL = "model.json"
+LOG = logger("models")
 
 #: The format's names of types, in its order: tensors of the last come first in a file.
 TYPES = {
@@ -144,9 +146,11 @@ class Architecture:
     def on_base(self) -> Predictor:
         """The model whose adapters were trained, with its base's weights. Raises ``UserError`` if the base is gone or
         another now, ``StorageUnavailable`` of one in a store."""
-        assert self.base is not None, "a model with adapters has a base"
+        assert self.base is not None, "of a model with adapters it was checked when that was opened"
         self.base.check()
-        return build(self.config, self.signature, seed=0)
+        # What the adapters began with may be gone: their own weights come after this.
+        config = replace(self.config, base=self.base.address, lora=replace(self.config.lora, start=""))
+        return build(config, self.signature, seed=0)
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,13 @@ class TrainedModel:
         """
         artifact = Artifact.open(directory, KIND)
         architecture = read_record(artifact, MODEL, Architecture)
-        named = architecture.config.factory
+        config, base = architecture.config, architecture.base
+        if (config.lora.rank > 0) != bool(config.base) or (config.base and (not base or base.address != config.base)):
+            raise DamagedArtifact(
+                f"{directory / MODEL}: its adapters, model.base and base do not agree; expected an address in both for "
+                "a model with adapters, and none in model.base for any other"
+            )
+        named = config.factory
         if named not in ("", factory):
             raise UntrustedFactory(
                 f"{directory / MODEL}: names the factory {named}, which is only called if your "
@@ -209,11 +219,18 @@ class TrainedModel:
 
     def load_base(self) -> Predictor | None:
         """The model that was fine-tuned, as it was before, in evaluation mode, on the CPU; None for a model that was
-        trained from scratch. Raises ``UserError`` if it is not there any more."""
+        trained from scratch, or as a whole from a base that is not there any more. Raises ``UserError`` if the base of
+        adapters is not, ``StorageUnavailable`` of one in a store."""
         record = self.architecture.base
         if record is None:
             return None
-        record.check()
+        try:
+            record.check()
+        except UserError as error:
+            if self.config.lora.rank:
+                raise
+            LOG.warning("%s; goes on without it", error.message)
+            return None
         untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
         return build(untouched, self.signature, seed=0).eval()
 

@@ -10,7 +10,7 @@ from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.models.base.fingerprint import fingerprint_base
+from slipstream.models.base.fingerprint import fingerprint_origin
 from slipstream.settings import to_dict
 from slipstream.sweep import study
 from slipstream.sweep.records import Identity, Trial
@@ -26,7 +26,7 @@ LOG = logger("sweep")
 def identity_of(config: RunConfig, fingerprint: str) -> Identity:
     """What the trials of a configuration have in common, on the prepared data of this fingerprint."""
     sweep = config.sweep
-    model = {**to_dict(config.model), "base": fingerprint_base(config.model.base)}
+    model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
     return Identity(fingerprint, model, lasting(config.for_training()), sweep.space, sweep.seed)
 
 

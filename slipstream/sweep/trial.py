@@ -80,10 +80,10 @@ def attempt(link: Connection, job: TrialJob) -> Outcome:
 
     try:
         from slipstream.artifacts.prepared.streamed import open_prepared
-        from slipstream.models.base.fingerprint import fingerprint_base
+        from slipstream.models.base.fingerprint import fingerprint_origin
 
         model, training = job.config.model, job.config.for_training()
-        base = fingerprint_base(model.base)
+        base = fingerprint_origin(model)
         request = TrainingRequest(
             prepared=job.prepared,
             model=model,

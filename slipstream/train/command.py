@@ -23,7 +23,7 @@ from slipstream.distributed.leaving import group_stands, leave
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import OutOfMemory, UserError
 from slipstream.logs import logger
-from slipstream.models.base.fingerprint import fingerprint_base
+from slipstream.models.base.fingerprint import fingerprint_origin
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
 from slipstream.telemetry.metrics import Labels
@@ -113,7 +113,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
         @cache
         def made_by() -> Mapping[str, object]:
             # A process that does not need it reads no base for its digest.
-            base = fingerprint_base(settings.model.base)
+            base = fingerprint_origin(settings.model)
             data = PreparedData.open(directory)
             return {"command": "slipstream.train", **identity(data, settings.model, training, base_digest=base)}
 

@@ -99,8 +99,7 @@ def run(request: TrainingRequest) -> None:
         clock = clock_of(group.device)
         interval = interval_of(training, setup.data)
         policy = ResumePolicy(
-            identity(setup.data, setup.architecture.config, training, applied, setup.base_digest)
-            | setup.lineage.identity(),
+            identity(setup.data, setup.architecture.config, training, applied, setup.origin) | setup.lineage.identity(),
             holder=request.holder,
             resume=training.resume,
             defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
@@ -232,12 +231,14 @@ def identity(
     base_digest: str = "",
 ) -> dict[str, object]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
-    divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied. A base
-    counts by its digest, wherever it lies."""
+    divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied. A
+    base and an adapter to begin with count by their digests: on disks the same files have the same one wherever
+    they lie; in a store that goes by what the store says of them, so that the same files elsewhere may be another
+    base."""
     code = model_code(model)
     return {
         "data": data.artifact.fingerprint,
-        "model": {**to_dict(model), "base": ""},
+        "model": to_dict(model.without_addresses()),
         **({"model_code": code} if code else {}),
         **({"base": base_digest} if base_digest else {}),
         "order": ORDER_VERSION,

@@ -30,7 +30,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.arithmetic import ability_of, autocast, common_precision
-from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
+from slipstream.models.base.fingerprint import BaseRecord, fingerprint_origin
 from slipstream.models.base.shape import shaped_for
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor, build, initial_values
@@ -184,6 +184,8 @@ class Setup:
     #: Micro-batches of a step, and the seconds of a pass over two rows; 0 where those say nothing of the others.
     pieces: int
     two_rows: float
+    #: :func:`fingerprint_origin` of the base, and of the adapter, that training begins with; empty without one.
+    origin: str
 
     @classmethod
     def begin(
@@ -226,7 +228,7 @@ class Setup:
             check_exchange(exchange, group.backend, precision)
             if training.recompute == "full":
                 recompute_blocks(predictor.network)
-            digest = fingerprint_base(architecture.config.base) if first_of_machine(group) else ""
+            digest = fingerprint_origin(architecture.config) if first_of_machine(group) else ""
             two_rows = 0.0
             if not training.compile and not training.parallel.divides:
                 forward, on_cpu = partial(autocast, precision, group.device), group.device.type == "cpu"
@@ -234,8 +236,10 @@ class Setup:
             compiled = None
             if training.compile and not training.parallel.divides:
                 compiled = compile_for(ReplicatedModel(predictor, traits), pieces[:1], precision, group)
-        if architecture.config.base:
-            architecture = replace(architecture, base=same_base(architecture.config.base, peers.gather(digest)))
+        base, origin = architecture.config.base, ""
+        if base:
+            origin = same_origin(base, peers.gather(digest))
+            architecture = replace(architecture, base=BaseRecord(base, origin.partition(" ")[0]))
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
             LOG.warning("training.precision: auto is %s on all ranks, as their devices differ", precision)
         with same_error_on_all_ranks(on_host):
@@ -266,12 +270,8 @@ class Setup:
             compiled=compiled,
             pieces=len(pieces),
             two_rows=two_rows,
+            origin=origin,
         )
-
-    @property
-    def base_digest(self) -> str:
-        """Of the base that is fine-tuned; empty without one."""
-        return self.architecture.base.digest if self.architecture.config.base and self.architecture.base else ""
 
     def state(self) -> TrainingState:
         """The state of a training from its beginning."""
@@ -295,15 +295,17 @@ def first_of_machine(group: Group) -> bool:
     return group.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
 
 
-def same_base(address: str, digests: Sequence[str]) -> BaseRecord:
-    """The base of which the first process of each machine found the digest; those of the others are empty. Raises
+def same_origin(address: str, digests: Sequence[str]) -> str:
+    """What the first process of each machine found to be the digest of what training begins with, of which the base is
+    at ``address``; those of the others are empty. Raises
     ``AgreedUserError``, on all ranks alike, if they differ."""
     found = {digest for digest in digests if digest}
     if len(found) > 1:
         raise AgreedUserError(
-            f"model.base: {address}: machines have {len(found)} different bases there; expected the same files on all"
+            f"model.base: {address}: machines have {len(found)} different bases there, or adapters in model.lora.start"
+            "; expected the same files on all"
         )
-    return BaseRecord(address, found.pop())
+    return found.pop()
 
 
 def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: Group) -> CompiledTraining:

@@ -13,10 +13,11 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor
 
+from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.hugging_face.files import files_of
-from slipstream.models.hugging_face.parts import INDEX, WHOLE, divided, weight_files
+from slipstream.models.hugging_face.parts import divided, weight_files
 from slipstream.models.trained import Kind
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import LENGTH, SIZES, VOCABULARY, token_data

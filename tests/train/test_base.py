@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON, WHOLE
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
+from slipstream.language.tokenizer import vocabulary_beside
 from slipstream.models.base.fingerprint import BaseRecord, fingerprint_base
-from slipstream.models.base.tensors import ONE_FILE, Base
-from slipstream.models.config import ModelConfig
+from slipstream.models.base.tensors import Base
+from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.trained import TrainedModel
 from slipstream.settings import to_dict
 from slipstream.sweep.engine import identity_of
+from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.checks import check_training
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
-from slipstream.train.setup import same_base
+from slipstream.train.setup import same_origin
 from tasks.config import sections_of
 from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs
 from tests.support.corpora import prepare_language, write_stories
@@ -57,6 +60,38 @@ def test_data_has_the_ids_of_the_model_beside_its_tokenizer(data: PreparedData, 
         prepare_language(tmp_path / "none", stories, tokenizer=str(tokenizer), length=LENGTH)
 
 
+def test_what_a_config_beside_a_tokenizer_may_not_be(tmp_path: Path) -> None:
+    assert vocabulary_beside(str(tmp_path)) == 0
+    for content, ids in (("{}", 0), ('{"vocab_size": 12}', 12), ("[]", 0)):
+        (tmp_path / CONFIG).write_text(content)
+        assert vocabulary_beside(str(tmp_path)) == ids
+    for value in ("true", '"12"', "1.5"):
+        (tmp_path / CONFIG).write_text(f'{{"vocab_size": {value}}}')
+        with pytest.raises(UserError, match=r"/config\.json: vocab_size: .* is not allowed; expected an integer"):
+            vocabulary_beside(str(tmp_path))
+    with (tmp_path / CONFIG).open("wb") as file:  # which takes no room, and would take that of its size in memory
+        file.truncate(LONGEST_JSON + 1)
+    with pytest.raises(UserError, match=r"/config\.json cannot be read as JSON: more than 67108864 bytes are too many"):
+        vocabulary_beside(str(tmp_path))
+
+
+def test_adapters_beside_which_something_is_compressed_are_refused_at_once(tmp_path: Path) -> None:
+    model = {"base": str(make_base(tmp_path / "base")), "lora": {"rank": 2}}
+    config = RunConfig.from_dict({"model": model, "compression": {"method": "prune"}})
+    with pytest.raises(UserError, match=r"^compression\.method: none expected with model\.lora"):
+        sections_of(config)
+    assert sections_of(config, "prune").size == "searched", "of another model"
+    assert sections_of(replace(config, model=replace(config.model, lora=LoraConfig()))).size == "searched"
+
+
+def test_where_a_base_lies_is_nothing_to_the_home_of_its_training() -> None:
+    inputs = {"model": ModelConfig(base="here"), "training": ONE_EPOCH, "code": "digest"}
+    lasting = UnfinishedTraining().lasting
+    assert lasting(inputs) == lasting({**inputs, "model": ModelConfig(base="there")})
+    assert lasting(inputs) != lasting({**inputs, "code": "another"})
+    assert lasting({**inputs, "code": ""})["model"].base == "here", "else nothing tells bases apart"
+
+
 @pytest.mark.parametrize(("world", "parallel"), [(1, {}), (2, {"shard": "weights"})])
 def test_training_begins_with_the_base_and_leaves_a_model_of_its_own(
     world: int, parallel: dict[str, Any], data: PreparedData, base: Path, tmp_path: Path
@@ -82,16 +117,16 @@ def test_another_base_is_another_training(data: PreparedData, tmp_path: Path) ->
     attempt = partial(trained, data.artifact.directory, tmp_path / "run", 1, training)
     attempt(model)
     before = fingerprint_base(str(base))
-    content = bytearray((base / ONE_FILE).read_bytes())
+    content = bytearray((base / WHOLE).read_bytes())
     content[-1] ^= 1
-    (base / ONE_FILE).write_bytes(content)
+    (base / WHOLE).write_bytes(content)
     attempt(model, directory=tmp_path / "run" / "second")
     line = (tmp_path / "run" / "second.refused0").read_text()
     now = fingerprint_base(str(base))
     assert now != before and f'was made with base "{before}", this run has "{now}"' in line and "\n" not in line
     # Where it lies is nothing to it.
     content[-1] ^= 1
-    (base / ONE_FILE).write_bytes(content)
+    (base / WHOLE).write_bytes(content)
     base.rename(tmp_path / "moved")
     moved = ModelConfig(base=str(tmp_path / "moved"))
     attempt(moved, directory=tmp_path / "run" / "third")
@@ -104,7 +139,7 @@ def test_a_bad_base_is_refused_before_any_process_starts(data: PreparedData, bas
     check_training(directory, ModelConfig(base=str(base)), ONE_EPOCH, 1, 1)
     assert to_dict(ModelConfig(base=str(base)))["arguments"] == {}
     cut = make_base(tmp_path / "cut")
-    (cut / ONE_FILE).write_bytes((cut / ONE_FILE).read_bytes()[:-4])
+    (cut / WHOLE).write_bytes((cut / WHOLE).read_bytes()[:-4])
     with pytest.raises(UserError, match=r"model\.base: .*/cut/model\.safetensors: is cut or damaged: .* 4 bytes after"):
         check_training(directory, ModelConfig(base=str(cut)), ONE_EPOCH, 1, 1)
     short = make_base(tmp_path / "short", max_position_embeddings=LENGTH - 1)
@@ -114,16 +149,16 @@ def test_a_bad_base_is_refused_before_any_process_starts(data: PreparedData, bas
 
 def test_without_a_check_the_processes_refuse_it_together(data: PreparedData, tmp_path: Path) -> None:
     cut = make_base(tmp_path / "cut")
-    (cut / ONE_FILE).write_bytes((cut / ONE_FILE).read_bytes()[:-4])
+    (cut / WHOLE).write_bytes((cut / WHOLE).read_bytes()[:-4])
     training = replace(ONE_EPOCH, parallel=ParallelConfig(shard="weights"))
     trained(data.artifact.directory, tmp_path / "run", 2, training, ModelConfig(base=str(cut)))
     assert all("is cut or damaged" in refusal(tmp_path / "run", rank) for rank in range(2))
 
 
 def test_machines_have_the_same_base() -> None:
-    assert same_base("base", ["a", "", "a", ""]) == BaseRecord("base", "a")
+    assert same_origin("base", ["a", "", "a", ""]) == "a"
     with pytest.raises(UserError, match=r"model\.base: base: machines have 2 different bases there"):
-        same_base("base", ["a", "", "b", ""])
+        same_origin("base", ["a", "", "b", ""])
 
 
 def test_what_identifies_work_on_a_cluster_and_a_sweep_has_its_digest(tmp_path: Path) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors.torch import save
+from torch import Tensor, nn
 
+from slipstream.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG
 from slipstream.errors import UserError
-from slipstream.models.adapters.layers import DOWN, UP, is_adapter
+from slipstream.models.adapters.layers import is_adapter
+from slipstream.models.base.directory import START, BaseDirectory
+from slipstream.models.base.headers import read_header
+from slipstream.models.base.tensors import TYPES, Base
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
+from slipstream.settings import LARGEST
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: Before the base's names: of peft's model, which holds its own, which holds the base.
 PREFIX = "base_model.model."
 #: What changes what an adapter computes, or trains other things beside it, and has to be absent.
@@ -74,35 +77,59 @@ def peft_files(adapter: Adapter) -> dict[str, bytes]:
         "inference_mode": True,
     }
     tensors = {f"{PREFIX}{name}": tensor.detach().contiguous() for name, tensor in adapter.tensors.items()}
-    return {CONFIG: json.dumps(config, indent=2).encode(), WEIGHTS: save(tensors, metadata={"format": "pt"})}
+    return {ADAPTER_CONFIG: json.dumps(config, indent=2).encode(), ADAPTER: save(tensors, metadata={"format": "pt"})}
 
 
-def read_peft(directory: Path) -> Adapter:
-    """The adapter in peft's files. Raises ``UserError`` for one that is no plain LoRA of linear layers of a
-    transformer's blocks, or whose tensors are not those that its configuration asks for."""
-    path = directory / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: expected a JSON object, as peft writes it")
-    lora = lora_of(config, path)
-    try:
-        stored = load((directory / WEIGHTS).read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{directory / WEIGHTS}: cannot be read as safetensors: {error}") from None
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
-    check_tensors(tensors, lora, directory / WEIGHTS)
-    return Adapter(lora, config.get("base_model_name_or_path") or "", tensors)
+@dataclass(frozen=True)
+class StoredAdapter:
+    """An opened adapter. ``tensors`` have the names that they have in the network, as those of :class:`Adapter`, and
+    every process reads the parts that it holds."""
+
+    directory: BaseDirectory
+    lora: LoraConfig
+    tensors: Base
+
+    def check(self, lora: LoraConfig, network: nn.Module) -> None:
+        """Raise ``UserError`` unless these are adapters by the settings ``lora``, and exactly those of the network."""
+        for name in ("rank", "alpha", "targets"):
+            stated, asked = getattr(self.lora, name), getattr(lora, name)
+            if stated != asked and (name != "targets" or set(stated) != set(asked)):
+                raise UserError(
+                    f"{self.directory.where(ADAPTER_CONFIG)}: its {name} is {stated}; expected {asked}, as in "
+                    f"model.lora.{name}"
+                )
+        where, stored = self.directory.where(ADAPTER), self.tensors.tensors
+        needed = {name: tuple(each.shape) for name, each in network.named_parameters() if is_adapter(name)}
+        for name, shape in needed.items():
+            if name not in stored:
+                raise UserError(f"{where}: lacks the tensor {name}, which an adapter of this base has")
+            if stored[name].shape != shape or stored[name].dtype not in TYPES:
+                raise UserError(
+                    f"{where}: {name} is {stored[name].dtype} {list(stored[name].shape)}; expected {list(shape)}, of "
+                    f"{', '.join(TYPES)}"
+                )
+        if odd := next((name for name in stored if name not in needed), ""):
+            raise UserError(f"{where}: holds the tensor {odd!r:.200}, which no adapter of this base has")
 
 
-def lora_of(config: Mapping[str, Any], path: Path) -> LoraConfig:
-    """The settings that peft's configuration states. Raises ``UserError``, which names ``path``, for what is not built
-    here."""
+def read_peft(address: str) -> StoredAdapter:
+    """The adapter in peft's files in a directory, here or in a store, of which the headers alone are read. Raises
+    ``UserError`` for one that is no plain LoRA of linear layers of a transformer's blocks, or is cut or damaged,
+    ``StorageUnavailable``."""
+    directory = BaseDirectory.list(address, START)
+    if ADAPTER not in directory.files:
+        raise UserError(f"{directory.where(ADAPTER)}: is missing; {START.expected}")
+    lora = lora_of(directory.json(ADAPTER_CONFIG), directory.where(ADAPTER_CONFIG))
+    stored = {name.removeprefix(PREFIX): tensor for name, tensor in read_header(directory, ADAPTER).items()}
+    return StoredAdapter(directory, lora, Base(directory, stored))
+
+
+def lora_of(config: Mapping[str, Any], where: str) -> LoraConfig:
+    """The settings that peft's configuration states. Raises ``UserError``, which names the file ``where``, for what
+    is not built here."""
 
     def refused(name: str, expected: str) -> UserError:
-        return UserError(f"{path}: {name}: {config.get(name)!r} is not built here; expected {expected}")
+        return UserError(f"{where}: {name}: {config.get(name)!r:.200} is not built here; expected {expected}")
 
     if config.get("peft_type") != "LORA":
         raise refused("peft_type", '"LORA"')
@@ -113,25 +140,13 @@ def lora_of(config: Mapping[str, Any], path: Path) -> LoraConfig:
     if odd := next((name for name in FOREIGN if config.get(name)), None):
         raise refused(odd, "none, as in plain LoRA")
     targets, known = config.get("target_modules"), ", ".join(LINEAR_LAYERS)
-    if not isinstance(targets, list) or not targets or not set(targets) <= set(LINEAR_LAYERS):
+    if not isinstance(targets, list) or not targets or not all(each in LINEAR_LAYERS for each in targets):
         raise refused("target_modules", f"a list of some of {known}")
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout", 0.0)
-    if not isinstance(rank, int) or rank < 1:
+    if type(rank) is not int or not 1 <= rank <= LARGEST:
         raise refused("r", "a positive integer")
-    if not isinstance(alpha, int | float):
-        raise refused("lora_alpha", "a number")
-    return LoraConfig(rank, alpha, dropout, [layer for layer in LINEAR_LAYERS if layer in targets])
-
-
-def check_tensors(tensors: Mapping[str, Tensor], lora: LoraConfig, path: Path) -> None:
-    """Raise ``UserError`` unless these are pairs of factors of that rank, of every target and of nothing else."""
-    expected = f"pairs of {DOWN[1:]} [rank, in] and {UP[1:]} [out, rank], of rank {lora.rank}"
-    for name, tensor in tensors.items():
-        layer, _, _ = name.rpartition(".lora_")
-        rank = tensor.shape[0 if name.endswith(DOWN) else 1] if tensor.ndim == 2 else 0
-        both = {layer + DOWN, layer + UP} <= tensors.keys()
-        if not is_adapter(name) or layer.rpartition(".")[2] not in lora.targets or rank != lora.rank or not both:
-            raise UserError(f"{path}: {name!r} {list(tensor.shape)}: expected {expected}")
-    layers = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}
-    if missing := next((target for target in lora.targets if target not in layers), None):
-        raise UserError(f"{path}: has no tensors of {missing}; expected {expected}, of each target")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
+        raise refused("lora_alpha", "a positive number")
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
+        raise refused("lora_dropout", "a number from 0 to below 1")
+    return LoraConfig(rank, float(alpha), float(dropout), [layer for layer in LINEAR_LAYERS if layer in targets])

@@ -1,4 +1,5 @@
-"""The values that a model with adapters begins with: its adapters are drawn, all else is its base's."""
+"""The values that a model with adapters begins with: its adapters are drawn, or those of another training, all else is
+its base's."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ AT_ONCE = 1 << 22
 
 @dataclass
 class AdaptedValues:
-    """``base`` gives the values of the model without adapters."""
+    """``base`` gives the values of the model without adapters, ``start`` those of the adapters if they are not drawn
+    by ``seed``."""
 
     base: InitialValues
     seed: int
+    start: InitialValues | None = None
     #: The last rows that were quantised, and of which weight: their codes and their scales are asked for one after the
     #: other, and the weight is read once.
     _rows: tuple[str, int, int] = ("", 0, 0)
@@ -31,7 +34,9 @@ class AdaptedValues:
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
         """See :class:`~slipstream.models.initial.values.InitialValues`."""
-        if is_adapter(name):
+        if is_adapter(name) and self.start:
+            self.start.fill(part, name, size, offsets)
+        elif is_adapter(name):
             draw(part, name, size, offsets, std=initial_std(name, size), seed=self.seed)
         elif name.endswith((CODES, SCALES)):
             assert part.shape[1] == size[1], "nothing divides the rows of weights in four bits"

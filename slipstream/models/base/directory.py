@@ -1,4 +1,5 @@
-"""The directory of a base: a model as Hugging Face's libraries write it, here or in a store."""
+"""The directory of a base, a model as Hugging Face's libraries write it, or of an adapter, as peft does: here or in a
+store."""
 
 from __future__ import annotations
 
@@ -6,18 +7,32 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from slipstream.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG, CONFIG, LONGEST_JSON
 from slipstream.errors import UserError
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_reader, read_range
 from slipstream.storage.local import local_info, local_path
 
-CONFIG = "config.json"
-#: The longest JSON that is read of a base, besides the headers of its weights.
-LONGEST_JSON = 64 << 20
-EXPECTED = "expected a directory, here or in a store, with Hugging Face's config.json and safetensors"
+
+class Purpose(NamedTuple):
+    """The ``setting`` that names the directory, the file that says what lies there, and what is expected of it."""
+
+    setting: str
+    config: str
+    expected: str
+
+
+BASE = Purpose(
+    "model.base", CONFIG, f"expected a directory, here or in a store, with Hugging Face's {CONFIG} and safetensors"
+)
+START = Purpose(
+    "model.lora.start",
+    ADAPTER_CONFIG,
+    f"expected a directory, here or in a store, with peft's {ADAPTER_CONFIG} and {ADAPTER}",
+)
 
 
 @dataclass(frozen=True)
@@ -26,10 +41,12 @@ class BaseDirectory:
 
     address: str
     files: Mapping[str, ObjectInfo]
+    purpose: Purpose = BASE
 
     @classmethod
-    def list(cls, address: str) -> BaseDirectory:
+    def list(cls, address: str, purpose: Purpose = BASE) -> BaseDirectory:
         """Raises ``UserError`` if there is no such directory, ``StorageUnavailable``."""
+        where = f"{purpose.setting}: {address}"
         if address.startswith(STORES):
             root = address.rstrip("/") + "/"
             listed = ((info.uri.removeprefix(root), info) for info in list_objects(root))
@@ -38,16 +55,16 @@ class BaseDirectory:
             try:
                 files = {path.name: local_info(path) for path in local_path(address).iterdir() if path.is_file()}
             except (FileNotFoundError, NotADirectoryError):
-                raise UserError(f"model.base: {address}: no such directory; {EXPECTED}") from None
+                raise UserError(f"{where}: no such directory; {purpose.expected}") from None
             except OSError as error:
-                raise UserError(f"model.base: {address}: cannot be listed ({error.strerror})") from None
-        if CONFIG not in files:
-            raise UserError(f"model.base: {address}: holds no {CONFIG}; {EXPECTED}")
-        return cls(address, files)
+                raise UserError(f"{where}: cannot be listed ({error.strerror})") from None
+        if purpose.config not in files:
+            raise UserError(f"{where}: holds no {purpose.config}; {purpose.expected}")
+        return cls(address, files, purpose)
 
     def where(self, name: str) -> str:
         """A file as messages name it."""
-        return f"model.base: {self.address.rstrip('/')}/{name}"
+        return f"{self.purpose.setting}: {self.address.rstrip('/')}/{name}"
 
     def json(self, name: str) -> dict[str, Any]:
         """The object in a file of JSON. Raises ``UserError``, ``StorageUnavailable``."""

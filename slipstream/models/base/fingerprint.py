@@ -1,15 +1,18 @@
-"""What identifies the bytes of a base."""
+"""What identifies the bytes of a base, and of an adapter to begin with."""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import lru_cache
 
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG, CONFIG
 from slipstream.errors import UserError
-from slipstream.models.base.directory import CONFIG, BaseDirectory, read_pieces
+from slipstream.models.base.directory import START, BaseDirectory, read_pieces
+from slipstream.models.config import ModelConfig
 from slipstream.storage import STORES, ObjectInfo
 
 BLOCK_BYTES = 16 << 20
@@ -41,11 +44,22 @@ def fingerprint_base(address: str) -> str:
     if not address:
         return ""
     directory = BaseDirectory.list(address)
-    entries = {
-        name: [info.size, content_of(info)]
-        for name, info in sorted(directory.files.items())
-        if name == CONFIG or name.endswith(".safetensors")
-    }
+    names = {name for name in directory.files if name == CONFIG or name.endswith(".safetensors")}
+    return fingerprint_files(directory, names)
+
+
+def fingerprint_origin(model: ModelConfig) -> str:
+    """:func:`fingerprint_base` of what a training begins with, and behind it, if that is more than the base, the same
+    of the adapter's two files. Raises as that does."""
+    base = fingerprint_base(model.base)
+    if not model.lora.start:
+        return base
+    directory = BaseDirectory.list(model.lora.start, START)
+    return f"{base} {fingerprint_files(directory, {ADAPTER_CONFIG, ADAPTER} & directory.files.keys())}"
+
+
+def fingerprint_files(directory: BaseDirectory, names: Set[str]) -> str:
+    entries = {name: [directory.files[name].size, content_of(directory.files[name])] for name in sorted(names)}
     return xxhash.xxh3_128_hexdigest(canonical_json(entries))
 
 

@@ -53,7 +53,7 @@ def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
 
 
 def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
-    """Those that a header names, all of which lie in the file. Raises ``DamagedError``."""
+    """Those that a header names, which lie in the file one after the other. Raises ``DamagedError``."""
     try:
         entries = json.loads(header.decode(), object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
@@ -62,13 +62,13 @@ def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
         raise DamagedError("its header is no JSON object")
     first = LENGTH_BYTES + len(header)
     room, found, end = info.size - first, dict[str, StoredTensor](), 0
-    for name, entry in entries.items():
-        if name != METADATA:
-            dtype, shape, (start, stop) = entry_of(name, entry)
-            if stop > room:
-                raise DamagedError(f"{name} ends {stop - room} bytes after the file")
-            found[name] = StoredTensor(info, dtype, shape, first + start)
-            end = max(end, stop)
+    tensors = {name: entry_of(name, entry) for name, entry in entries.items() if name != METADATA}
+    for name, (dtype, shape, (start, stop)) in sorted(tensors.items(), key=lambda item: item[1][2]):
+        if stop > room:
+            raise DamagedError(f"{name} ends {stop - room} bytes after the file")
+        if start != end:
+            raise DamagedError(f"{name} begins at byte {start}, and the tensor before it ends at {end}")
+        found[name], end = StoredTensor(info, dtype, shape, first + start), stop
     if end != room:
         raise DamagedError(f"{room - end} bytes belong to no tensor")
     return found

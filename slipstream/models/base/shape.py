@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+from slipstream.artifacts.hugging_face import CONFIG, INDEX, WHOLE
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
-from slipstream.models.base.directory import CONFIG, BaseDirectory
+from slipstream.models.base.directory import BaseDirectory
+from slipstream.models.base.tensors import our_names, stored_tensors
 from slipstream.models.config import ModelConfig
 from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
 from slipstream.settings import to_dict
 
 #: What has no default that would be right for a base.
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+LAYERS = "model.layers."
 EVERY = frozenset(one.name for one in fields(TransformerConfig))
 
 
 def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
     """The configuration with all arguments of the transformer that it fine-tunes on rows of ``length`` tokens: the
     user's own, and for the others those of the base. One without a base, or that has them all, is returned as it is,
-    and nothing is read. Raises ``UserError`` for a base that the transformer cannot be, or with fewer positions than a
-    row, ``StorageUnavailable``."""
+    and nothing is read. Raises ``UserError`` for a base that the transformer cannot be, or with fewer layers or
+    positions than there shall be, ``StorageUnavailable``."""
     if not config.base or config.arguments.keys() >= EVERY:
         return config
     if "config" in config.arguments:
@@ -30,12 +33,26 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
     where = directory.where(CONFIG)
     stated = stated_shape(directory, length)
     shape = TransformerConfig.from_dict({**stated, **config.arguments})
+    check_layers(directory, shape.num_hidden_layers)
     if shape.max_position_embeddings < length:
         raise UserError(
             f"{where}: has positions for {shape.max_position_embeddings} tokens, and a row has {length}; expected a "
             "smaller data.length, or more in model.arguments.max_position_embeddings"
         )
     return replace(config, name="transformer", arguments=to_dict(shape))
+
+
+def check_layers(directory: BaseDirectory, layers: int) -> None:
+    """Raise ``UserError`` if the weights that lie beside config.json are of fewer layers, before so many are built."""
+    if directory.files.keys().isdisjoint((WHOLE, INDEX)):
+        return  # whoever needs them misses them
+    stored = our_names(stored_tensors(directory))
+    there = {name.split(".")[2] for name in stored if name.startswith(LAYERS)}
+    if missing := next((number for number in map(str, range(layers)) if number not in there), ""):
+        raise UserError(
+            f"model.base: {directory.address}: lacks the tensors {LAYERS}{missing}.…, and {layers} layers are asked "
+            f"for; expected at most {len(there)} in num_hidden_layers of its config.json or of model.arguments"
+        )
 
 
 def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.errors import UserError
 from slipstream.models.adapters.network import plain_shapes
 from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.models.base.headers import StoredTensor, read_header
 from slipstream.storage import STORES
 
-ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CHUNK_BYTES = 4 << 20
 #: Headers that are read, and requests to a store that are made, at once.
 REQUESTS = 8
@@ -137,14 +137,14 @@ class BaseValues:
 
 def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
     """The tensors in the one file, or in the parts that the index names. Raises as :meth:`Base.open`."""
-    if ONE_FILE in directory.files:
-        return read_header(directory, ONE_FILE)
+    if WHOLE in directory.files:
+        return read_header(directory, WHOLE)
     if INDEX not in directory.files:
         names = sorted(directory.files)
         pickles = next((name for name in names if name.endswith((".bin", ".pt", ".pth"))), "")
         why = f"holds {pickles}, a pickle, which is not opened; " if pickles else ""
         raise UserError(
-            f"model.base: {directory.address}: {why or 'holds no weights; '}expected {ONE_FILE}, or parts with {INDEX}"
+            f"model.base: {directory.address}: {why or 'holds no weights; '}expected {WHOLE}, or parts with {INDEX}"
         )
     part_of = directory.json(INDEX).get("weight_map")
     if not isinstance(part_of, dict) or not part_of or not all(isinstance(part, str) for part in part_of.values()):

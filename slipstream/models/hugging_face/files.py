@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import torch
 
+from slipstream.artifacts.hugging_face import CONFIG
 from slipstream.models.adapters.merge import merged
 from slipstream.models.adapters.network import plain_shapes
 from slipstream.models.hugging_face.parts import PART_BYTES, Content, weight_files
 from slipstream.models.trained import Kind
 from slipstream.models.transformer import Transformer
 from slipstream.models.transformer_config import TransformerConfig, to_hugging_face
-
-CONFIG = "config.json"
 
 
 def config_of(model: Transformer) -> TransformerConfig | None:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
+from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.models.trained import Kind, header, raw_bytes
 
 #: The most bytes of the tensors in a part, unless one alone has more.
 PART_BYTES = 5_000_000_000
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: What that library asks for in a file's header: tensors of PyTorch.
 METADATA = {"format": "pt"}
 

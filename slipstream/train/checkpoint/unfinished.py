@@ -25,7 +25,11 @@ LOG = logger("train")
 
 class UnfinishedTraining:
     def lasting(self, inputs: Inputs) -> Inputs:
-        return {**inputs, "training": lasting(inputs["training"])}
+        found = {**inputs, "training": lasting(inputs["training"])}
+        if inputs.get("code"):
+            # With that go the bytes of its base, wherever they lie.
+            found["model"] = inputs["model"].without_addresses()
+        return found
 
     def address(self, home: str, inputs: Inputs) -> str:
         return inputs["training"].checkpoint_uri or home

@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from slipstream.artifacts.hugging_face import ADAPTER as WEIGHTS
+from slipstream.artifacts.hugging_face import ADAPTER_CONFIG as CONFIG
 from slipstream.errors import UserError
 from slipstream.models.adapters.network import add_adapters
-from slipstream.models.adapters.peft_files import CONFIG, WEIGHTS, Adapter, peft_files, read_peft
+from slipstream.models.adapters.peft_files import Adapter, StoredAdapter, peft_files, read_peft
 from slipstream.models.config import LoraConfig
 from slipstream.models.transformer import Transformer
 from slipstream.models.transformer_config import to_hugging_face
@@ -28,6 +30,13 @@ def written(directory: Path, lora: LoraConfig = LORA, base: str = "there/base") 
     for name, content in peft_files(Adapter(lora, base, adapters_of(network))).items():
         (directory / name).write_bytes(content)
     return network
+
+
+def tensors_of(adapter: StoredAdapter) -> dict[str, Tensor]:
+    found = {name: torch.empty(stored.shape) for name, stored in adapter.tensors.tensors.items()}
+    for name, tensor in found.items():
+        adapter.tensors.fill(tensor, name, (0, 0))
+    return found
 
 
 def in_transformers(network: Transformer) -> Any:
@@ -74,19 +83,20 @@ def test_we_load_what_peft_saved(lora: LoraConfig, tmp_path: Path) -> None:
         if ".lora_" in name:
             nn.init.normal_(parameter, std=0.2)
     theirs.save_pretrained(tmp_path)
-    adapter = read_peft(tmp_path)
+    adapter = read_peft(str(tmp_path))
     assert adapter.lora == lora
     add_adapters(network, adapter.lora)
-    missing, unexpected = network.load_state_dict(dict(adapter.tensors), strict=False)
+    missing, unexpected = network.load_state_dict(tensors_of(adapter), strict=False)
     assert not unexpected and not [name for name in missing if "lora_" in name]
     assert (network.eval()(tokens()) - logits_of(theirs)).abs().max() < 1e-5
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     network = written(tmp_path, SOME)
-    adapter, expected = read_peft(tmp_path), adapters_of(network)
-    assert (adapter.lora, adapter.base, adapter.tensors.keys()) == (SOME, "there/base", expected.keys())
-    assert all(torch.equal(adapter.tensors[name], tensor) for name, tensor in expected.items())
+    adapter, expected = read_peft(str(tmp_path)), adapters_of(network)
+    found = tensors_of(adapter)
+    assert (adapter.lora, found.keys()) == (SOME, expected.keys())
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 REFUSED = {
@@ -99,10 +109,12 @@ REFUSED = {
     "rank_pattern": {"q_proj": 8},
     "alpha_pattern": {"q_proj": 8},
     "layers_to_transform": [0],
-    "target_modules": ["q_proj", "embed_tokens"],
+    "target_modules": ["q_proj", {}],
     "init_lora_weights": "pissa",
     "lora_bias": True,
     "r": 0,
+    "lora_alpha": True,
+    "lora_dropout": "half",
 }
 
 
@@ -112,8 +124,8 @@ def test_what_is_no_plain_lora_is_refused_in_one_line(name: str, tmp_path: Path)
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps(config | {name: REFUSED[name]}))
     with pytest.raises(UserError) as refused:
-        read_peft(tmp_path)
-    line = f"{tmp_path / CONFIG}: {name}: {REFUSED[name]!r} is not built here; expected "
+        read_peft(str(tmp_path))
+    line = f"model.lora.start: {tmp_path / CONFIG}: {name}: {REFUSED[name]!r} is not built here; expected "
     assert refused.value.message.startswith(line)
 
 
@@ -135,17 +147,18 @@ def damage(directory: Path, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["lost", "thin", "foreign", "target without tensors", "cut"])
 def test_tensors_that_do_not_fit_are_refused_in_one_line(what: str, tmp_path: Path) -> None:
-    written(tmp_path)
-    read_peft(tmp_path)
+    network = written(tmp_path)
+    read_peft(str(tmp_path)).check(LORA, network)
     damage(tmp_path, what)
-    with pytest.raises(UserError, match=r"expected pairs|safetensors") as refused:
-        read_peft(tmp_path)
+    with pytest.raises(UserError, match=r"lacks the tensor|expected \[4, 192\]|holds the tensor|is cut") as refused:
+        read_peft(str(tmp_path)).check(LORA, network)
     assert str(tmp_path / WEIGHTS) in refused.value.message
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_directory_without_a_configuration_is_refused(content: str | None, tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS).touch()
     if content is not None:
         (tmp_path / CONFIG).write_text(content)
-    with pytest.raises(UserError, match=r"cannot be read as JSON|expected a JSON object"):
-        read_peft(tmp_path)
+    with pytest.raises(UserError, match=r"cannot be read as JSON|expected a JSON object|holds no adapter_config"):
+        read_peft(str(tmp_path))

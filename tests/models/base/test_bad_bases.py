@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.base.directory import read_pieces
-from slipstream.models.base.tensors import INDEX, ONE_FILE, Base
+from slipstream.models.base.tensors import Base
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from tests.support.bases import LENGTH, SIGNATURE, VOCABULARY, make_base, some_tokens, theirs
@@ -67,6 +68,16 @@ def moved_end(content: dict[str, Any]) -> None:
     content[last] |= {"data_offsets": [begin, end + 4], "shape": [(end + 4 - begin) // 4]}
 
 
+def overlapping(content: dict[str, Any]) -> None:
+    content["model.embed_tokens.weight"] = dict(content["lm_head.weight"])
+
+
+def with_hole(content: dict[str, Any]) -> None:
+    """Of the size of the first tensor, which is left out."""
+    first = min(content, key=lambda name: content[name]["data_offsets"] if name != "__metadata__" else [1])
+    del content[first]
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -87,13 +98,18 @@ def moved_end(content: dict[str, Any]) -> None:
         (entry(shape=[-32, -1]), "shape or data_offsets of model.norm.weight are no sizes"),
         (entry(shape=[True] * 32), "shape or data_offsets of model.norm.weight are no sizes"),
         (entry(data_offsets=[128, 0]), "model.norm.weight has -128 bytes"),
+        (rewritten_header(overlapping), "begins at byte 0, and the tensor before it ends at 34816"),
+        (
+            rewritten_header(with_hole),
+            "embed_tokens.weight begins at byte 34816, and the tensor before it ends at 0",
+        ),
         (entry(data_offsets=[0, 1, 2]), "shape or data_offsets of model.norm.weight are no sizes"),
         (entry(more=1), "model.norm.weight states no dtype, shape and data_offsets"),
         (rewritten_header(lambda header: header.update(x=3)), "x states no dtype, shape and data_offsets"),
     ],
 )
 def test_a_cut_or_damaged_file(damage: Callable[[bytes], bytes], why: str, whole: Path) -> None:
-    file = whole / ONE_FILE
+    file = whole / WHOLE
     file.write_bytes(damage(file.read_bytes()))
     message = refusal(whole)
     assert message.startswith(f"model.base: {file}: is cut or damaged: ") and why in message
@@ -101,7 +117,7 @@ def test_a_cut_or_damaged_file(damage: Callable[[bytes], bytes], why: str, whole
 
 
 def test_a_header_that_is_too_long_is_not_read(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = whole / ONE_FILE
+    file = whole / WHOLE
     with file.open("r+b") as stream:
         stream.truncate(150_000_000)
         stream.write((120_000_000).to_bytes(8, "little"))
@@ -118,9 +134,9 @@ def test_a_header_that_is_too_long_is_not_read(whole: Path, monkeypatch: pytest.
 
 def changed_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     def rewrite(base: Path) -> None:
-        tensors = load_file(base / ONE_FILE)
+        tensors = load_file(base / WHOLE)
         change(tensors)
-        save_file(tensors, base / ONE_FILE, {"format": "pt"})
+        save_file(tensors, base / WHOLE, {"format": "pt"})
 
     return rewrite
 
@@ -166,7 +182,8 @@ def test_an_output_layer_that_is_not_tied_after_all(row: Any, tmp_path: Path) ->
 
 def test_arguments_that_make_another_model(whole: Path) -> None:
     assert "gate_proj.weight is [48, 32]; expected [64, 32]" in refusal(whole, intermediate_size=64)
-    assert "lacks the tensor model.layers.2." in refusal(whole, num_hidden_layers=3)
+    line = refusal(whole, num_hidden_layers=3)
+    assert "lacks the tensors model.layers.2.…, and 3 layers are asked for; expected at most 2 in num_hid" in line
     assert "holds the tensor model.layers.1." in refusal(whole, num_hidden_layers=1)
     assert "model.arguments.config: none expected beside model.base" in refusal(whole, config="config.json")
 
@@ -203,9 +220,9 @@ def test_parts_that_do_not_agree(in_parts: Path) -> None:
 def test_a_directory_that_holds_none(whole: Path, tmp_path: Path) -> None:
     expected = "expected a directory, here or in a store, with Hugging Face's config.json and safetensors"
     assert refusal(tmp_path / "none") == f"model.base: {tmp_path / 'none'}: no such directory; {expected}"
-    assert refusal(whole / ONE_FILE) == f"model.base: {whole / ONE_FILE}: no such directory; {expected}"
+    assert refusal(whole / WHOLE) == f"model.base: {whole / WHOLE}: no such directory; {expected}"
     assert "no such directory" in refusal(Path("meta-llama/Llama-3.1-8B"))
-    (whole / ONE_FILE).rename(whole / "consolidated.safetensors")
+    (whole / WHOLE).rename(whole / "consolidated.safetensors")
     assert "holds no weights; expected model.safetensors, or parts with model.safetensors.index.json" in refusal(whole)
     (whole / "pytorch_model.bin").write_bytes(b"\x80\x04K\x07.")
     assert "holds pytorch_model.bin, a pickle, which is not opened; expected model.safetensors" in refusal(whole)
@@ -231,6 +248,7 @@ def test_a_directory_that_holds_none(whole: Path, tmp_path: Path) -> None:
         ({"sliding_window": "wide"}, "config.json: is no config.json of Hugging Face's: '<' not supported between"),
         ({"rope_parameters": 3}, "config.json: is no config.json of Hugging Face's: 'int' object is not iterable"),
         ({"vocab_size": 300}, f"has 300 token ids, and this data {VOCABULARY}; expected data that was prepared with"),
+        ({"num_hidden_layers": 2000}, "lacks the tensors model.layers.2.…, and 2000 layers are asked for; expected"),
         ({"hidden_size": "32"}, 'config.json: hidden_size: "32" is not allowed; expected an integer'),
     ],
 )
@@ -248,11 +266,11 @@ def test_data_that_is_no_tokens(whole: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_read(whole: Path) -> None:
     base = Base.open(str(whole))
-    content = (whole / ONE_FILE).read_bytes()
-    (whole / ONE_FILE).write_bytes(content + b"\0")
+    content = (whole / WHOLE).read_bytes()
+    (whole / WHOLE).write_bytes(content + b"\0")
     part = torch.empty(32, 32)
     with pytest.raises(UserError, match=r"model\.safetensors: was replaced while it was read"):
         base.fill(part, PROJECTION, (0, 0))
-    (whole / ONE_FILE).unlink()
+    (whole / WHOLE).unlink()
     with pytest.raises(UserError, match=r"model\.safetensors: no such file"):
         base.fill(part, PROJECTION, (0, 0))

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slipstream.artifacts.hugging_face import WHOLE
 from slipstream.errors import UserError
 from slipstream.models.base import tensors as module
 from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.models.base.fingerprint import fingerprint_base
-from slipstream.models.base.tensors import ONE_FILE, Base
+from slipstream.models.base.tensors import Base
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.storage import StorageUnavailable, retry, storage_for
@@ -42,7 +43,7 @@ def write(directory: Path) -> dict[str, torch.Tensor]:
     stored = {f"{name}.{kind}": x.to(t) for kind, t in types.items() for name, x in (("m", matrix), ("v", vector))}
     directory.mkdir(parents=True)
     (directory / "config.json").write_text("{}")
-    save_file(stored, directory / ONE_FILE)
+    save_file(stored, directory / WHOLE)
     return stored
 
 
@@ -138,7 +139,7 @@ def test_a_store_that_stays_away_or_writes_anew(
     store.inject("GET", "503", "503", "503")
     with pytest.raises(StorageUnavailable):
         base.fill(part, "m.f32", (0, 0))
-    storage_for(remote.base).put(ONE_FILE, (tmp_path / "base" / ONE_FILE).read_bytes()[::-1])
+    storage_for(remote.base).put(WHOLE, (tmp_path / "base" / WHOLE).read_bytes()[::-1])
     with pytest.raises(UserError, match=r"base/model\.safetensors: was replaced while it was read"):
         base.fill(part, "m.f32", (0, 0))
     with pytest.raises(UserError, match=r"model\.base: s3://.*/base/model\.safetensors: is cut or damaged"):
@@ -176,6 +177,6 @@ def test_a_base_is_read_once_for_its_digest(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("slipstream.models.base.fingerprint.read_pieces", lambda *_: pytest.fail("read again"))
     assert fingerprint_base(str(base)) == first
     monkeypatch.undo()
-    tensors = load_file(base / ONE_FILE)
-    save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"] + 1}, base / ONE_FILE)
+    tensors = load_file(base / WHOLE)
+    save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"] + 1}, base / WHOLE)
     assert fingerprint_base(str(base)) != first

@@ -1,0 +1,104 @@
+"""A training that begins with an adapter in peft's files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from slipstream.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.models.adapters.peft_files import Adapter, peft_files
+from slipstream.models.base.fingerprint import fingerprint_base, fingerprint_origin
+from slipstream.models.base.shape import shaped_for
+from slipstream.models.config import LoraConfig, ModelConfig
+from slipstream.models.factory import build, initial_values
+from slipstream.settings import to_dict
+from tasks.config import sections_of
+from tests.support.adapters import adapters_of, draw_adapters
+from tests.support.bases import SIGNATURE, make_base, some_tokens
+
+LORA = LoraConfig(rank=4, alpha=6.0, targets=["v_proj", "down_proj"])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelConfig:
+    """Of a base and of an adapter for it, both beside each other."""
+    base = str(make_base(tmp_path / "base", tokenizer=False))
+    network = build(ModelConfig(base=base, lora=LORA), SIGNATURE, 0).network
+    draw_adapters(network)
+    (tmp_path / "adapter").mkdir()
+    for name, content in peft_files(Adapter(LORA, base, adapters_of(network))).items():
+        (tmp_path / "adapter" / name).write_bytes(content)
+    return ModelConfig(base=base, lora=replace(LORA, start=str(tmp_path / "adapter")))
+
+
+def test_it_begins_with_pefts_logits(model: ModelConfig) -> None:
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.base), model.lora.start).eval()
+    ours, tokens = build(model, SIGNATURE, 0).eval(), some_tokens()
+    with torch.no_grad():
+        assert (ours(tokens) - theirs(tokens).logits).abs().max() < 1e-5
+        drawn = build(replace(model, lora=LORA), SIGNATURE, 0).eval()
+        assert (ours(tokens) - drawn(tokens)).abs().max() > 0.01
+
+
+def test_a_device_reads_the_part_that_it_holds(model: ModelConfig) -> None:
+    shaped = shaped_for(model, SIGNATURE)
+    network = build(shaped, SIGNATURE, 0, empty=True).network
+    values = initial_values(shaped, network, 0)
+    for name, whole in adapters_of(build(model, SIGNATURE, 0).network).items():
+        part = torch.empty(2, whole.shape[1])
+        values.fill(part, name, whole.shape, (1, 0))
+        assert torch.equal(part, whole[1:3])
+
+
+def test_other_bytes_are_another_identity_and_the_place_is_none(model: ModelConfig, tmp_path: Path) -> None:
+    def digests() -> tuple[str, str]:
+        return fingerprint_origin(model), sections_of(RunConfig.from_dict({"model": to_dict(model)})).model_code
+
+    before = digests()
+    assert before[0] == before[1] != fingerprint_base(model.base) == before[0].partition(" ")[0]
+    for name in (ADAPTER, ADAPTER_CONFIG):
+        file = Path(model.lora.start, name)
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert digests()[0] == digests()[1] != before[0]
+        file.write_bytes(content)
+    Path(model.lora.start).rename(tmp_path / "moved")
+    moved = replace(model, lora=replace(model.lora, start=str(tmp_path / "moved")))
+    assert fingerprint_origin(moved) == before[0] and moved.without_addresses() == model.without_addresses()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rank": 2}, "adapter_config.json: its rank is 4; expected 2, as in model.lora.rank"),
+        ({"alpha": 8.0}, "adapter_config.json: its alpha is 6.0; expected 8.0, as in model.lora.alpha"),
+        ({"targets": ["v_proj"]}, "expected ['v_proj'], as in model.lora.targets"),
+        ({"start": "nowhere"}, "model.lora.start: nowhere: no such directory"),
+    ],
+)
+def test_settings_that_differ_are_refused_in_one_line(changes: dict[str, Any], why: str, model: ModelConfig) -> None:
+    other = shaped_for(replace(model, lora=replace(model.lora, **changes)), SIGNATURE)
+    network = build(other, SIGNATURE, 0, empty=True).network
+    with pytest.raises(UserError) as refused:
+        initial_values(other, network, 0)
+    assert refused.value.message.startswith("model.lora.start: ") and why in refused.value.message
+
+
+def test_an_adapter_of_another_base_is_refused(model: ModelConfig, tmp_path: Path) -> None:
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"intermediate_size": 64}, "expected [4, 64]"),
+        ({"num_hidden_layers": 3}, "lacks the tens"),
+    )
+    for changes, why in cases:
+        base = make_base(tmp_path / why[:5], tokenizer=False, **changes)
+        with pytest.raises(UserError, match=r"^model\.lora\.start: .*adapter_model\.safetensors: ") as refused:
+            build(replace(model, base=str(base)), SIGNATURE, 0)
+        assert why in refused.value.message
