@@ -54,6 +54,10 @@ class Sections(NamedTuple):
 @map_errors
 def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
     """The configuration of fine-tuning the model at ``base``: on text, with its tokenizer unless another is set."""
+    if not base:
+        raise UserError("--base: is empty; expected a directory, here or in a store, with the model to fine-tune")
+    if config.model.base not in ("", base):
+        raise UserError(f"model.base: {config.model.base} is not allowed beside --base {base}; expected one of them")
     tokenizer = base if config.data.tokenizer == DataConfig().tokenizer else config.data.tokenizer
     data = replace(config.data, task="language", tokenizer=tokenizer)
     return replace(config, data=data, model=replace(config.model, base=base))
@@ -76,6 +80,11 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
     from slipstream.models.factory_code import fingerprint_model
 
     config.model.check_base()
+    if config.model.base and config.data.task == "language":
+        # Half a second, which others need not spend.
+        from slipstream.train.checks import check_base
+
+        check_base(config.model, config.for_training(), config.data)
     config = replace(config, collectives=with_lasting_history(config.collectives))
     placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
     if placement.processes:  # else as many as the machine has

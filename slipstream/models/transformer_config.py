@@ -140,7 +140,8 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
     }
     for name, refused in refusals.items():
         if refused:
-            raise UserError(f"config.json: {name}: {data.get(name)!r} is not allowed; expected {expected[name]}")
+            given = kind if name == "rope_scaling" else data.get(name)
+            raise UserError(f"config.json: {name}: {given!r} is not allowed; expected {expected[name]}")
     data["rope_scaling"] = {"rope_type": kind, **scaling} if kind == "llama3" else {}
     settings_names = {one.name for one in fields(TransformerConfig)}
     return {name: value for name, value in data.items() if name in settings_names and value is not None}

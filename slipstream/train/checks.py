@@ -13,17 +13,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import backend_of
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.models.arithmetic import precision_of
-from slipstream.models.base.shape import shaped_for
+from slipstream.models.base.shape import shaped_for, with_base_shape
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, initial_values
 from slipstream.models.plan import blocks_of, plan_of
+from slipstream.source.config import DataConfig
 from slipstream.telemetry.preflight import memory_of_gpu, refuse_if_too_small
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
@@ -64,6 +65,25 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
             recompute_blocks(predictor.network)
         if training.parallel.uses_fsdp(replicas * shards):
             check_parameters(predictor.network)
+
+
+def check_base(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> None:
+    """Raise ``UserError`` if a base cannot be trained so on text, which need not be prepared yet: by its
+    ``config.json``, the headers of its weights and the settings. Raises ``StorageUnavailable`` of one in a store."""
+    signature = rows_of_text(data, model)
+    shaped = shaped_for(model, signature)
+    predictor = build(shaped, signature, training.seed, empty=True)
+    initial_values(shaped, predictor.network, training.seed)
+    enough = training.parallel.pipeline * training.parallel.stages_per_rank  # how many there are is known of data alone
+    check_plan(training.parallel, plan_of(predictor.network), enough, adapted=predictor.adapted)
+
+
+def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
+    """The signature of documents that are to be prepared, with as many token ids as their tokenizer may have, or as the
+    base of the model has."""
+    tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
+    vocabulary = with_base_shape(model, config.length).arguments["vocab_size"] if model.base else config.vocabulary
+    return Signature((tokens,), "next token", "next token", buckets=vocabulary, document_end=end)
 
 
 def traits_of(predictor: Predictor, device: torch.device) -> Traits:

@@ -40,6 +40,8 @@ TUNED = {
     "collectives": NETWORK,
 }
 
+ADAPTERS = {"lora": {"rank": 4}}
+
 
 def test_the_example_is_a_configuration() -> None:
     found = RunConfig.from_json(json.dumps(yaml.safe_load((ROOT / "examples/fine_tuning.yaml").read_text())))
@@ -117,7 +119,14 @@ def trained_bytes(directory: Path) -> int:
         ("nowhere", {}, "model.base: nowhere: no such directory; expected a directory, here or in a store"),
         ("base", {"model": {"quantise": "nf4"}}, 'model.quantise: "nf4" is not allowed; expected none, or a'),
         ("base", {"data": {"length": 512}}, "has positions for 64 tokens, and a row has 512"),
-        ("base", {"model": {"lora": {"rank": 4}, "quantise": "nf4"}}, "which are no whole blocks of 64"),
+        ("base", {"model": {**ADAPTERS, "quantise": "nf4"}}, "which are no whole blocks of 64"),
+        ("base", {"model": {"base": "other"}}, "model.base: other is not allowed beside --base base"),
+        (
+            "base",
+            {"model": {"lora": {"rank": 4}}, "training": {"parallel": {"tensor": 2}}},
+            "1 expected with model.lora",
+        ),
+        ("", {}, "--base: is empty; expected a directory"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -129,6 +138,7 @@ def test_what_cannot_be_is_one_line(
     result = pyflyte_run("--base", base, "--data", "stories", "--config", config, workflow="fine_tune")
     assert result.returncode == 1
     assert expected in " ".join(one_message(result.stdout).split()), result.stdout
+    assert not (tmp_path / ".slipstream/prepare").exists(), "before the work begins"
     assert not (tmp_path / "runs").exists()
 
 

@@ -18,8 +18,8 @@ from slipstream.machine.gpus import visible_gpus
 from slipstream.models.base.shape import shaped_for, with_base_shape
 from slipstream.models.config import ModelConfig
 from slipstream.models.transformer import read_config
-from slipstream.source.config import DataConfig
 from slipstream.text_table import aligned, size
+from slipstream.train.checks import rows_of_text
 from slipstream.train.memory.choices import Job, Traced, choices, trace_all
 from slipstream.train.memory.processes import Untraced
 from slipstream.train.memory.remedies import USABLE, cheapest, remedies, settings
@@ -102,14 +102,6 @@ def main(  # noqa: PLR0913 - an argument for each option
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)
-
-
-def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
-    """The signature of documents that are to be prepared, with as many token ids as their tokenizer may have, or as the
-    base of the model has."""
-    tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
-    vocabulary = with_base_shape(model, config.length).arguments["vocab_size"] if model.base else config.vocabulary
-    return Signature((tokens,), "next token", "next token", buckets=vocabulary, document_end=end)
 
 
 def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
