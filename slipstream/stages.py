@@ -79,7 +79,7 @@ STAGES = {
         Stage(
             "export",
             ("slipstream.export.engine",),
-            (*JUDGED, "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "pyarrow"),
+            (*JUDGED, "jinja2", "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "pyarrow", "tokenizers"),
             measured=True,
         ),
         Stage("promote"),
