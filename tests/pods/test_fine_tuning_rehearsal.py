@@ -44,18 +44,11 @@ def spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
         yield place
 
 
-def stored(place: Rehearsal, directory: Path, prefix: str) -> str:
-    for path in directory.rglob("*"):
-        if path.is_file():
-            place.bucket.write(f"{prefix}/{path.relative_to(directory).as_posix()}", path.read_bytes())
-    return place.bucket.uri(prefix)
-
-
 @pytest.mark.prove
 def test_kills_change_nothing_in_the_adapters(spot: Rehearsal, tmp_path: Path) -> None:
     inputs = {
-        "base": literal(stored(spot, make_base(tmp_path / "base", max_shard_size="40KB"), "base")),
-        "data": literal(stored(spot, write_stories(tmp_path / "stories", 90), "stories")),
+        "base": literal(spot.bucket.upload(make_base(tmp_path / "base", max_shard_size="40KB"), "base")),
+        "data": literal(spot.bucket.upload(write_stories(tmp_path / "stories", 90), "stories")),
         "config": literal(CONFIG),
     }
     acts = Acts(spot, inputs, print, workflow=WORKFLOW)

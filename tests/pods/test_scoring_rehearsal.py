@@ -29,21 +29,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
         yield made
 
 
-def stored(rehearsed: Rehearsal, directory: Path, prefix: str) -> str:
-    for path in directory.rglob("*"):
-        if path.is_file():
-            rehearsed.bucket.write(f"{prefix}/{path.relative_to(directory).as_posix()}", path.read_bytes())
-    return rehearsed.bucket.uri(prefix)
-
-
 @pytest.mark.prove
 def test_pods_that_are_lost_publish_one_table_with_the_bytes_of_one_process(here: Rehearsal, tmp_path: Path) -> None:
     registry = registry_with_model(tmp_path / "made")
     data = large_files(tmp_path / "data")
     alone = in_shares(registry, data, tmp_path / "alone", 1)
     inputs = {
-        "registry": literal(stored(here, tmp_path / "made/registry", "registry")),
-        "data": literal(stored(here, data, "data")),
+        "registry": literal(here.bucket.upload(tmp_path / "made/registry", "registry")),
+        "data": literal(here.bucket.upload(data, "data")),
         "model": literal(""),
         "config": literal(RunConfig(scoring=KEEP)),
     }

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,12 +35,16 @@ LORA = LoraConfig(rank=3, alpha=6.0)
 ROWS, SEED = 7, 5
 
 
+#: How frozen weights are held.
+Held = Literal["none", "nf4"]
+
+
 @dataclass(frozen=True)
 class Case:
     """A layout, and what is computed under it: ``double`` is float64 all through."""
 
     base: Path
-    quantise: str = "none"
+    quantise: Held = "none"
     parallel: dict[str, Any] = field(default_factory=dict)
     accumulation: int = 2
     precision: str = "fp32"
@@ -51,7 +55,7 @@ class Case:
 
     @property
     def model(self) -> ModelConfig:
-        return ModelConfig(base=str(self.base), lora=LORA, quantise=self.quantise)  # type: ignore[arg-type]
+        return ModelConfig(base=str(self.base), lora=LORA, quantise=self.quantise)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.models.config import ModelConfig
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
+from tests.support.forked import may_have_children
 from tests.support.processes import FORK, free_port
 
 ATTEMPT_S = 90
@@ -110,8 +111,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
-    # Ranks of tests are daemons, which may have no children; those of torch's agents are none, and trace in some.
-    multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    may_have_children()
     short = timedelta(seconds=job.patience_s)
     engine.process_group = functools.partial(engine.process_group, timeout=short)
     engine.Checkpoints = functools.partial(Checkpoints, timeout=short)  # type: ignore[misc,assignment]

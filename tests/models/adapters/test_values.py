@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -55,9 +56,9 @@ def test_parts_are_those_of_the_whole_and_every_row_is_read_once(places: int, mo
 
 
 @pytest.mark.parametrize("quantised", ["none", "nf4"])
-def test_of_a_base_every_byte_is_read_once(quantised: str, tmp_path: Path) -> None:
+def test_of_a_base_every_byte_is_read_once(quantised: Literal["none", "nf4"], tmp_path: Path) -> None:
     directory = make_base(tmp_path / "base", dtype=torch.bfloat16, **SIZES)
-    config = ModelConfig(base=str(directory), lora=LORA, quantise=quantised)  # type: ignore[arg-type]
+    config = ModelConfig(base=str(directory), lora=LORA, quantise=quantised)
     model = build(config, SIGNATURE, 0, empty=True).network
     base = Base.open(str(directory))
     base.check(model, tied=False)

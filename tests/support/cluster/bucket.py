@@ -66,6 +66,13 @@ class Bucket:
                 return None
             raise
 
+    def upload(self, directory: Path, prefix: str) -> str:
+        """Store all files below ``directory``; returns their address."""
+        for path in directory.rglob("*"):
+            if path.is_file():
+                self.write(f"{prefix}/{path.relative_to(directory).as_posix()}", path.read_bytes())
+        return self.uri(prefix)
+
     def download(self, uri: str, into: Path) -> Path:
         prefix = self.key_of(uri)
         for key in self.keys(prefix):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from slipstream.train.memory.tracker import KINDS
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import check_plan
 from slipstream.train.setup import TrainingRequest
+from tests.support.forked import may_have_children
 from tests.support.tokens import LENGTH, SIZES, token_data
 from tests.support.training import log, rank_body, refusal, table_of_numbers, trained
 
@@ -48,8 +48,7 @@ def job(**changed: Any) -> Job:
 def body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
     memory = int(environment.pop(MEMORY))
     decision.device_memory = lambda group: memory
-    # Ranks of tests are daemons, which may have no children; those of torch's agents are none.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    may_have_children()
     rank_body(rank, world, port, settings, environment)
 
 

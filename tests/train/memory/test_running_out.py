@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import shutil
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.memory import automatic, running_out
 from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.parallel.config import ParallelConfig
+from tests.support.forked import may_have_children
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
 from tests.support.tokens import SIZES, token_data
 from tests.support.training import log, rank_body, refusal, started, table_of_numbers, trained
@@ -90,8 +90,7 @@ def out_of_memory(rank: int, world: int, port: int, settings: dict[str, Any], en
         return real(*arguments)
 
     vars(train_loop)["train_step"] = train_step
-    # Ranks of tests are daemons, which may have no children; those of torch's agents are none.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    may_have_children()
     rank_body(rank, world, port, settings, environment)
 
 

@@ -14,7 +14,7 @@ from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.factory import build
 from slipstream.train.parallel.divide import JoinedParts
 from slipstream.train.parallel.pipeline import cut_stage
-from tests.support.adapted_runs import SIGNATURE, SIZES, Case, alone, distance, each_in_turn, kept_between_passes
+from tests.support.adapted_runs import SIGNATURE, SIZES, Case, Held, alone, distance, each_in_turn, kept_between_passes
 from tests.support.bases import make_base
 from tests.support.layout_runs import on_ranks
 
@@ -25,7 +25,7 @@ INTERLEAVED = {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}
 #: As FSDP2 gathers weights, and autocast computes.
 ROUGH: dict[str, Any] = {"precision": "bf16", "recompute": True}
 #: Of quantise, layout and what else.
-Short = tuple[str, dict[str, Any], dict[str, Any]]
+Short = tuple[Held, dict[str, Any], dict[str, Any]]
 QUICK: list[Short] = [
     ("nf4", DDP, {}),
     ("nf4", FSDP, {}),
@@ -55,7 +55,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def expected(base: Path, quantise: str, precision: str = "fp32") -> dict[str, Tensor]:
+def expected(base: Path, quantise: Held, precision: str = "fp32") -> dict[str, Tensor]:
     return alone(Case(base, quantise, precision=precision))
 
 
@@ -73,7 +73,7 @@ def test_gradients_are_those_of_one_process(world: int, cases: list[Short], base
 
 
 @pytest.mark.parametrize("quantise", ["none", "nf4"])
-def test_that_frozen_weights_are_held_in_bf16_changes_nothing_in_bf16(quantise: str, base: Path) -> None:
+def test_that_frozen_weights_are_held_in_bf16_changes_nothing_in_bf16(quantise: Held, base: Path) -> None:
     held, not_held = (alone(Case(base, quantise, precision="bf16", held=each)) for each in (True, False))
     assert held.keys() == not_held.keys() and all(torch.equal(held[name], not_held[name]) for name in held)
     assert held != {} and distance(held, expected(base, quantise)) > 1e-4
