@@ -147,7 +147,8 @@ class Template:
         """Compile it as transformers does, without clock and chance."""
         from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template
 
-        self.compiled, self.with_aliases = _compile_jinja_template(self.source), _alias_reasoning_fields
+        self.compiled = _compile_jinja_template(self.source)
+        self.with_aliases: Callable[[Any], Sequence[Message]] = _alias_reasoning_fields
         environment = self.compiled.environment
         environment.globals["strftime_now"] = self.strftime_now
         # Both are looked up while a template is rendered, also by name, as in map("random").

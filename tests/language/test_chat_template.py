@@ -189,7 +189,9 @@ class TestLimits:
 
     def test_a_printed_address_is_refused_unless_it_is_the_users(self) -> None:
         template = ChatTemplate(
-            "{% for m in messages %}{{ m.content|map('upper') if loop.index == 2 else m.content }}{% endfor %}", {}
+            "{% for m in messages %}{{ m.content|map('upper') if loop.index == 2 else m.content }}{% endfor %}",
+            {},
+            DATE,
         )
         with pytest.raises(TemplateStopped, match="prints the address of an object"):
             list(template.render([messages(TALKS[0])]))
@@ -258,13 +260,13 @@ class TestTheProcess:
         process._connection.close()
         worker.wait(20)
 
-    def test_it_ends_with_its_parent_and_loads_no_torch(self, tmp_path: Path) -> None:
+    def test_it_ends_with_its_parent_and_loads_no_torch(self) -> None:
         code = (
             "import sys, time\n"
             "from slipstream.language.chat_template import ChatTemplate, OWN_TEMPLATE\n"
             "from slipstream.language.template_process import template_process\n"
             "assert not {'transformers', 'torch', 'jinja2'} & set(sys.modules)\n"
-            "ChatTemplate(OWN_TEMPLATE, {}, DATE)\n"
+            "ChatTemplate(OWN_TEMPLATE, {}, '2024-07-26')\n"
             "assert not {'transformers', 'torch', 'jinja2'} & set(sys.modules)\n"
             "print(template_process()._process.pid, flush=True)\n"
             "time.sleep(600)\n"
