@@ -116,29 +116,36 @@ class TemplateProcess:
         try:
             self._receive(SECONDS_TO_START)
         except TemplateFailed as error:
+            self.stop()
             raise UserError(
-                f"data.tokenizer: a chat template needs the library transformers, which {error}; expected it installed "
-                "as constraints.txt has it; pip install 'slipstream[text]'"
+                f"data.tokenizer: a chat template needs the library transformers, whose import {error}; expected its "
+                "version of constraints.txt; pip install 'slipstream[text]'"
             ) from None
 
     def _receive(self, seconds: float) -> Any:
+        """Return the next reply's result. Kills the process unless it can go on."""
+        try:
+            state, found = self._reply(seconds)
+            if state == STOPPED:
+                raise TemplateStopped(found)
+        except BaseException:  # after an interrupt, too, a later request must not get this reply
+            self.stop()
+            raise
+        if state == FAILED:
+            raise TemplateFailed(found)
+        return found
+
+    def _reply(self, seconds: float) -> tuple[str, Any]:
         connection, process = self._connection, self._process
         assert connection is not None
         try:
             if not connection.poll(seconds):
-                self.stop()
                 raise TemplateStopped(f"needed more than {seconds:.0f} s")
             state, found = json.loads(connection.recv_bytes(LONGEST_REPLY))
         except (EOFError, OSError):
             process.join(1)
-            self.stop()
             raise TemplateStopped(f"ended its process (exit code {process.exitcode})") from None
-        if state == FAILED:
-            raise TemplateFailed(found)
-        if state == STOPPED:
-            self.stop()
-            raise TemplateStopped(found)
-        return found
+        return state, found
 
 
 def rendered_of(found: list[Any] | str) -> Rendered | str:

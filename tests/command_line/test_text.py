@@ -96,5 +96,7 @@ def test_a_template_that_takes_all_memory_is_one_line(pyflyte_run: Run, tmp_path
     result = pyflyte_run("--data", "asked.jsonl", "--config", config)
     assert result.returncode == 1
     message = " ".join(one_message(result.stdout).split())
-    assert "asked.jsonl, line 32: the chat template of data.tokenizer 'own' needed more than 512 MiB of memory" in message
+    assert (
+        "asked.jsonl, line 32: the chat template of data.tokenizer 'own' needed more than 512 MiB of memory" in message
+    )
     assert not (tmp_path / "runs").exists()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,35 @@ class TestTheProcess:
         process._process.kill()
         with pytest.raises(TemplateStopped, match=r"ended its process \(exit code -9\)"):
             process._receive(10)
+        assert process._process is None
+
+    def test_an_interrupted_request_leaves_no_reply_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        template = ChatTemplate(OWN_TEMPLATE, {}, DATE)
+
+        def interrupt(_: float) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+            interrupted.setattr(template_process()._connection, "poll", interrupt)
+            list(template.render([messages(TALKS[0])]))
+        (found,) = template.render([messages(TALKS[2])])
+        assert isinstance(found, Rendered) and "I begin" in found.text
+
+    def test_every_thread_has_its_own(self) -> None:
+        def rendered(mark: str) -> list[str]:
+            template = ChatTemplate(mark + SHOWN, {}, DATE)
+            found = [one for _ in range(20) for one in template.render([messages(TALKS[0])] * 5)]
+            return [one.text if isinstance(one, Rendered) else str(one) for one in found]
+
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(rendered, "<>")) == [[f"{mark} one & two |<three>|"] * 100 for mark in "<>"]
+
+    def test_without_transformers_there_is_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "transformers.py").write_text("raise ImportError('nothing here')")
+        monkeypatch.syspath_prepend(tmp_path)
+        process = TemplateProcess()
+        with pytest.raises(UserError, match=r"fails: ImportError: nothing here; .* pip install 'slipstream\[text\]'"):
+            process.compile({"source": "", "tokens": {}, "date": DATE, "answers": "assistant"})
         assert process._process is None
 
     def test_it_ends_with_the_connection(self) -> None:

@@ -32,8 +32,8 @@ from slipstream.source.quarantine import BadRow
 
 #: Of the documents that are kept whole beside the rows; another one than that of the splits.
 SAMPLE_SEED = np.uint64(0x5EED)
-#: Characters of conversations that the template renders at a time.
-AT_ONCE = 1 << 18
+#: Conversations, and characters of them, that the template renders at a time.
+AT_ONCE, CHARACTERS_AT_ONCE = 256, 1 << 18
 SPOOL = pa.schema(
     [
         ("name", pa.string()),
@@ -183,7 +183,7 @@ def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) ->
             bad.append(bad_row(record, job.piece.shape, error))
             continue
         characters += len(batch[-1].content)
-        if characters >= AT_ONCE:
+        if len(batch) >= AT_ONCE or characters >= CHARACTERS_AT_ONCE:
             yield from rendered(job, template, batch, bad)
             batch, characters = [], 0
     yield from rendered(job, template, batch, bad)
