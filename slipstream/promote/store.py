@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import click
+from pydantic import Field
 
 from slipstream.artifacts.format import MANIFEST, DamagedArtifact
 from slipstream.artifacts.records import from_json, to_json
@@ -34,12 +36,15 @@ POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
 
 @dataclass(frozen=True)
 class Pointer:
-    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when. ``run`` makes the
-    bytes of each run's its own, so that a store can tell whose it took."""
+    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when.
+
+    The version becomes part of a path. ``run`` makes the bytes of each run's its own, so that a store can tell whose it
+    took.
+    """
 
     number: int
-    version: str
-    manifest: str
+    version: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    manifest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     why: str
     at: str
     run: str

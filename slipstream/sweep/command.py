@@ -8,7 +8,7 @@ from slipstream.errors import UserError
 from slipstream.one_line import one_line
 from slipstream.sweep.progress import in_words
 from slipstream.sweep.records import Trial
-from slipstream.sweep.space import words
+from slipstream.sweep.space import untyped_parameters, words
 from slipstream.sweep.store import SweepStore, best_of
 from slipstream.text_table import age, aligned
 
@@ -26,10 +26,10 @@ def main(store: str) -> None:
 
     Example: slipstream sweep .slipstream/sweeps/623239eeadbcb57d1083f48e6359a9a7
     """
-    swept = SweepStore(store)
-    if swept.identity() is None:
+    identity = SweepStore(store, ()).identity()
+    if identity is None:
         raise UserError(f"{store}: holds no sweep; expected the store of one, which its report and its log name")
-    trials = swept.trials()
+    trials = SweepStore(store, untyped_parameters(identity.space)).trials()
     best = best_of(trials)
     if trials:
         left = ("trial", "settings", "how it went")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slipstream.artifacts.format import canonical_json
 from slipstream.errors import UserError
 from slipstream.export.check import check
 from slipstream.promote.engine import judge
@@ -73,6 +74,18 @@ def test_a_promotion_under_the_number_of_another_is_named(served: Registry) -> N
 
 def test_a_pointer_that_is_none_is_named(models: Models, served: Registry) -> None:
     Path(served.uri, "promoted", "00000002.json").write_text("{}")
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+        served.promoted()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"version": "../../outside"}, {"version": ""}, {"manifest": "x"}, {"version": "0123456789abcdef\n"}]
+)
+def test_a_pointer_leads_nowhere_but_to_a_version(served: Registry, changed: dict[str, str]) -> None:
+    pointer = served.promoted()
+    assert pointer is not None
+    forged = canonical_json({**vars(pointer), "number": 2, **changed})
+    Path(served.uri, "promoted", "00000002.json").write_bytes(forged)
     with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
         served.promoted()
 
