@@ -29,6 +29,7 @@ from slipstream.export.check import SIGNATURE, BadPackage, check_files
 from slipstream.export.package.sign import sign
 from slipstream.storage import AlreadyThere, Storage, cannot_write, path_below, storage_for
 from slipstream.storage.local import LocalStorage
+from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"
 POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
@@ -178,7 +179,7 @@ def main(registry: str, fetch: Path | None) -> None:
     if not history:
         raise UserError(f"{registry}: no model was promoted yet; expected a registry that train_and_promote has filled")
     for pointer in history:
-        click.echo(f"{pointer.number:>4}  {pointer.at}  {pointer.version}  {pointer.why}")
+        click.echo(numbered(pointer.number, (pointer.at, pointer.version, pointer.why)))
     if fetch:
         if fetch.exists():
             raise UserError(f"--fetch: {fetch} is there already; expected a directory that is not")

@@ -90,6 +90,16 @@ def test_a_pointer_leads_nowhere_but_to_a_version(served: Registry, changed: dic
         served.promoted()
 
 
+def test_a_record_forges_no_line_of_the_list(served: Registry) -> None:
+    pointer = served.promoted()
+    assert pointer is not None
+    forged = canonical_json({**vars(pointer), "number": 2, "why": "better\n   3  today  0123\x1b[2J", "at": "now\n"})
+    Path(served.uri, "promoted", "00000002.json").write_bytes(forged)
+    lines = CliRunner().invoke(main, [served.uri]).output.splitlines()
+    assert len(lines) == 2 and all(line.isprintable() for line in lines)
+    assert lines[1].endswith(r"better 3 today 0123\x1b[2J")
+
+
 def test_the_command_lists_and_fetches(models: Models, served: Registry, tmp_path: Path) -> None:
     ran = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "out" / "model")])
     assert ran.exit_code == 0, ran.output
