@@ -15,8 +15,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 #: Opening a pipe does not wait for its writer, and a terminal does not become that of the process.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
@@ -32,7 +32,7 @@ class RefusedFile(Exception):
     """A file that is not opened, or not read to its end; the message names it."""
 
 
-def open_untrusted(directory: Path, name: str) -> BinaryIO:
+def open_untrusted(directory: Path, name: str) -> BufferedReader:
     """Open the regular file ``name`` of an untrusted directory for reading.
 
     A symbolic link is followed to a regular file inside of the directory, and from a snapshot in Hugging Face's cache

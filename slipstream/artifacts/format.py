@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -236,7 +237,7 @@ class Artifact:
         the name leads out of the directory."""
         return self.directory / check_name(name, self.directory, DamagedArtifact)
 
-    def open_file(self, name: str) -> BinaryIO:
+    def open_file(self, name: str) -> BufferedReader:
         """Open a file for reading, as :func:`open_file`."""
         return open_file(self.directory, name)
 
@@ -291,7 +292,7 @@ class Artifact:
         return self
 
 
-def open_file(directory: Path, name: str) -> BinaryIO:
+def open_file(directory: Path, name: str) -> BufferedReader:
     """Open the file ``name`` of an artifact for reading. Raises ``DamagedArtifact`` if it is missing, or leads out of
     the artifact's ``directory`` by its name or by a symbolic link."""
     check_name(name, directory, DamagedArtifact)

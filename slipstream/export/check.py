@@ -15,8 +15,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def read_file(directory: Path, name: str) -> bytes:
         return read_untrusted(directory, name, LONGEST_JSON)
 
 
-def open_file(directory: Path, name: str) -> BinaryIO:
+def open_file(directory: Path, name: str) -> BufferedReader:
     """Open a file for reading. Raises ``BadPackage`` for a symbolic link and for everything but a regular file."""
     with refused_is_bad(directory / name):
         return open_untrusted(directory, name)
