@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": BASE | {"logs", "stages", "storage", "distributed", "untrusted_files"},
     "source": BASE | {"logs", "artifacts", "storage"},
     "language": BASE | {"artifacts", "storage"},
-    "models": BASE | {"logs", "artifacts", "storage", "untrusted_files"},
+    "models": BASE | {"logs", "artifacts", "storage"},
     "comparison": BASE | {"artifacts", "models"},
     "telemetry": BASE | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
