@@ -12,11 +12,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, link_or_copy
+from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
 from slipstream.artifacts.resume import ResumableScratch, resumable_scratch
 from slipstream.artifacts.typed_values import decode, encode
 from slipstream.distributed.pool import Workers
 from slipstream.storage.names import fault
+from slipstream.untrusted_files import link_or_copy
 
 KIND = "prepare.part"
 VALUE = "value.safetensors"
@@ -31,7 +32,7 @@ def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> 
     ``directory``; returns it. What lies in the directory already belongs to the artifact."""
     writer = ArtifactWriter(directory)
     for file in files:
-        link_or_copy(file, directory / file.name)
+        link_or_copy(file.parent, file.name, directory / file.name)
     if value is not None:
         writer.write_bytes(VALUE, encode(value, type(value)))
     return writer.finish(KIND, {}).directory
@@ -49,7 +50,8 @@ def read(directory: Path, kind: type[T]) -> T:
     path = artifact.path(VALUE)
     if VALUE not in artifact.files:
         raise DamagedArtifact(f"{path}: missing; expected a {kind.__name__}")
-    data = path.read_bytes()
+    with artifact.open_file(VALUE) as file:
+        data = file.read(artifact.files[VALUE].size)
     if hashlib.sha256(data).hexdigest() != artifact.files[VALUE].sha256:
         raise DamagedArtifact(f"{path}: its SHA-256 is not the manifest's")
     value: T = decode(data, kind, path)

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,12 +24,15 @@ import xxhash
 
 from slipstream.errors import UserError
 from slipstream.storage.names import check_name, path_below
+from slipstream.untrusted_files import RefusedFile, link_or_copy, open_untrusted, read_untrusted
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
 #: The most that a manifest may say: larger than any block that is written, small enough to count bytes with.
 LARGEST_BLOCK = 1 << 40
+#: The most bytes of a manifest, which suffice for an artifact of 20 TB.
+LONGEST_MANIFEST = 256 << 20
 
 
 class DamagedArtifact(UserError):
@@ -126,9 +130,12 @@ class ArtifactWriter:
         """The manifest's entry of a file that was written."""
         return self._records[name]
 
-    def link(self, file: Path, name: str, record: FileRecord) -> None:
-        """Add ``file`` of another artifact under ``name``, by a hard link if possible. ``record`` must be its entry."""
-        link_or_copy(file, path_below(self.directory, name))
+    def link(self, file: Path, name: str, record: FileRecord, root: Path | None = None) -> None:
+        """Add ``file`` of another artifact, ``root``, under ``name``, by a hard link if possible. ``record`` must be
+        its entry. Without ``root`` it is the file's own directory. Raises ``DamagedArtifact`` if it leads out of it."""
+        root = root or file.parent
+        with refused_is_damaged():
+            link_or_copy(root, file.relative_to(root).as_posix(), path_below(self.directory, name))
         self._records[name] = record
 
     def add(self, name: str) -> None:
@@ -206,7 +213,8 @@ class Artifact:
         ``only`` these files of one."""
         path = directory / MANIFEST
         try:
-            raw = path.read_bytes()
+            with refused_is_damaged():
+                raw = read_untrusted(directory, MANIFEST, LONGEST_MANIFEST)
         except OSError as error:
             raise DamagedArtifact(f"{path}: {error.strerror}; this is not a finished artifact") from None
         manifest = Manifest.parse(raw, path)
@@ -218,17 +226,30 @@ class Artifact:
         for name, record in files.items():
             if only is not None and name not in only:
                 continue
-            try:
-                size = (directory / name).stat().st_size
-            except OSError:
-                raise DamagedArtifact(f"{directory / name}: missing, though the manifest lists it") from None
+            with open_file(directory, name) as file:
+                size = os.fstat(file.fileno()).st_size
             if size != record.size:
                 raise DamagedArtifact(f"{directory / name}: {size} bytes, the manifest says {record.size}")
         return cls(directory, kind, manifest.made_by, files, hashlib.sha256(raw).hexdigest())
 
     def path(self, name: str) -> Path:
-        """Where the file lies. Raises ``DamagedArtifact`` if the name leads out of the directory."""
+        """Where the file lies, to be named or written; it is read by :meth:`open_file`. Raises ``DamagedArtifact`` if
+        the name leads out of the directory."""
         return self.directory / check_name(name, self.directory, DamagedArtifact)
+
+    def open_file(self, name: str) -> BufferedReader:
+        """Open a file for reading, as :func:`open_file`."""
+        return open_file(self.directory, name)
+
+    def link_file(self, name: str, target: Path) -> None:
+        """Make ``target`` a hard link to a file, or a copy where that is not possible. Raises ``DamagedArtifact``."""
+        with refused_is_damaged():
+            link_or_copy(self.directory, name, target)
+
+    def copy_file(self, name: str, target: Path) -> None:
+        """Copy a file to the new file ``target``. Raises ``DamagedArtifact``."""
+        with self.open_file(name) as source, target.open("xb") as file:
+            shutil.copyfileobj(source, file)
 
     def check_block(self, name: str, index: int, data: Any) -> None:
         """Raise ``DamagedArtifact`` unless ``data`` is the block ``index`` of the file ``name``."""
@@ -239,7 +260,8 @@ class Artifact:
         """The content of a file, verified. Raises ``DamagedArtifact``, also if there is none of this name."""
         if name not in self.files:
             raise DamagedArtifact(f"{self.directory / name}: missing; this is no whole artifact of {self.kind}")
-        data = self.path(name).read_bytes()
+        with self.open_file(name) as file:
+            data = file.read(self.files[name].size)
         view, step = memoryview(data), self.files[name].block_bytes
         for index in range(len(self.files[name].blocks)):
             self.check_block(name, index, view[index * step : (index + 1) * step])
@@ -255,7 +277,7 @@ class Artifact:
     def check(self) -> Artifact:
         """Verify all blocks and return the artifact itself. Raises ``DamagedArtifact``."""
         for name, record in self.files.items():
-            with self.path(name).open("rb") as file:
+            with self.open_file(name) as file:
                 for index in range(len(record.blocks)):
                     self.check_block(name, index, file.read(min(record.block_bytes, record.size)))
         return self
@@ -264,9 +286,30 @@ class Artifact:
         """Verify the SHA-256 of all files, or of those ``names``, which also detects deliberate changes, and return the
         artifact itself."""
         for name in self.files if names is None else names:
-            if hash_file(self.path(name)).sha256 != self.files[name].sha256:
-                raise DamagedArtifact(f"{self.directory / name}: its SHA-256 is not the manifest's")
+            with self.open_file(name) as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != self.files[name].sha256:
+                    raise DamagedArtifact(f"{self.directory / name}: its SHA-256 is not the manifest's")
         return self
+
+
+def open_file(directory: Path, name: str) -> BufferedReader:
+    """Open the file ``name`` of an artifact for reading. Raises ``DamagedArtifact`` if it is missing, or leads out of
+    the artifact's ``directory`` by its name or by a symbolic link."""
+    check_name(name, directory, DamagedArtifact)
+    try:
+        with refused_is_damaged():
+            return open_untrusted(directory, name)
+    except FileNotFoundError:
+        raise DamagedArtifact(f"{directory / name}: missing, though the manifest lists it") from None
+
+
+@contextmanager
+def refused_is_damaged() -> Iterator[None]:
+    """Raise ``DamagedArtifact`` for a file that is refused in the block."""
+    try:
+        yield
+    except RefusedFile as refused:
+        raise DamagedArtifact(str(refused)) from None
 
 
 def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
@@ -276,14 +319,6 @@ def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
         while piece := source.read(block_bytes):
             file.write(piece)
     return file.record()
-
-
-def link_or_copy(file: Path, target: Path) -> None:
-    """Make ``target`` a hard link to ``file``, or a copy where that is not possible."""
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copyfile(file, target)
 
 
 def canonical_json(value: object) -> bytes:

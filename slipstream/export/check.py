@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipstream.one_line import one_line
+from slipstream.untrusted_files import RefusedFile, open_untrusted, read_untrusted
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -32,6 +35,8 @@ MANIFEST, DEPLOYED = "manifest.json", "signature.json"
 #: Sample rows: tensors and the model's outputs, and raw columns with what the raw model makes of them.
 TENSORS, RAW = "samples.npz", "samples.json"
 OUTPUT = "output"
+#: The most bytes of a file that is read at once.
+LONGEST_JSON = 256 << 20
 
 
 class BadPackage(Exception):
@@ -49,15 +54,15 @@ def digest_line(manifest: bytes) -> str:
 def check(directory: Path, key: Path | None = None) -> list[str]:
     """What was found to be right, a line each, and what follows. Raises ``BadPackage``."""
     read_manifest(directory)
-    lines = [f"digest     {hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()}"]
+    lines = [f"digest     {hashlib.sha256(read_file(directory, MANIFEST)).hexdigest()}"]
     lines += check_signature(directory, key)
     lines.append(check_files(directory))
     with malformed(directory / DEPLOYED):
-        deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
+        deployed = json.loads(read_file(directory, DEPLOYED))
         if not deployed["model"]:
             lines.append(f"outputs    not compared, as there is no ONNX model: {deployed['no_onnx']}")
             return [*lines, f"{directory}: whole"]
-        lines.append(check_opset(directory / deployed["model"], deployed["opset"]))
+        lines.append(check_opset(directory, deployed["model"], deployed["opset"]))
         lines.append(check_tensors(directory, deployed))
         if deployed["raw"]:
             lines.append(check_raw(directory, deployed))
@@ -79,16 +84,47 @@ def malformed(path: Path) -> Iterator[None]:
 # The files
 
 
+def read_file(directory: Path, name: str) -> bytes:
+    """Return the content of a file of at most ``LONGEST_JSON`` bytes. Raises as :func:`open_file`."""
+    with refused_is_bad(directory / name):
+        return read_untrusted(directory, name, LONGEST_JSON)
+
+
+def open_file(directory: Path, name: str) -> BufferedReader:
+    """Open a file for reading. Raises ``BadPackage`` for a symbolic link and for everything but a regular file."""
+    with refused_is_bad(directory / name):
+        return open_untrusted(directory, name)
+
+
+@contextmanager
+def refused_is_bad(path: Path) -> Iterator[None]:
+    """Raise ``BadPackage`` for a symbolic link, and for what is refused in the block."""
+    check_no_link(path)
+    try:
+        yield
+    except RefusedFile as refused:
+        raise BadPackage(str(refused)) from None
+
+
+def check_no_link(path: Path) -> None:
+    """Raise ``BadPackage`` for a symbolic link: its target is no part of the package, and may be another file
+    tomorrow."""
+    if path.is_symlink():
+        raise BadPackage(
+            f"{path}: a symbolic link; expected the file or directory itself. Export or copy the model again"
+        )
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest, which is the one that its digest is of. Raises ``BadPackage``."""
     path = directory / MANIFEST
     with malformed(path):
         if not path.is_file():
             raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
-        raw, digest = path.read_bytes(), directory / DIGEST
+        raw, digest = read_file(directory, MANIFEST), directory / DIGEST
         if not digest.is_file():
             raise BadPackage(f"{digest}: missing; without it a changed {MANIFEST} is not found. Export the model again")
-        if digest.read_bytes() != digest_line(raw).encode():
+        if read_file(directory, DIGEST) != digest_line(raw).encode():
             raise BadPackage(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
     try:
         manifest = json.loads(raw)
@@ -101,13 +137,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def files_below(directory: Path) -> set[str]:
-    """The names of all files. Raises ``BadPackage`` for a symbolic link: what it leads to is no part of the package,
-    and may be another file tomorrow."""
+    """The names of all files. Raises ``BadPackage`` for a symbolic link."""
     paths = sorted(directory.rglob("*"))
-    if link := next((path for path in paths if path.is_symlink()), None):
-        raise BadPackage(
-            f"{link}: a symbolic link; expected the file or directory itself. Export or copy the model again"
-        )
+    for path in paths:
+        check_no_link(path)
     return {path.relative_to(directory).as_posix() for path in paths if not path.is_dir()}
 
 
@@ -129,9 +162,9 @@ def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) 
         if name not in there:
             raise BadPackage(f"{directory}/{name}: missing, though the manifest lists it")
         path = directory / name
-        if path.stat().st_size != record["size"]:
-            raise BadPackage(f"{path}: {path.stat().st_size} bytes, the manifest says {record['size']}")
-        with path.open("rb") as file:
+        with open_file(directory, name) as file:
+            if (size := os.fstat(file.fileno()).st_size) != record["size"]:
+                raise BadPackage(f"{path}: {size} bytes, the manifest says {record['size']}")
             if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
                 raise BadPackage(f"{path}: its SHA-256 is not the manifest's: it was changed")
     if extra := sorted(there - {*records, MANIFEST, DIGEST, SIGNATURE}):
@@ -140,7 +173,7 @@ def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) 
 
 def check_deployed(directory: Path, records: Mapping[str, object]) -> None:
     """Raise ``BadPackage`` if ``signature.json`` names a model that the manifest does not list."""
-    deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
+    deployed = json.loads(read_file(directory, DEPLOYED))
     for one in filter(None, (deployed, deployed["raw"])):
         weights_alone = one["model"] == "" and one.get("no_onnx")
         if one["model"] not in records and not weights_alone:
@@ -160,7 +193,7 @@ def check_signature(directory: Path, key: Path | None) -> list[str]:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        public.verify(path.read_bytes(), (directory / MANIFEST).read_bytes())
+        public.verify(read_file(directory, SIGNATURE), read_file(directory, MANIFEST))
     except InvalidSignature:
         raise BadPackage(f"{path}: {key} did not sign this model, or the model was changed since") from None
     return [f"signature  of {key}"]
@@ -187,10 +220,11 @@ def load_key(path: Path) -> Ed25519PublicKey:
 # The model
 
 
-def check_opset(model: Path, expected: int) -> str:
-    written = next((version for domain, version in opsets(model.read_bytes()) if domain in ("", "ai.onnx")), None)
+def check_opset(directory: Path, model: str, expected: int) -> str:
+    with open_file(directory, model) as file:
+        written = next((version for domain, version in opsets(file.read()) if domain in ("", "ai.onnx")), None)
     if written != expected:
-        raise BadPackage(f"{model}: is written in opset {written}; {DEPLOYED} says {expected}")
+        raise BadPackage(f"{directory / model}: is written in opset {written}; {DEPLOYED} says {expected}")
     return f"opset      {written}"
 
 
@@ -251,7 +285,7 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
     """Run the model on the sample rows, all at once and one at a time."""
     path = directory / deployed["model"]
     session = session_of(path)
-    with np.load(directory / TENSORS, allow_pickle=False) as samples:
+    with open_file(directory, TENSORS) as file, np.load(file, allow_pickle=False) as samples:
         inputs = {spec["name"]: samples[spec["name"]] for spec in deployed["inputs"]}
         expected = samples[OUTPUT]
     singly = [run(path, session, {name: rows[[row]] for name, rows in inputs.items()}) for row in range(len(expected))]
@@ -269,7 +303,7 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
 def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     """Run the raw model on the raw sample rows. Labels count where the two most likely are not within rounding."""
     raw = deployed["raw"]
-    path, samples = directory / raw["model"], json.loads((directory / RAW).read_text(encoding="utf-8"))
+    path, samples = directory / raw["model"], json.loads(read_file(directory, RAW))
     session = session_of(path)
     feed = {spec["name"]: column_of(samples["inputs"][spec["name"]], spec["dtype"]) for spec in raw["inputs"]}
     outputs = run(path, session, feed, raw["outputs"][-1]["name"])

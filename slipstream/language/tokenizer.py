@@ -6,17 +6,16 @@ A tokenizer is held as the contents of its files, so that it is read once and tr
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON
-from slipstream.artifacts.prepared.token_rows import FILES
+from slipstream.artifacts.prepared.token_rows import read_files
 from slipstream.errors import UserError
-from slipstream.storage import STORES, MissingObject, list_names, open_reader, storage_for
+from slipstream.storage import STORES, MissingObject, open_below
+from slipstream.storage.local import local_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
@@ -92,16 +91,14 @@ class Tokenizer:
 
 def read_tokenizer(address: str) -> TokenizerFiles:
     """The tokenizer in a directory, here or in a store. Raises ``UserError`` if there is none."""
-    if address.startswith(STORES):
-        with tempfile.TemporaryDirectory() as scratch:
-            storage, there = storage_for(address), list_names(address)
-            paths = [storage.get(name, Path(scratch)) for name in FILES if name in there]
-            return texts_of(paths, address)
-    if not Path(address).is_dir():
+    if not address.startswith(STORES) and not local_path(address).is_dir():
         raise UserError(
             f"data.tokenizer: {address!r} is no directory; expected train, bytes, or a directory with {FAST}"
         )
-    return texts_of([path for name in FILES if (path := Path(address, name)).is_file()], address)
+    try:
+        return texts_of(read_files(address), address)
+    except UserError as error:
+        raise UserError(f"data.tokenizer: {error.message}") from None
 
 
 def vocabulary_beside(address: str) -> int:
@@ -110,15 +107,15 @@ def vocabulary_beside(address: str) -> int:
     JSON, or states no number."""
     where = f"{address.rstrip('/')}/{CONFIG}"
     try:
-        with open_reader(where) as file:
+        with open_below(address, CONFIG) as file:
             text = file.read(LONGEST_JSON + 1)
         if len(text) > LONGEST_JSON:
             raise ValueError(f"more than {LONGEST_JSON} bytes are too many")
         content = json.loads(text)
     except MissingObject:
         return 0
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"data.tokenizer: {error.message}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: {where} cannot be read as JSON: {error}") from None
     stated = content.get("vocab_size") if isinstance(content, dict) else None
@@ -127,17 +124,15 @@ def vocabulary_beside(address: str) -> int:
     return stated or 0
 
 
-def texts_of(paths: Iterable[Path], address: str) -> TokenizerFiles:
+def texts_of(contents: Mapping[str, bytes], address: str) -> TokenizerFiles:
     files = {}
-    for path in paths:
+    for name, content in contents.items():
         try:
-            files[path.name] = path.read_bytes().decode()
+            files[name] = content.decode()
         except UnicodeDecodeError:
             continue  # tokenizer.model, which is not read here
     if FAST not in files:
-        raise UserError(
-            f"data.tokenizer: {address} holds no {FAST}; expected one, as Hugging Face's libraries write it"
-        )
+        raise UserError(f"{address} holds no {FAST}; expected one, as Hugging Face's libraries write it")
     return files
 
 

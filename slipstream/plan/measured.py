@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.artifacts.format import MANIFEST, Manifest
+from slipstream.artifacts.format import LONGEST_MANIFEST, MANIFEST, Manifest
 from slipstream.artifacts.records import from_tree
 from slipstream.artifacts.results import ledger
 from slipstream.artifacts.results.training import KIND as TRAINED
@@ -16,7 +16,7 @@ from slipstream.errors import UserError
 from slipstream.interconnect.profile import KIND as NETWORK
 from slipstream.interconnect.profile import NetworkProfile, read_profile
 from slipstream.plan.capacity import Attempt
-from slipstream.storage import STORES, storage_for
+from slipstream.storage import STORES, read_below, storage_for
 
 SUMMARY, TRAINING = "summary.json", "training"
 EXPECTED = "expected a directory runs/…, a trained model, a home of checkpoints or a network profile"
@@ -91,7 +91,7 @@ def read(place: str, evidence: Evidence) -> None:
     if (directory / SUMMARY).is_file():
         figures = figures_of_run(directory / SUMMARY)
     elif (directory / MANIFEST).is_file():
-        kind = Manifest.parse((directory / MANIFEST).read_bytes(), directory).kind
+        kind = Manifest.parse(read_below(place, MANIFEST, LONGEST_MANIFEST), directory).kind
         if kind == NETWORK:
             evidence.networks.append(read_profile(directory))
             return

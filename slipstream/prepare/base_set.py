@@ -303,7 +303,7 @@ class BaseSet:
         for name in names:
             record = self.files[name]
             if not self.address.startswith(STORES):
-                writer.link(Path(self.address) / name, name, record)
+                writer.link(Path(self.address) / name, name, record, root=Path(self.address))
                 continue
             if home and self.address.startswith(S3):
                 copy_within_s3(f"{self.address.rstrip('/')}/{name}", f"{home}/{name}", record.size, record.sha256)

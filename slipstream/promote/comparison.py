@@ -57,7 +57,8 @@ class Package(OpenedPackage):
     @property
     def tokenizer(self) -> dict[str, bytes]:
         """The content of its tokenizer's files, by name."""
-        return {name: path.read_bytes() for name in FILES if (path := self.directory / HUGGING_FACE / name).is_file()}
+        found = {name: self.read_file(f"{HUGGING_FACE}/{name}") for name in FILES}
+        return {name: content for name, content in found.items() if content is not None}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ run that is killed leaves the promoted model as it is; of two that promote at on
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 import uuid
 from contextlib import AbstractContextManager, suppress
@@ -25,13 +24,16 @@ from slipstream.artifacts.format import MANIFEST, DamagedArtifact
 from slipstream.artifacts.records import from_json, to_json
 from slipstream.artifacts.workspaces import put_in_place, workspace
 from slipstream.errors import UserError
-from slipstream.export.check import SIGNATURE, BadPackage, check_files
+from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_file
+from slipstream.export.package.copies import copy_package
 from slipstream.export.package.sign import sign
-from slipstream.storage import AlreadyThere, Storage, cannot_write, path_below, storage_for
+from slipstream.storage import AlreadyThere, Storage, cannot_write, check_name, read_below, storage_for
 from slipstream.storage.local import LocalStorage
 from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"
+#: The most bytes of a promotion's record.
+LONGEST_POINTER = 1 << 20
 POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
 
 
@@ -80,8 +82,7 @@ class Registry:
 
     def read(self, number: int) -> Pointer:
         key = pointer_key(number)
-        with tempfile.TemporaryDirectory() as scratch:
-            text = self.storage.get(key, Path(scratch)).read_bytes()
+        text = read_below(self.uri, key, LONGEST_POINTER)
         with suppress(DamagedArtifact):
             pointer = from_json(text, Pointer, key)
             if pointer.number == number:
@@ -90,26 +91,15 @@ class Registry:
 
     def fetch(self, pointer: Pointer, directory: Path) -> Path:
         """A copy of a promoted model in the fresh ``directory``, every byte verified."""
-        self.copy(pointer.version, directory)
+        below = f"{VERSIONS}/{pointer.version}"
+        where = f"{self.uri}/{below}"
         try:
-            check_files(directory)
+            copy_package(self.uri, directory, check_name(below, self.uri))
         except BadPackage as error:
-            reason = str(error).replace(f"{directory}/", "").replace(f"{directory}: ", "")
-            where = f"{self.uri}/{VERSIONS}/{pointer.version}"
-            raise UserError(f"{where}: the promoted model is damaged: {reason}; restore it") from None
+            raise UserError(f"{where}: the promoted model is damaged: {error}; restore it") from None
         if manifest_digest(directory) != pointer.manifest:
-            where = f"{self.uri}/{VERSIONS}/{pointer.version}"
             raise UserError(f"{where}: the promoted model is not the one that was promoted; restore it")
         return directory
-
-    def copy(self, version: str, directory: Path) -> None:
-        """Copy what lies there of a version, whole or not, into the fresh ``directory``."""
-        storage, prefix = self.storage, f"{VERSIONS}/{version}/"
-        with tempfile.TemporaryDirectory() as scratch:
-            for key in storage.list(prefix):
-                target = path_below(directory, key.removeprefix(prefix), f"{self.uri}/{prefix}")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(storage.get(key, Path(scratch)), target)
 
     def add(self, package: Path, key: Path | None = None) -> str:
         """Store a package, signed with the private ``key`` if there is one, and return its version. Of one that lies
@@ -119,7 +109,9 @@ class Registry:
         with scratch_of(storage) as scratch:
             copy = Path(scratch, version)
             try:
-                shutil.copytree(package, copy)
+                copy_package(str(package), copy)
+            except BadPackage as error:
+                raise UserError(f"{package}: {error}") from None
             except OSError as error:
                 raise cannot_write(storage.scratch(), error) from None
             if key:
@@ -150,7 +142,7 @@ def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
 
 
 def manifest_digest(package: Path) -> str:
-    return sha256((package / MANIFEST).read_bytes()).hexdigest()
+    return sha256(read_file(package, MANIFEST)).hexdigest()
 
 
 def version_of(package: Path) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from slipstream.artifacts.format import MANIFEST, Artifact, link_or_copy
+from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.results.export import DIGEST, ExportReport, digest_line
 from slipstream.artifacts.workspaces import workspace
 
@@ -54,7 +53,7 @@ def copy_model(exported: Artifact, directory: Path) -> None:
     for name in (*exported.files, MANIFEST):
         target = directory / MODEL / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(exported.path(name), target)
+        exported.copy_file(name, target)
     (directory / MODEL / DIGEST).write_text(digest_line(exported.fingerprint), encoding="utf-8")
 
 
@@ -63,4 +62,4 @@ def link_artifact(artifact: Artifact, directory: Path) -> None:
     for name in (*artifact.files, MANIFEST):
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(artifact.path(name), target)
+        artifact.link_file(name, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +10,12 @@ from pathlib import Path
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.distributions import DISTRIBUTIONS, Distributions
 from slipstream.errors import UserError
-from slipstream.export.check import BadPackage, check_files, check_signature
+from slipstream.export.check import BadPackage, check_signature
+from slipstream.export.package.copies import copy_package
 from slipstream.export.package.opened import OpenedPackage
 from slipstream.export.package.raw_columns import RawColumns, read_columns
-from slipstream.promote.store import Pointer, Registry, manifest_digest, version_of
+from slipstream.promote.store import Pointer, Registry, manifest_digest
 from slipstream.source.columns.transform import Transform
-from slipstream.storage import STORES, download_all
-from slipstream.storage.local import local_path
 
 #: How rows become the model's inputs: the raw model takes them as they are; the package's preparation stands in for
 #: it; or they are images.
@@ -43,10 +41,9 @@ class ModelAddress:
             Registry(self.registry).fetch(self.promoted, directory)
             where = f"{self.registry}: the promoted model {self.version}"
         else:
-            copy_package(self.package, directory)
+            fetch_package(self.package, directory)
             where = self.package
         try:
-            check_files(directory)
             if key:
                 check_signature(directory, key)
         except BadPackage as error:
@@ -62,8 +59,7 @@ def find_model(registry: str, package: str) -> ModelAddress:
         raise UserError("registry: name a registry, or with --model an exported package; expected one of both")
     if not registry:
         with tempfile.TemporaryDirectory() as scratch:
-            copy_package(package, Path(scratch, "model"))
-            version_of(Path(scratch, "model"))
+            fetch_package(package, Path(scratch, "model"))
             return ModelAddress("", package, None, manifest_digest(Path(scratch, "model")))
     promoted = Registry(registry).promoted()
     if promoted is None:
@@ -71,12 +67,12 @@ def find_model(registry: str, package: str) -> ModelAddress:
     return ModelAddress(registry, "", promoted, promoted.manifest)
 
 
-def copy_package(address: str, directory: Path) -> None:
-    if address.startswith(STORES):
-        download_all(address, directory)
-        return
+def fetch_package(address: str, directory: Path) -> None:
+    """Put a verified copy of an exported package into the fresh ``directory``. Raises ``UserError``."""
     try:
-        shutil.copytree(local_path(address), directory)
+        copy_package(address, directory)
+    except BadPackage as error:
+        raise UserError(f"{address}: {error}") from None
     except OSError as error:
         raise UserError(f"{address}: no exported model can be read there ({error.strerror or error})") from None
 
@@ -127,5 +123,5 @@ class ServedModel(OpenedPackage):
     @cached_property
     def distributions(self) -> Distributions | None:
         """How its training rows are distributed; None if the package is from before that was said."""
-        path = self.directory / DISTRIBUTIONS
-        return from_json(path.read_bytes(), Distributions, path) if path.is_file() else None
+        content = self.read_file(DISTRIBUTIONS)
+        return from_json(content, Distributions, self.directory / DISTRIBUTIONS) if content is not None else None

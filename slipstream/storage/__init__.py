@@ -34,6 +34,7 @@ from slipstream.storage.local import (
     writing_to,
 )
 from slipstream.storage.names import check_name, path_below
+from slipstream.untrusted_files import RefusedFile, open_untrusted
 
 __all__ = [
     "S3",
@@ -51,10 +52,12 @@ __all__ = [
     "free_bytes",
     "list_names",
     "list_objects",
+    "open_below",
     "open_listed",
     "open_reader",
     "out_of_space",
     "path_below",
+    "read_below",
     "read_range",
     "stat_object",
     "storage_for",
@@ -123,6 +126,30 @@ def open_reader(uri: str) -> BinaryIO:
         raise MissingObject(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def open_below(directory: str, name: str) -> BinaryIO:
+    """:func:`open_reader` for a file of an untrusted directory, here or in a store. Raises ``UserError`` also if the
+    name or a symbolic link leads out of it."""
+    if directory.startswith(STORES):
+        return open_reader(f"{directory.rstrip('/')}/{check_name(name, directory)}")
+    path = local_path(directory)
+    try:
+        return open_untrusted(path, check_name(name, directory))
+    except FileNotFoundError:
+        raise MissingObject(f"{path / name}: no such file; check the path") from None
+    except RefusedFile as refused:
+        raise UserError(str(refused)) from None
+
+
+def read_below(directory: str, name: str, most: int) -> bytes:
+    """The content of a file of an untrusted directory. Raises ``UserError`` as :func:`open_below`, and for a file of
+    more than ``most`` bytes, of which no more is read."""
+    with open_below(directory, name) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UserError(f"{directory.rstrip('/')}/{name}: has more than {most:,} bytes; expected a smaller file")
+    return content
 
 
 def open_listed(source: ObjectInfo) -> BinaryIO:

@@ -32,8 +32,12 @@ def local_path(uri: str) -> Path:
 
 
 def local_info(path: Path) -> ObjectInfo:
-    status = path.stat()
-    return ObjectInfo(str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}", status.st_mtime)
+    return info_of(str(path), path.stat())
+
+
+def info_of(uri: str, status: os.stat_result) -> ObjectInfo:
+    """What is known of a local file, by its ``status``."""
+    return ObjectInfo(uri, status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}", status.st_mtime)
 
 
 def list_files(path: Path) -> list[ObjectInfo]:

@@ -20,7 +20,9 @@ from flytekit.models.types import LiteralType
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.directory.types import FlyteDirToMultipartBlobTransformer
 
+from slipstream.artifacts.format import LONGEST_MANIFEST, MANIFEST
 from slipstream.stages import StageRun
+from slipstream.storage import read_below
 
 
 class ArtifactOf(FlyteDirToMultipartBlobTransformer):
@@ -48,10 +50,9 @@ class ArtifactOf(FlyteDirToMultipartBlobTransformer):
 def fingerprint_of(directory: FlyteDirectory) -> str:
     """What Flyte's cache keys on: the artifact's content, not its location."""
     path = Path(directory.path)
-    manifest = path / "manifest.json"
-    if not manifest.exists():
+    if not (path / MANIFEST).exists():
         return uri_of(directory)
-    return hashlib.sha256(manifest.read_bytes()).hexdigest()
+    return hashlib.sha256(read_below(str(path), MANIFEST, LONGEST_MANIFEST)).hexdigest()
 
 
 def uri_of(directory: FlyteDirectory) -> str:

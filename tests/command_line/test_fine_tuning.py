@@ -22,6 +22,7 @@ from tests.support.bases import make_base
 from tests.support.command_line import Run, one_message
 from tests.support.corpora import WORDS, write_lines, write_stories
 from tests.support.quick_config import EXPORT, NETWORK
+from tests.support.untrusted import make_secret, replace_by_link
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 EXPORTED = {**EXPORT, "half": False}
@@ -148,3 +149,16 @@ def test_adapters_want_a_base(pyflyte_run: Run, tmp_path: Path) -> None:
     result = pyflyte_run("--data", "stories", "--config", config)
     assert result.returncode == 1
     assert "model.lora.rank: 4 is not allowed; expected 0, or a model.base" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "tokenizer_config.json", "config.json", "model.safetensors"])
+def test_a_base_with_a_link_that_leads_out_is_one_line(name: str, pyflyte_run: Run, tmp_path: Path) -> None:
+    write_stories(tmp_path / "stories", 40)
+    base, secret = make_base(tmp_path / "base"), make_secret(tmp_path)
+    replace_by_link(base / name, secret)
+    result = pyflyte_run(
+        "--base", "base", "--data", "stories", "--config", json.dumps({**TUNED, "model": {}}), workflow="fine_tune"
+    )
+    assert result.returncode == 1
+    assert f"base/{name}: leads to {secret}, outside of {base}" in " ".join(one_message(result.stdout).split())
+    assert not (tmp_path / "runs").exists() and not (tmp_path / ".slipstream/prepare").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
 from slipstream.errors import UserError
+from slipstream.export.package import copies
 from slipstream.promote.engine import judge, promote
 from slipstream.promote.store import Registry, version_of
 from slipstream.storage.local import LocalStorage
@@ -154,7 +154,7 @@ def test_a_disk_without_room_for_a_copy_is_said_in_one_line(
 ) -> None:
     registry = Registry(str(tmp_path / "registry"))
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "copyfile", full)
+        patched.setattr(copies, "copy_untrusted", full)
         with pytest.raises(UserError, match=r"registry/\.scratch: no space left .*; make room") as said:
             registry.add(models.trained(150))
     assert len(said.value.message) < 300

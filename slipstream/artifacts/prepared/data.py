@@ -197,7 +197,8 @@ class PreparedData:
         # A mapped file that is cut ends the process by a bus error. Nothing cuts an artifact: its files are written
         # once, renamed into place and only ever removed whole, which leaves a mapping as it is; their sizes are checked
         # when it is opened. What a batch mixes comes from everywhere in it, and all processes share its pages.
-        raw = np.memmap(self.artifact.path(segment), np.uint8, mode="r")
+        with self.artifact.open_file(segment) as file:
+            raw = np.memmap(file, np.uint8, mode="r")
         return raw.reshape(-1, self.signature.record.itemsize)
 
     def blocks(self, split: str) -> list[Block]:

@@ -109,8 +109,8 @@ class Stream:
     """This process's cache of the blocks of a stub. Several iterators may use it at once."""
 
     def __init__(self, artifact: Artifact) -> None:
-        path = artifact.directory / STUB
-        stub = from_json(path.read_bytes(), Stub, path)
+        with artifact.open_file(STUB) as file:
+            stub = from_json(file.read(), Stub, artifact.directory / STUB)
         self._artifact = artifact
         self._objects = list_names(stub.uri)
         for name in (name for name in artifact.files if name.endswith(ROWS)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,33 +14,51 @@ from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
+from slipstream.storage import STORES, MissingObject, list_names, read_below
 
 #: The files of a tokenizer, as Hugging Face's libraries write them beside a model. One of these is a tokenizer, the
 #: others only complete one.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 OTHERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 FILES = (*VOCABULARIES, *OTHERS)
+#: The most bytes of one of them. Those of the largest vocabularies have about half.
+LONGEST_FILE = 64 << 20
 
 
-def tokenizer_files(directory: Path, vocabulary: int) -> list[Path]:
-    """The files of the tokenizer in ``directory``.
+def read_files(address: str) -> dict[str, bytes]:
+    """Return the contents of the tokenizer's files in an untrusted directory, here or in a store, by name.
 
-    Raises ``UserError`` if there is none, or if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens
-    does not know.
+    Raises ``UserError`` for one that a symbolic link leads out of the directory, that is no regular file or that has
+    more than ``LONGEST_FILE`` bytes; ``StorageUnavailable``.
     """
-    paths = [directory / name for name in FILES if (directory / name).is_file()]
-    if not any(path.name in VOCABULARIES for path in paths):
+    there = list_names(address) if address.startswith(STORES) else FILES
+    found = {}
+    for name in FILES:
+        with suppress(MissingObject):
+            if name in there:
+                found[name] = read_below(address, name, LONGEST_FILE)
+    return found
+
+
+def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
+    """The contents of the files of the tokenizer in ``directory``, by name.
+
+    Raises ``UserError`` if there is none, if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens does
+    not know, or as :func:`read_files`.
+    """
+    files = read_files(str(directory))
+    if files.keys().isdisjoint(VOCABULARIES):
         raise UserError(f"{directory}: holds no tokenizer; expected one of {', '.join(VOCABULARIES)} in it")
-    fast = directory / "tokenizer.json"
-    if fast in paths and (largest := largest_id(fast)) >= vocabulary:
-        raise UserError(f"{fast}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
-    return paths
+    fast = "tokenizer.json"
+    if fast in files and (largest := largest_id(files[fast], directory / fast)) >= vocabulary:
+        raise UserError(f"{directory / fast}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
+    return files
 
 
-def largest_id(path: Path) -> int:
-    """The largest token id of a ``tokenizer.json``. Raises ``UserError`` if it is none."""
+def largest_id(text: bytes, path: Path) -> int:
+    """The largest token id of the ``tokenizer.json`` at ``path``. Raises ``UserError`` if it is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(text)
         stored = content["model"]["vocab"]  # ids by token, or a list in which a token's place is its id
         ids = stored.values() if isinstance(stored, dict) else range(len(stored))
         return max([*ids, *(token["id"] for token in content.get("added_tokens") or ())], default=-1)
@@ -65,7 +84,7 @@ def write_token_rows(
     ``vocabulary``. The files of the ``tokenizer`` in a directory are kept beside the rows, and exported with a model.
     Raises ``UserError`` for arrays of other shapes, ids out of range, or if there is no tokenizer.
     """
-    more = tokenizer_files(tokenizer, vocabulary) if tokenizer else []
+    more = tokenizer_files(tokenizer, vocabulary) if tokenizer else {}
     widths = {name: rows.shape[1:] for name, rows in splits.items()}
     if unknown := sorted(set(splits) - set(SPLITS)):
         raise UserError(f"{unknown[0]!r} is no split; expected {', '.join(SPLITS)}")
@@ -87,8 +106,8 @@ def write_token_rows(
         block = max(1, BLOCK_BYTES // record) * record
         with writer.create(f"{name}-00000.rows", block_bytes=block) as file:
             file.write(np.random.default_rng(seed).permutation(stored).view(np.uint8).reshape(-1))
-    for path in more:
-        writer.write_bytes(f"{TOKENIZER}/{path.name}", path.read_bytes())
+    for name, content in more.items():
+        writer.write_bytes(f"{TOKENIZER}/{name}", content)
     counts = {name: len(splits.get(name, ())) for name in SPLITS}
     write_record(writer, "signature.json", signature)
     writer.write_json("schema.json", {"columns": []})

@@ -10,6 +10,8 @@ from typing import Any
 
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.export import SIGNATURE, DeployedSignature
+from slipstream.export.check import LONGEST_JSON
+from slipstream.storage import MissingObject, read_below
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,17 @@ class OpenedPackage:
 
     @cached_property
     def signature(self) -> DeployedSignature:
-        path = self.directory / SIGNATURE
-        return from_json(path.read_bytes(), DeployedSignature, path)
+        content = read_below(str(self.directory), SIGNATURE, LONGEST_JSON)
+        return from_json(content, DeployedSignature, self.directory / SIGNATURE)
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
-        path = self.directory / "statistics.json"
-        return json.loads(path.read_bytes()) if path.is_file() else {}
+        content = self.read_file("statistics.json")
+        return json.loads(content) if content is not None else {}
+
+    def read_file(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none. Raises ``UserError``."""
+        try:
+            return read_below(str(self.directory), name, LONGEST_JSON)
+        except MissingObject:
+            return None

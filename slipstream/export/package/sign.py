@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slipstream.errors import UserError
-from slipstream.export.check import MANIFEST, SIGNATURE, BadPackage, check_files
+from slipstream.export.check import MANIFEST, SIGNATURE, BadPackage, check_files, read_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -44,7 +44,7 @@ def sign(directory: Path, key: Path) -> Path:
     except BadPackage as error:
         raise UserError(f"{error}; what is not whole is not signed") from None
     path = directory / SIGNATURE
-    path.write_bytes(private.sign((directory / MANIFEST).read_bytes()))
+    path.write_bytes(private.sign(read_file(directory, MANIFEST)))
     return path
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 
-from slipstream.artifacts.format import link_or_copy
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.export import REPORT, SIGNATURE, DeployedSignature, DeployedTensor, ExportReport
 from slipstream.errors import UserError
-from slipstream.export.check import BadPackage, check_files
+from slipstream.export.check import BadPackage, check_files, read_file
+from slipstream.untrusted_files import RefusedFile, link_or_copy
 
 TYPES = {
     "float32": "TYPE_FP32",
@@ -53,8 +53,8 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
         check_files(directory)
     except BadPackage as error:
         raise UserError(str(error)) from None
-    signature = from_json((directory / SIGNATURE).read_bytes(), DeployedSignature, directory / SIGNATURE)
-    report = from_json((directory / REPORT).read_bytes(), ExportReport, directory / REPORT)
+    signature = from_json(read_file(directory, SIGNATURE), DeployedSignature, directory / SIGNATURE)
+    report = from_json(read_file(directory, REPORT), ExportReport, directory / REPORT)
     name = name or re.sub(r"\W+", "_", signature.target, flags=re.ASCII).strip("_") or "model"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise UserError(f"--name: {name!r} is not allowed; expected letters, digits, '_', '-' and '.'")
@@ -75,7 +75,10 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
             target = Path(scratch, model)
             (target / VERSION).mkdir(parents=True)
             (target / "config.pbtxt").write_text(text, encoding="utf-8")
-            link_or_copy(directory / file, target / VERSION / "model.onnx")
+            try:
+                link_or_copy(directory, file, target / VERSION / "model.onnx")
+            except RefusedFile as refused:
+                raise UserError(str(refused)) from None
         repository.mkdir(exist_ok=True)
         return [Path(shutil.move(Path(scratch, model), repository / model)) for model in models]
 

@@ -4,6 +4,7 @@ store."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -13,8 +14,8 @@ import numpy as np
 
 from slipstream.artifacts.hugging_face import ADAPTER, ADAPTER_CONFIG, CONFIG, LONGEST_JSON
 from slipstream.errors import UserError
-from slipstream.storage import STORES, ObjectInfo, list_objects, open_reader, read_range
-from slipstream.storage.local import local_info, local_path
+from slipstream.storage import STORES, ObjectInfo, list_objects, open_below, read_range
+from slipstream.storage.local import info_of, local_info, local_path
 
 
 class Purpose(NamedTuple):
@@ -100,8 +101,9 @@ def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: in
 def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarray:
     """Of a local file ``length`` bytes from each of the places, one after the other."""
     found = np.empty(len(places) * length, np.uint8)
-    with open_reader(info.uri) as buffered, FileIO(buffered.fileno(), closefd=False) as file:
-        if local_info(local_path(info.uri)).etag != info.etag:
+    directory, name = os.path.split(info.uri)
+    with open_below(directory, name) as buffered, FileIO(buffered.fileno(), closefd=False) as file:
+        if info_of(info.uri, os.fstat(file.fileno())).etag != info.etag:
             raise UserError(f"{info.uri}: was replaced while it was read; start again")
         for number, place in enumerate(places):
             file.seek(place)

@@ -19,7 +19,6 @@ every rank. Nothing here draws random numbers.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -308,9 +307,9 @@ class Checkpoints:
             no_dist=self.peers.group is None,
         )
         # The tensors were filled in place; there are numbers besides.
-        tree = join(json.loads(artifact.path(STATE).read_bytes()), tensors)
+        tree = join(artifact.read_json(STATE), tensors)
         self._state.load_state_dict(tree)
-        ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
+        ranks = [artifact.read_json(rank_file(rank)) for rank in range(artifact.made_by["world"])]
         same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
         if same:
             restore_random_state(ranks[self.peers.rank]["random"])

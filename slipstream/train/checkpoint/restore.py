@@ -100,7 +100,7 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
             raise DamagedArtifact(f"{uri}/{file}: {wrong}")
 
     def check_local(run: Run) -> None:
-        with unreadable_is_damaged(artifact), artifact.path(run.file).open("rb") as source:
+        with unreadable_is_damaged(artifact), artifact.open_file(run.file) as source:
             read_verified(artifact, run, lambda start, end: (source.seek(start), source.read(end - start))[1])
 
     def copy(run: Run) -> None:

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json
+from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json, open_file
 from slipstream.models.trained import raw_bytes
 from slipstream.storage import writing_to
 
@@ -218,7 +218,7 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
     kind = getattr(torch, dtype)
     if not piece.size:
         return torch.empty(sizes, dtype=kind)
-    with (directory / piece.file).open("rb") as file:
+    with open_file(directory, piece.file) as file:
         file.seek(piece.start)
         data = bytearray(piece.size)
         file.readinto(data)
@@ -267,7 +267,8 @@ def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
 
 
 def read_index(directory: Path) -> Index:
-    return json.loads((directory / INDEX).read_bytes())
+    with open_file(directory, INDEX) as file:
+        return json.load(file)
 
 
 def check_index(index: Index, files: Container[str], where: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact, link_or_copy
+from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.training import KIND
 from slipstream.logs import logger
@@ -90,8 +90,9 @@ def fetch(artifact: str, directory: Path) -> bool:
             download_all(artifact, directory)
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            for name in (*Artifact.open(Path(artifact), KIND).files, MANIFEST):
-                link_or_copy(Path(artifact) / name, directory / name)
+            trained = Artifact.open(Path(artifact), KIND)
+            for name in (*trained.files, MANIFEST):
+                trained.link_file(name, directory / name)
         Artifact.open(directory, KIND).check()
     except (DamagedArtifact, MissingObject) as error:
         LOG.warning("%s; trains again", error.message)
