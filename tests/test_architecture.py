@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "profiles": BASE | {"stages", "text_table", "machine"},
     "artifacts": BASE | {"logs", "stages", "storage", "distributed"},
     "source": BASE | {"logs", "artifacts", "storage"},
-    "language": BASE | {"artifacts", "storage"},
+    "language": BASE | {"artifacts", "storage", "distributed"},
     "models": BASE | {"logs", "artifacts", "storage"},
     "comparison": BASE | {"artifacts", "models"},
     "telemetry": BASE | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},

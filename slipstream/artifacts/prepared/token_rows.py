@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,40 +10,37 @@ import numpy as np
 from slipstream.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
+from slipstream.artifacts.prepared.tokenizer_json import FAST, largest_id, reset
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 
 #: The files of a tokenizer, as Hugging Face's libraries write them beside a model. One of these is a tokenizer, the
 #: others only complete one.
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+VOCABULARIES = (FAST, "tokenizer.model", "vocab.json", "vocab.txt")
 OTHERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 FILES = (*VOCABULARIES, *OTHERS)
 
 
-def tokenizer_files(directory: Path, vocabulary: int) -> list[Path]:
-    """The files of the tokenizer in ``directory``.
+def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
+    """Return the files of the tokenizer in ``directory`` by name, without truncation, padding and dropout.
 
     Raises ``UserError`` if there is none, or if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens
     does not know.
     """
-    paths = [directory / name for name in FILES if (directory / name).is_file()]
-    if not any(path.name in VOCABULARIES for path in paths):
+    files = {name: (directory / name).read_bytes() for name in FILES if (directory / name).is_file()}
+    if files.keys().isdisjoint(VOCABULARIES):
         raise UserError(f"{directory}: holds no tokenizer; expected one of {', '.join(VOCABULARIES)} in it")
-    fast = directory / "tokenizer.json"
-    if fast in paths and (largest := largest_id(fast)) >= vocabulary:
-        raise UserError(f"{fast}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
-    return paths
-
-
-def largest_id(path: Path) -> int:
-    """The largest token id of a ``tokenizer.json``. Raises ``UserError`` if it is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        stored = content["model"]["vocab"]  # ids by token, or a list in which a token's place is its id
-        ids = stored.values() if isinstance(stored, dict) else range(len(stored))
-        return max([*ids, *(token["id"] for token in content.get("added_tokens") or ())], default=-1)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: no tokenizer of Hugging Face's tokenizers: {error!r}") from None
+    if FAST in files:
+        where = directory / FAST
+        try:
+            text = reset(files[FAST].decode())
+            largest = largest_id(text)
+            files[FAST] = text.encode()
+        except ValueError as error:
+            raise UserError(f"{where}: no tokenizer of Hugging Face's tokenizers: {error}") from None
+        if largest >= vocabulary:
+            raise UserError(f"{where}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
+    return files
 
 
 #: Where the tokenizer lies in the prepared data.
@@ -65,7 +61,7 @@ def write_token_rows(
     ``vocabulary``. The files of the ``tokenizer`` in a directory are kept beside the rows, and exported with a model.
     Raises ``UserError`` for arrays of other shapes, ids out of range, or if there is no tokenizer.
     """
-    more = tokenizer_files(tokenizer, vocabulary) if tokenizer else []
+    more = tokenizer_files(tokenizer, vocabulary) if tokenizer else {}
     widths = {name: rows.shape[1:] for name, rows in splits.items()}
     if unknown := sorted(set(splits) - set(SPLITS)):
         raise UserError(f"{unknown[0]!r} is no split; expected {', '.join(SPLITS)}")
@@ -87,8 +83,8 @@ def write_token_rows(
         block = max(1, BLOCK_BYTES // record) * record
         with writer.create(f"{name}-00000.rows", block_bytes=block) as file:
             file.write(np.random.default_rng(seed).permutation(stored).view(np.uint8).reshape(-1))
-    for path in more:
-        writer.write_bytes(f"{TOKENIZER}/{path.name}", path.read_bytes())
+    for name, content in more.items():
+        writer.write_bytes(f"{TOKENIZER}/{name}", content)
     counts = {name: len(splits.get(name, ())) for name in SPLITS}
     write_record(writer, "signature.json", signature)
     writer.write_json("schema.json", {"columns": []})

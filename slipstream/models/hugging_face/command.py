@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -43,14 +42,14 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
         )
     if output.exists():
         raise UserError(f"{output}: exists already; choose a directory that is to be made")
-    more = tokenizer_files(tokenizer, model.config.vocab_size) if tokenizer else []
+    more = tokenizer_files(tokenizer, model.config.vocab_size) if tokenizer else {}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
         partial = Path(scratch, output.name)
         partial.mkdir()
-        for name, content in files_of(model):
+        for name, chunks in files_of(model):
             with (partial / name).open("wb") as file:
-                file.writelines(content)
-        for path in more:
-            shutil.copyfile(path, partial / path.name)
+                file.writelines(chunks)
+        for name, content in more.items():
+            (partial / name).write_bytes(content)
         put_in_place(partial, output)
