@@ -124,16 +124,30 @@ def resolve_language(listing: Listing, target: str, config: DataConfig) -> Sourc
 
 
 def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
-    """Return the files of the user's tokenizer, as they are stored, and the token ids of the model beside it, 0 without
-    one. Raises ``UserError`` if that model has no embedding for some id."""
+    """Return the files of the user's tokenizer in the form that is stored, and the number of token ids of the model in
+    the same directory, 0 without one. Raises ``UserError`` if that model has no embedding for an id."""
     tokenizer, vocabulary = Tokenizer(read_tokenizer(address)), vocabulary_beside(address)
     if 0 < vocabulary < tokenizer.vocabulary:
         raise UserError(
-            f"data.tokenizer: {address}: {FAST} has the token id {tokenizer.vocabulary - 1}, and the model of its "
-            f"{CONFIG} has embeddings for {vocabulary} (vocab_size); expected smaller ids; give the tokenizer that "
-            "belongs to the model, or one without a model beside it"
+            f"data.tokenizer: {address}: {FAST} has the token id {tokenizer.vocabulary - 1}, and the model of "
+            f"{CONFIG} has embeddings for {vocabulary} ids (vocab_size); expected smaller ids; give the tokenizer of "
+            f"that model, or a directory without {CONFIG}"
         )
     return tokenizer.files, vocabulary
+
+
+def check_ids_of_base(tokenizer: str, base: str) -> None:
+    """Raise ``UserError`` if data of the user's tokenizer, in another directory than the base, would have other token
+    ids than the base has embeddings."""
+    if tokenizer in (*MADE_HERE, base):
+        return
+    files, vocabulary = given_tokenizer(tokenizer)
+    ids, embeddings = max(Tokenizer(files).vocabulary, vocabulary), vocabulary_beside(base)
+    if embeddings and ids != embeddings:
+        raise UserError(
+            f"data.tokenizer: {tokenizer} has {ids} token ids, and model.base {base} has embeddings for {embeddings}; "
+            "expected as many; give the base's directory as data.tokenizer"
+        )
 
 
 def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig) -> Format:

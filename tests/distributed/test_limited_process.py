@@ -51,7 +51,7 @@ class Library:
     def crash(self) -> None:
         os.abort()
 
-    def work_for_ever(self) -> None:
+    def never_return(self) -> None:
         while True:
             pass
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_made_fails_at_every_call() -> None:
 def test_time_of_the_processor_is_limited_for_each_call(library: LimitedProcess[Library]) -> None:
     limits = Limits(cpu_seconds=1, memory=1 << 30)
     with pytest.raises(CallFailed, match=r"^it took more than 1 s of CPU time$"):
-        library.call(limits, Library.work_for_ever)
+        library.call(limits, Library.never_return)
     assert library.call(limits, Library.add, 1) == 6
 
 
@@ -148,7 +148,7 @@ def test_an_interrupted_call_leaves_no_result_for_the_next(library: LimitedProce
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         with pytest.raises(KeyboardInterrupt):
-            library.call(LIMITS, Library.work_for_ever)
+            library.call(LIMITS, Library.never_return)
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     assert not psutil.pid_exists(child)

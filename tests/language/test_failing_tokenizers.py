@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from slipstream.artifacts.prepared.tokenizer_json import FAST
+from slipstream.artifacts.versions import ROOT, imported_names
 from slipstream.errors import UserError
 from slipstream.language import engine
 from slipstream.language.tokenizer import SETTINGS, TEMPLATE, Tokenizer, TokenizerFiles, bytes_tokenizer
@@ -150,3 +151,8 @@ def test_texts_that_fail_in_training_keep_their_error() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         engine.trained_bpe(interrupted(), 300, ["<|endoftext|>"])
+
+
+def test_one_module_imports_the_library() -> None:
+    files = [path for folder in ("slipstream", "tasks", "workflows") for path in (ROOT / folder).rglob("*.py")]
+    assert [path.name for path in files if "tokenizers" in imported_names(path)] == ["engine.py"]

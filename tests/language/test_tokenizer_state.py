@@ -205,14 +205,12 @@ def test_ids_are_bounded(tmp_path: Path) -> None:
         )
 
 
-def test_ids_have_embeddings_in_the_model_beside_them(tmp_path: Path) -> None:
+def test_ids_have_embeddings_in_the_model_of_their_directory(tmp_path: Path) -> None:
     where = word_level(tmp_path / "base", 40)
     (where / "config.json").write_text('{"vocab_size": 41}')
     assert given_tokenizer(str(where))[1] == 41
     (where / "config.json").write_text('{"vocab_size": 40}')
-    with pytest.raises(
-        UserError, match=r"has the token id 40, and the model of its config\.json has embeddings for 40"
-    ):
+    with pytest.raises(UserError, match=r"has the token id 40, and the model of config\.json has embeddings for 40"):
         given_tokenizer(str(where))
 
 
