@@ -65,10 +65,10 @@ def test_data_has_the_ids_of_the_model_beside_its_tokenizer(data: PreparedData, 
 def test_another_tokenizer_with_other_ids_is_refused_before_any_data_is_read(base: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     write_tokenizer(alone)
-    config = {"model": {"base": str(base)}, "data": {"task": "language", "length": LENGTH}}
 
     def sections(tokenizer: Path | str) -> object:
-        return sections_of(RunConfig.from_dict({**config, "data": {**config["data"], "tokenizer": str(tokenizer)}}))
+        data = {"task": "language", "length": LENGTH, "tokenizer": str(tokenizer)}
+        return sections_of(RunConfig.from_dict({"model": {"base": str(base)}, "data": data}))
 
     with pytest.raises(
         UserError, match=rf"^data\.tokenizer: .* has 259 token ids, and model\.base .* for {VOCABULARY}"
