@@ -82,9 +82,11 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
     config.model.check_base()
     if config.model.base and config.data.task == "language":
         # Half a second, which others need not spend.
+        from slipstream.prepare.resolve import check_ids_of_base
         from slipstream.train.checks import check_base
 
         check_base(config.model, config.for_training(), config.data)
+        check_ids_of_base(config.data.tokenizer, config.model.base)
     config = replace(config, collectives=with_lasting_history(config.collectives))
     placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
     if placement.processes:  # else as many as the machine has

@@ -6,87 +6,97 @@ A tokenizer is held as the contents of its files, so that it is read once and tr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 import numpy as np
 
 from slipstream.artifacts.hugging_face import CONFIG, LONGEST_JSON
 from slipstream.artifacts.prepared.token_rows import read_files
+from slipstream.artifacts.prepared.tokenizer_json import FAST, MOST_IDS, reset
 from slipstream.errors import UserError
+from slipstream.language.engine import Engine, bytes_bpe, engine_process, trained_bpe
 from slipstream.storage import STORES, MissingObject, open_below
 from slipstream.storage.local import local_path
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Engine
-
 #: The contents of a tokenizer's files by their names.
 TokenizerFiles: TypeAlias = dict[str, str]
-FAST, SETTINGS, SPECIAL, TEMPLATE = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
+SETTINGS, SPECIAL, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 #: Those of its files that are read here, all of them texts.
 READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
 #: The end token of tokenizers that are made here, and what begins and ends a turn of a conversation.
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
-def library() -> Any:
-    """The library of tokenizers. Raises ``UserError`` where it is not installed."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError("data.task: language needs the library tokenizers; pip install 'slipstream[text]'") from None
-    return tokenizers
-
-
 class Tokenizer:
-    """``end`` is the id that ends a document, ``vocabulary`` the number of ids; ``specials`` are the texts of the
-    special tokens, ``special_ids`` their ids."""
+    """Tokenizer of Hugging Face's files.
+
+    ``files`` are those to store and export, without the entries that make ids depend on an earlier use or on chance.
+    ``end`` is the id that ends a document, ``vocabulary`` the number of ids; ``specials`` are the texts of the special
+    tokens, ``special_ids`` their ids.
+    """
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        """Raises ``UserError`` for files that are no tokenizer, or name no end token."""
-        self.files = dict(files)
-        try:
-            self._engine: Engine = library().Tokenizer.from_str(files[FAST])
-        except UserError:
-            raise
-        except Exception as error:  # the library raises no class of its own
-            raise UserError(f"data.tokenizer: {FAST} is no tokenizer of Hugging Face's tokenizers: {error}") from None
+        """Raises ``UserError`` for files that are no tokenizer, name no end token, or have ids out of range."""
+        self.files = with_reset(files)
+        self._engine = engine_process(self.files[FAST])
         self.end = self.id_of(end_token(files))
-        # Ids need not be without gaps.
-        self.vocabulary = 1 + max(self._engine.get_vocab(with_added_tokens=True).values())
-        special = {i: t.content for i, t in self._engine.get_added_tokens_decoder().items() if t.special}
-        self.specials, self.special_ids = list(special.values()), frozenset({*special, self.end})
+        largest = self._engine.call(0, Engine.largest_id)
+        if largest >= MOST_IDS:
+            raise UserError(f"data.tokenizer: {FAST} has the token id {largest:,}; expected ids below {MOST_IDS:,}")
+        self.vocabulary = 1 + largest
+        special = self._engine.call(0, Engine.specials)
+        self.specials = [token.text for token in special]
+        self.special_ids = frozenset({*(token.id for token in special), self.end})
 
     def id_of(self, token: str) -> int:
-        number = self._engine.token_to_id(token)
+        """Return the id of a token. Raises ``UserError`` if it has none."""
+        number = self._engine.call(0, Engine.id_of, token)
         if number is None:
             raise UserError(f"data.tokenizer: the token {token!r} of {SETTINGS} has no id in {FAST}")
-        return int(number)
+        return number
 
-    def documents(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
-        """The ids (int64) of each text, in which even the spelling of a special token is only text."""
-        self._engine.encode_special_tokens = True
-        for encoded in self._engine.encode_batch_fast(list(texts), add_special_tokens=False):
-            yield np.array(encoded.ids, np.int64)
+    def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids (int64) of each text, in which even the spelling of a special token is only text."""
+        ids, counts = self._engine.call(sum(map(len, texts)), Engine.encode_texts, list(texts))
+        return divided(ids, counts)
 
-    def conversation(self, text: str, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-        """The tokens (int64) of a rendered conversation, -1 - id of those that are not learned: that do not begin in
-        one of the ``spans`` (characters). A token that an answer shares with what goes before it is not its own."""
-        self._engine.encode_special_tokens = False
-        encoded = self._engine.encode(text, add_special_tokens=False)
-        ids, begins = np.array(encoded.ids, np.int64), np.array([begin for begin, _ in encoded.offsets], np.int64)
-        learned = np.zeros(len(ids), bool)
-        for first, last in spans:
-            learned |= (begins >= first) & (begins < last)
-        return np.where(learned, ids, -1 - ids)
+    def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
+        """Return the tokens (int64) of each rendered conversation, -1 - id of those that are not learned: those that
+        start in none of its ``spans`` (characters). A token that an answer shares with the text before it is not
+        learned."""
+        ids, counts, starts = self._engine.call(sum(map(len, texts)), Engine.encode_with_specials, list(texts))
+        rows = zip(divided(ids, counts), divided(starts, counts), spans, strict=True)
+        return [marked(tokens, begins, answers) for tokens, begins, answers in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._engine.decode(list(ids), skip_special_tokens=True))
+        """Return the text of ids, without special tokens."""
+        return self._engine.call(len(ids), Engine.decode, list(ids))
+
+
+def divided(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:
+    """Return the values (int64) of each text."""
+    whole = np.array(values, np.int64)
+    return [whole[start:stop] for start, stop in pairwise([0, *accumulate(counts)])]
+
+
+def marked(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Return the ids that start in one of the spans, and -1 - id for all others."""
+    learned = np.zeros(len(ids), bool)
+    for first, last in spans:
+        learned |= (starts >= first) & (starts < last)
+    return np.where(learned, ids, -1 - ids)
+
+
+def with_reset(files: Mapping[str, str]) -> TokenizerFiles:
+    """Return the files with truncation, padding and dropout reset. Raises ``UserError`` for a ``tokenizer.json`` that
+    is no JSON object."""
+    try:
+        return {**files, FAST: reset(files[FAST])}
+    except ValueError as error:
+        raise UserError(f"data.tokenizer: {FAST} is no tokenizer of Hugging Face's tokenizers: {error}") from None
 
 
 def read_tokenizer(address: str) -> TokenizerFiles:
@@ -119,8 +129,11 @@ def vocabulary_beside(address: str) -> int:
     except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: {where} cannot be read as JSON: {error}") from None
     stated = content.get("vocab_size") if isinstance(content, dict) else None
-    if stated is not None and type(stated) is not int:
-        raise UserError(f"data.tokenizer: {where}: vocab_size: {stated!r:.40} is not allowed; expected an integer")
+    if stated is not None and not (type(stated) is int and 0 <= stated <= MOST_IDS):
+        raise UserError(
+            f"data.tokenizer: {where}: vocab_size: {stated!r:.40} is not allowed; expected an integer from 0 to "
+            f"{MOST_IDS:,}"
+        )
     return stated or 0
 
 
@@ -152,7 +165,7 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
         return None
     try:
         content = json.loads(files[name])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: {name} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"data.tokenizer: {name} is no JSON object")
@@ -161,53 +174,24 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
 
 def bytes_tokenizer(*, turns: bool) -> TokenizerFiles:
     """One id for each byte, in their order, then the special tokens; those of ``turns``, too, if there are any."""
-    tokenizers = library()
-    alphabet = byte_characters()
-    engine = byte_level(tokenizers.models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
-    engine.add_special_tokens(specials(turns=turns))
-    return made(engine)
+    return made(bytes_bpe(specials(turns=turns)))
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, *, turns: bool) -> TokenizerFiles:
     """Byte-level BPE (Sennrich, Haddow and Birch 2016; Radford et al. 2019, "GPT-2") of at most ``vocabulary`` ids: of
     little text there are fewer. The same texts give the same files, on any number of threads."""
-    tokenizers = library()
-    engine = byte_level(tokenizers.models.BPE())
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=specials(turns=turns),
-        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    engine.train_from_iterator(texts, trainer)
-    return made(engine)
+    return made(trained_bpe(texts, vocabulary, specials(turns=turns)))
 
 
 def specials(*, turns: bool) -> list[str]:
     return [END, TURN, TURN_ENDS] if turns else [END]
 
 
-def byte_level(model: object) -> Engine:
-    tokenizers = library()
-    engine: Engine = tokenizers.Tokenizer(model)
-    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine.decoder = tokenizers.decoders.ByteLevel()
-    return engine
-
-
-def byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself if it can be seen, else one from
-    U+0100 on (``bytes_to_unicode`` of GPT-2)."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
-
-
-def made(engine: Engine) -> TokenizerFiles:
+def made(fast: str) -> TokenizerFiles:
     settings: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
         "bos_token": END,
         "clean_up_tokenization_spaces": False,
     }
-    return {FAST: engine.to_str(), SETTINGS: json.dumps(settings, indent=2)}
+    return {FAST: fast, SETTINGS: json.dumps(settings, indent=2)}

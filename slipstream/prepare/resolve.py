@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.hugging_face import CONFIG
+from slipstream.artifacts.prepared.tokenizer_json import FAST
 from slipstream.errors import UserError
-from slipstream.language.tokenizer import Tokenizer, library, read_tokenizer, vocabulary_beside
+from slipstream.language.engine import library
+from slipstream.language.tokenizer import Tokenizer, read_tokenizer, vocabulary_beside
 from slipstream.prepare.base_set import BaseSet, FileSet
 from slipstream.source.config import DataConfig, Format
 from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile
@@ -114,14 +117,37 @@ def resolve_language(listing: Listing, target: str, config: DataConfig) -> Sourc
         if getattr(config, name):
             raise UserError(f"data.{name}: is for tables, not for data.task: language; leave it out")
     files = tuple(file for file in listing.files if file.size)
-    given = config.tokenizer not in MADE_HERE
-    tokenizer = read_tokenizer(config.tokenizer) if given else {}
-    if tokenizer:
-        Tokenizer(tokenizer)
-    vocabulary = vocabulary_beside(config.tokenizer) if given else 0
     library()
+    tokenizer, vocabulary = ({}, 0) if config.tokenizer in MADE_HERE else given_tokenizer(config.tokenizer)
     format = corpus_format(listing, files, config)
     return SourceToPrepare(listing, format, files, "", config, tokenizer=tokenizer, vocabulary=vocabulary)
+
+
+def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
+    """Return the files of the user's tokenizer in the form that is stored, and the number of token ids of the model in
+    the same directory, 0 without one. Raises ``UserError`` if that model has no embedding for an id."""
+    tokenizer, vocabulary = Tokenizer(read_tokenizer(address)), vocabulary_beside(address)
+    if 0 < vocabulary < tokenizer.vocabulary:
+        raise UserError(
+            f"data.tokenizer: {address}: {FAST} has the token id {tokenizer.vocabulary - 1}, and the model of "
+            f"{CONFIG} has embeddings for {vocabulary} ids (vocab_size); expected smaller ids; give the tokenizer of "
+            f"that model, or a directory without {CONFIG}"
+        )
+    return tokenizer.files, vocabulary
+
+
+def check_ids_of_base(tokenizer: str, base: str) -> None:
+    """Raise ``UserError`` if data of the user's tokenizer, in another directory than the base, would have other token
+    ids than the base has embeddings."""
+    if tokenizer in (*MADE_HERE, base):
+        return
+    files, vocabulary = given_tokenizer(tokenizer)
+    ids, embeddings = max(Tokenizer(files).vocabulary, vocabulary), vocabulary_beside(base)
+    if embeddings and ids != embeddings:
+        raise UserError(
+            f"data.tokenizer: {tokenizer} has {ids} token ids, and model.base {base} has embeddings for {embeddings}; "
+            "expected as many; give the base's directory as data.tokenizer"
+        )
 
 
 def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig) -> Format:

@@ -221,6 +221,9 @@ class TestBadInput:
         (tmp_path / "broken").mkdir()
         (tmp_path / "broken/tokenizer.json").write_text("{}")
         (tmp_path / "broken/tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+        broken = refused(tmp_path, stories, tokenizer=str(tmp_path / "broken"))
+        assert broken.startswith("data.tokenizer: tokenizer.json: the library tokenizers fails with it: Model missing.")
+        (tmp_path / "broken/tokenizer.json").write_text("[" * 100_000)
         assert "is no tokenizer of Hugging Face's" in refused(tmp_path, stories, tokenizer=str(tmp_path / "broken"))
 
     def test_other_columns_and_settings(self, stories: Path, tmp_path: Path) -> None:

@@ -55,9 +55,16 @@ def make_base(
     tokenizer of the bytes."""
     limit = {"max_shard_size": max_shard_size} if max_shard_size else {}
     random_network(family, **changes).to(dtype).save_pretrained(directory, **limit)
-    for name, content in {**bytes_tokenizer(turns=True), TEMPLATE: OWN_TEMPLATE}.items() if tokenizer else ():
-        (directory / name).write_text(content, encoding="utf-8")
+    if tokenizer:
+        write_tokenizer(directory)
     return directory
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write a tokenizer of the bytes, with a chat template."""
+    directory.mkdir(exist_ok=True)
+    for name, content in {**bytes_tokenizer(turns=True), TEMPLATE: OWN_TEMPLATE}.items():
+        (directory / name).write_text(content, encoding="utf-8")
 
 
 def theirs(directory: Path, tokens: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.setup import same_origin
 from tasks.config import sections_of
-from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs
+from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs, write_tokenizer
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.training import refusal, trained
 
@@ -51,13 +52,31 @@ def test_data_has_the_ids_of_the_model_beside_its_tokenizer(data: PreparedData, 
     assert data.signature.outputs == VOCABULARY, "more than the tokenizer has"
     tokenizer = make_base(tmp_path / "base", vocab_size=200)
     stories = write_stories(tmp_path / "stories")
-    fewer = prepare_language(tmp_path / "fewer", stories, tokenizer=str(tokenizer), length=LENGTH)
-    assert fewer.signature.outputs == 259
-    with pytest.raises(UserError, match=r"model\.base: .*: has 200 token ids, and this data 259|has 200 token ids"):
-        check_training(fewer.artifact.directory, ModelConfig(base=str(tokenizer)), ONE_EPOCH, 1, 1)
+    with pytest.raises(UserError, match=r"the token id 258, and the model of config\.json has embeddings for 200"):
+        prepare_language(tmp_path / "fewer", stories, tokenizer=str(tokenizer), length=LENGTH)
+    other = prepare_language(tmp_path / "other", stories, length=LENGTH)
+    with pytest.raises(UserError, match=r"model\.base: .* has 200 token ids, and this data 257"):
+        check_training(other.artifact.directory, ModelConfig(base=str(tokenizer)), ONE_EPOCH, 1, 1)
     (tokenizer / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"data\.tokenizer: .*/config\.json cannot be read as JSON"):
         prepare_language(tmp_path / "none", stories, tokenizer=str(tokenizer), length=LENGTH)
+
+
+def test_another_tokenizer_with_other_ids_is_refused_before_any_data_is_read(base: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    write_tokenizer(alone)
+
+    def sections(tokenizer: Path | str) -> object:
+        data = {"task": "language", "length": LENGTH, "tokenizer": str(tokenizer)}
+        return sections_of(RunConfig.from_dict({"model": {"base": str(base)}, "data": data}))
+
+    with pytest.raises(
+        UserError, match=rf"^data\.tokenizer: .* has 259 token ids, and model\.base .* for {VOCABULARY}"
+    ):
+        sections(alone)
+    (alone / CONFIG).write_text(json.dumps({"vocab_size": VOCABULARY}))
+    for tokenizer in (alone, base, "bytes"):
+        sections(tokenizer)
 
 
 def test_what_a_config_beside_a_tokenizer_may_not_be(tmp_path: Path) -> None:
@@ -65,7 +84,7 @@ def test_what_a_config_beside_a_tokenizer_may_not_be(tmp_path: Path) -> None:
     for content, ids in (("{}", 0), ('{"vocab_size": 12}', 12), ("[]", 0)):
         (tmp_path / CONFIG).write_text(content)
         assert vocabulary_beside(str(tmp_path)) == ids
-    for value in ("true", '"12"', "1.5"):
+    for value in ("true", '"12"', "1.5", "-1", "16777217"):
         (tmp_path / CONFIG).write_text(f'{{"vocab_size": {value}}}')
         with pytest.raises(UserError, match=r"/config\.json: vocab_size: .* is not allowed; expected an integer"):
             vocabulary_beside(str(tmp_path))

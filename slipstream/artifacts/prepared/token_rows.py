@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +11,14 @@ import numpy as np
 from slipstream.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
+from slipstream.artifacts.prepared.tokenizer_json import FAST, largest_id, reset
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.storage import STORES, MissingObject, list_names, read_below
 
 #: The files of a tokenizer, as Hugging Face's libraries write them beside a model. One of these is a tokenizer, the
 #: others only complete one.
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+VOCABULARIES = (FAST, "tokenizer.model", "vocab.json", "vocab.txt")
 OTHERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 FILES = (*VOCABULARIES, *OTHERS)
 #: The most bytes of one of them. Those of the largest vocabularies have about half.
@@ -41,7 +41,7 @@ def read_files(address: str) -> dict[str, bytes]:
 
 
 def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
-    """The contents of the files of the tokenizer in ``directory``, by name.
+    """Return the files of the tokenizer in ``directory`` by name, without truncation, padding and dropout.
 
     Raises ``UserError`` if there is none, if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens does
     not know, or as :func:`read_files`.
@@ -49,21 +49,17 @@ def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
     files = read_files(str(directory))
     if files.keys().isdisjoint(VOCABULARIES):
         raise UserError(f"{directory}: holds no tokenizer; expected one of {', '.join(VOCABULARIES)} in it")
-    fast = "tokenizer.json"
-    if fast in files and (largest := largest_id(files[fast], directory / fast)) >= vocabulary:
-        raise UserError(f"{directory / fast}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
+    if FAST in files:
+        where = directory / FAST
+        try:
+            text = reset(files[FAST].decode())
+            largest = largest_id(text)
+            files[FAST] = text.encode()
+        except ValueError as error:
+            raise UserError(f"{where}: no tokenizer of Hugging Face's tokenizers: {error}") from None
+        if largest >= vocabulary:
+            raise UserError(f"{where}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
     return files
-
-
-def largest_id(text: bytes, path: Path) -> int:
-    """The largest token id of the ``tokenizer.json`` at ``path``. Raises ``UserError`` if it is none."""
-    try:
-        content = json.loads(text)
-        stored = content["model"]["vocab"]  # ids by token, or a list in which a token's place is its id
-        ids = stored.values() if isinstance(stored, dict) else range(len(stored))
-        return max([*ids, *(token["id"] for token in content.get("added_tokens") or ())], default=-1)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: no tokenizer of Hugging Face's tokenizers: {error!r}") from None
 
 
 #: Where the tokenizer lies in the prepared data.

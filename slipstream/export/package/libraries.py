@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.token_rows import TOKENIZER
+from slipstream.artifacts.prepared.tokenizer_json import FAST, reset
 from slipstream.artifacts.results.export import LibraryFiles
+from slipstream.errors import UserError
 from slipstream.language.stops import stops_of
 from slipstream.language.tokenizer import READ
 
@@ -56,13 +58,20 @@ def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: Prepa
 
 
 def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
-    """The files of the data's tokenizer, by name."""
+    """Return the files of the data's tokenizer by name, without truncation, padding and dropout, whoever stored them.
+    Raises ``UserError`` for a ``tokenizer.json`` that is no JSON object."""
     prefix = f"{TOKENIZER}/"
-    return {
+    files = {
         name.removeprefix(prefix): data.artifact.read_bytes(name)
         for name in data.artifact.files
         if name.startswith(prefix)
     }
+    if FAST in files:
+        try:
+            files[FAST] = reset(files[FAST].decode()).encode()
+        except ValueError as error:
+            raise UserError(f"data: {prefix}{FAST} is no tokenizer of Hugging Face's tokenizers: {error}") from None
+    return files
 
 
 def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelConfig) -> LibraryFiles:

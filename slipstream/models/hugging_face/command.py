@@ -47,9 +47,9 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
         partial = Path(scratch, output.name)
         partial.mkdir()
-        for name, content in files_of(model):
+        for name, chunks in files_of(model):
             with (partial / name).open("wb") as file:
-                file.writelines(content)
-        for name, stored in more.items():
-            (partial / name).write_bytes(stored)
+                file.writelines(chunks)
+        for name, content in more.items():
+            (partial / name).write_bytes(content)
         put_in_place(partial, output)

@@ -93,9 +93,7 @@ def encode_conversations(job: EncodeJob) -> EncodedPiece:
     filling = np.full(job.length + 1, -1 - tokenizer.end)
     for split in range(len(SPLITS)):
         with piece.path(split).open("wb") as file:
-            for row in (row for rows in batches(job.spool, split) for row in rows):
-                places = row["spans"]
-                tokens = tokenizer.conversation(row["text"], list(zip(places[::2], places[1::2], strict=True)))
+            for row, tokens in (found for rows in batches(job.spool, split) for found in encoded(tokenizer, rows)):
                 learned = int((tokens[1:] >= 0).sum())
                 if reason := why_no_row(len(tokens), learned, len(filling)):
                     piece.bad.append(BadRow(row["name"], row["line"], "", reason, row["text"]))
@@ -109,6 +107,13 @@ def encode_conversations(job: EncodeJob) -> EncodedPiece:
                     kept.append(Document(row["name"], SPLITS[split], row["answers"], whole))
     write_kept(piece, kept)
     return piece
+
+
+def encoded(tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Return each conversation with its tokens."""
+    places = [row["spans"] for row in rows]
+    spans = [list(zip(each[::2], each[1::2], strict=True)) for each in places]
+    return zip(rows, tokenizer.conversations([row["text"] for row in rows], spans), strict=True)
 
 
 def why_no_row(tokens: int, learned: int, room: int) -> str:

@@ -1,0 +1,173 @@
+"""Child process with limits on CPU time and memory, for a library that reads untrusted files.
+
+On such a file a library may panic, crash, never return or take all memory. In a child, each of these is one exception
+of the parent, and what the library prints is dropped. Calls and results travel as pickles, between a process and its
+own child alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from slipstream.distributed.child_processes import no_main_module
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+#: Spawned, not forked: a fork would tear the threads and locks of libraries.
+SPAWN = multiprocessing.get_context("spawn")
+#: Never caught: they ask the process to end.
+ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+class CallFailed(Exception):
+    """Reason why a call has no result."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one call: seconds of CPU time, of all threads together, and bytes of memory.
+
+    The kernel enforces them: the CPU time on Linux and macOS, the memory on Linux alone.
+    """
+
+    cpu_seconds: int
+    memory: int
+
+    def __str__(self) -> str:
+        return f"{self.cpu_seconds} s of CPU time and {self.memory / (1 << 30):.2g} GiB of memory"
+
+
+class LimitedProcess(Generic[T]):
+    """Child process that holds ``make(*arguments)`` and calls functions on it.
+
+    The child starts with the first call, and again with the next call after it was lost. It ends with this object or
+    with the parent.
+    """
+
+    def __init__(self, make: Callable[..., T], *arguments: object) -> None:
+        self._make, self._arguments = make, arguments
+        self._lock = threading.Lock()
+        self._child: tuple[BaseProcess, Connection] | None = None
+
+    def call(
+        self, limits: Limits, function: Callable[Concatenate[T, P], Result], *args: P.args, **kwargs: P.kwargs
+    ) -> Result:
+        """Return ``function(held, *args)``, computed by the child within the limits.
+
+        Raises:
+            CallFailed: The function failed, or the child ended.
+        """
+        with self._lock:
+            process, connection = self._child or self._start(limits)
+            result: Result = self._ask(process, connection, (limits, function, args, kwargs))
+            return result
+
+    def _start(self, limits: Limits) -> tuple[BaseProcess, Connection]:
+        ours, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=serve, args=(theirs,), daemon=True)
+        with no_main_module():
+            process.start()
+        theirs.close()
+        self._child = process, ours
+        self._end = weakref.finalize(self, end, process, ours)
+        self._ask(process, ours, (limits, self._make, self._arguments, {}))
+        return self._child
+
+    def _ask(self, process: BaseProcess, connection: Connection, request: tuple[Limits, Any, Any, Any]) -> Any:
+        limits, starting = request[0], request[1] is self._make
+        try:
+            connection.send(request)
+            failed, result = connection.recv()
+        except (EOFError, ConnectionError):
+            process.join()
+            self._lose()
+            raise CallFailed(why_ended(process.exitcode, limits)) from None
+        except BaseException:  # interrupted: the result of this call must not become that of the next
+            self._lose()
+            raise
+        if failed:
+            if starting:
+                self._lose()
+            raise CallFailed(result)
+        return result
+
+    def _lose(self) -> None:
+        self._child = None
+        self._end()
+
+
+def end(process: BaseProcess, connection: Connection) -> None:
+    """Kill a child, whatever it is doing."""
+    connection.close()
+    process.kill()
+    process.join()
+
+
+def why_ended(exitcode: int | None, limits: Limits) -> str:
+    """Return why a child ended within a call."""
+    if exitcode is None or exitcode >= 0:
+        return f"its process ended with exit code {exitcode}"
+    if -exitcode == signal.SIGXCPU:
+        return f"it took more than {limits.cpu_seconds:,} s of CPU time"
+    return f"its process was ended by {signal.Signals(-exitcode).name} (its limits are {limits})"
+
+
+# In the child
+
+
+def serve(connection: Connection) -> None:
+    """Answer calls until the parent closes the connection. The first one makes the object that the others are given."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides whether its Ctrl-C ends this process
+    silence()
+    held: list[object] = []
+    while True:
+        try:
+            limits, function, args, kwargs = connection.recv()
+        except EOFError:
+            return
+        keep(limits)
+        answer: tuple[bool, object]
+        try:
+            made = function(*held, *args, **kwargs)
+            answer = (False, made if held else None)
+            held = held or [made]
+        except ENDINGS:
+            raise
+        except BaseException as error:  # a panic of Rust is no Exception
+            answer = (True, describe(error))
+        connection.send(answer)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as text: only this one is certain to be pickled."""
+    return str(error) or type(error).__name__
+
+
+def silence() -> None:
+    """Drop what libraries print, such as the backtrace of a panic, and leave no core dump."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def keep(limits: Limits) -> None:
+    """Have the kernel end this process when it exceeds the limits of the next call."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + limits.cpu_seconds
+    for which, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, limits.memory)):
+        hard = resource.getrlimit(which)[1]
+        resource.setrlimit(which, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

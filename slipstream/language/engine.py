@@ -1,0 +1,175 @@
+"""The library of tokenizers: the only module that imports it.
+
+A ``tokenizer.json`` may come from anywhere, and the library panics, never returns or takes all memory on some. So
+untrusted files are read and used in a child process with limits (:class:`EngineProcess`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from slipstream.artifacts.prepared.tokenizer_json import FAST
+from slipstream.distributed.limited_process import ENDINGS, CallFailed, LimitedProcess, Limits
+from slipstream.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+#: CPU seconds of a call, and characters for each second more. Byte-level BPE encodes 1,300,000 characters in a second.
+SECONDS, CHARACTERS_PER_SECOND = 60, 32 << 10
+#: Bytes of memory of a call, and for each of its characters. Bytes as tokens take 271 for each.
+MEMORY, MEMORY_PER_CHARACTER = 4 << 30, 1 << 10
+
+
+def library() -> Any:
+    """Return the library of tokenizers. Raises ``UserError`` where it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError("data.task: language needs the library tokenizers; pip install 'slipstream[text]'") from None
+    return tokenizers
+
+
+class Special(NamedTuple):
+    """Special token: its id and its text."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Tokenizer of the library, with calls whose results are plain values. Lives in the child process."""
+
+    tokenizer: Library
+
+    @classmethod
+    def read(cls, text: str) -> Engine:
+        """Read the text of a ``tokenizer.json``."""
+        return cls(library().Tokenizer.from_str(text))
+
+    def largest_id(self) -> int:
+        """Return the largest token id; ids need not be without gaps."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def specials(self) -> list[Special]:
+        """Return the special tokens."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return [Special(number, token.content) for number, token in added if token.special]
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token, None if it has none."""
+        return self.tokenizer.token_to_id(token)
+
+    def encode_texts(self, texts: list[str]) -> tuple[array[int], list[int]]:
+        """Return the ids of all texts one after the other (uint32), and the number of ids of every text. Even the
+        spelling of a special token is text."""
+        self.tokenizer.encode_special_tokens = True
+        ids, counts = array("I"), []
+        for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+            ids.extend(encoded.ids)
+            counts.append(len(encoded))
+        return ids, counts
+
+    def encode_with_specials(self, texts: list[str]) -> tuple[array[int], list[int], array[int]]:
+        """Return what :meth:`encode_texts` does for texts that spell special tokens, and the character of its text at
+        which every token starts (uint32)."""
+        self.tokenizer.encode_special_tokens = False
+        ids, counts, starts = array("I"), [], array("I")
+        for encoded in self.tokenizer.encode_batch(texts, add_special_tokens=False):
+            ids.extend(encoded.ids)
+            counts.append(len(encoded))
+            starts.extend(start for start, _ in encoded.offsets)
+        return ids, counts, starts
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids, without special tokens."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class EngineProcess:
+    """:class:`Engine` of the text of a ``tokenizer.json``, in a child process with limits."""
+
+    def __init__(self, text: str) -> None:
+        library()  # its absence has a line of its own
+        self._text = text
+        self._process = LimitedProcess(Engine.read, text)
+
+    def call(
+        self, size: int, function: Callable[Concatenate[Engine, P], Result], *args: P.args, **kwargs: P.kwargs
+    ) -> Result:
+        """Return ``function(engine, *args)`` for ``size`` characters. Raises ``UserError`` if the library fails."""
+        size += len(self._text)
+        limits = Limits(SECONDS + size // CHARACTERS_PER_SECOND, MEMORY + size * MEMORY_PER_CHARACTER)
+        try:
+            return self._process.call(limits, function, *args, **kwargs)
+        except CallFailed as failure:
+            raise UserError(
+                f"data.tokenizer: {FAST}: the library tokenizers fails with it: {failure}; expected one that encodes "
+                "every text; give another, or set data.tokenizer: train"
+            ) from None
+
+
+@lru_cache(maxsize=1)
+def engine_process(text: str) -> EngineProcess:
+    """Return the child process of the text of a ``tokenizer.json``: one at a time, as each holds a vocabulary."""
+    return EngineProcess(text)
+
+
+# Tokenizers that are made here, from settings alone
+
+
+def bytes_bpe(specials: Sequence[str]) -> str:
+    """Return the ``tokenizer.json`` with one id for each byte, in their order, then the special tokens."""
+    models = library().models
+    alphabet = byte_characters()
+    engine = byte_level(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
+    engine.add_special_tokens(list(specials))
+    return engine.to_str()
+
+
+def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) -> str:
+    """Return the ``tokenizer.json`` of byte-level BPE trained on the texts.
+
+    The same texts give the same file, on any number of threads. Raises ``UserError`` if the library fails, and whatever
+    the texts raise.
+    """
+    tokenizers = library()
+    engine = byte_level(tokenizers.models.BPE())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(specials),
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    try:
+        engine.train_from_iterator(texts, trainer)
+    except (Exception, *ENDINGS):
+        raise
+    except BaseException as panic:
+        raise UserError(f"data.tokenizer: train: the library tokenizers fails with these texts: {panic}") from None
+    return engine.to_str()
+
+
+def byte_level(model: object) -> Library:
+    """Return a tokenizer that cuts text as GPT-2 does, around a model."""
+    tokenizers = library()
+    engine: Library = tokenizers.Tokenizer(model)
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    return engine
+
+
+def byte_characters() -> list[str]:
+    """Return the character that stands for each byte in a byte-level vocabulary: itself if it is visible, else one from
+    U+0100 on (``bytes_to_unicode`` of GPT-2)."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,220 @@
+"""Ids of a document do not depend on truncation, padding and dropout that a tokenizer.json carries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from click.testing import CliRunner
+from tokenizers import Tokenizer as Library
+
+from slipstream.artifacts.prepared.tokenizer_json import FAST, largest_id, reset
+from slipstream.errors import UserError
+from slipstream.language.tokenizer import Tokenizer, TokenizerFiles, train_tokenizer
+from slipstream.models.hugging_face.command import main as hugging_face
+from slipstream.prepare.language import corpus
+from slipstream.prepare.resolve import given_tokenizer
+from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
+from tests.support.tokens import small_transformer, token_data, word_tokenizer
+
+TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 64},
+    "direction": "Left",
+    "pad_to_multiple_of": None,
+    "pad_id": 3,
+    "pad_type_id": 0,
+    "pad_token": "#",
+}
+STATES: dict[str, dict[str, Any]] = {
+    "truncation": {"truncation": TRUNCATION},
+    "truncation with overlap": {"truncation": {**TRUNCATION, "stride": 3, "direction": "Left"}},
+    "fixed padding": {"padding": PADDING},
+    "padding of a batch": {"padding": {**PADDING, "strategy": "BatchLongest", "pad_to_multiple_of": 8}},
+    "dropout": {"dropout": 0.3},
+    "all": {"truncation": TRUNCATION, "padding": PADDING, "dropout": 1.0},
+}
+TEXTS = [story(number) for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def clean() -> TokenizerFiles:
+    return train_tokenizer([story(number) for number in range(100)], 400, turns=True)
+
+
+def with_state(files: TokenizerFiles, state: dict[str, Any]) -> TokenizerFiles:
+    content = json.loads(files[FAST]) | {name: value for name, value in state.items() if name != "dropout"}
+    content["model"] |= {name: value for name, value in state.items() if name == "dropout"}
+    return {**files, FAST: json.dumps(content, ensure_ascii=False)}
+
+
+def write(directory: Path, files: TokenizerFiles) -> Path:
+    directory.mkdir()
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return directory
+
+
+def ids_of(files: TokenizerFiles) -> list[list[int]]:
+    return [ids.tolist() for ids in Tokenizer(files).documents(TEXTS)]
+
+
+def ids_in_transformers(directory: Path) -> list[list[int]]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_ids_are_those_of_transformers_without_the_state(name: str, clean: TokenizerFiles, tmp_path: Path) -> None:
+    changed = with_state(clean, STATES[name])
+    raw = [encoded.ids for encoded in Library.from_str(changed[FAST]).encode_batch(TEXTS, add_special_tokens=False)]
+    expected = ids_in_transformers(write(tmp_path / "clean", clean))
+    assert raw != expected, "the library obeys the state"
+    assert ids_of(changed) == ids_of(clean) == expected
+    if "dropout" not in STATES[name]:
+        assert ids_in_transformers(write(tmp_path / "changed", changed)) == expected, "transformers ignores it, too"
+
+
+def test_transformers_keeps_dropout_and_what_is_stored_has_none(clean: TokenizerFiles, tmp_path: Path) -> None:
+    changed = with_state(clean, {"dropout": 0.1})
+
+    def encodings(directory: Path) -> int:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        return len({tuple(tokenizer(story(0))["input_ids"]) for _ in range(20)})
+
+    assert encodings(write(tmp_path / "changed", changed)) > 1
+    assert encodings(write(tmp_path / "stored", Tokenizer(changed).files)) == 1
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_conversations_do_not_depend_on_it(name: str, clean: TokenizerFiles) -> None:
+    text = "<|im_start|>user\nalpha beta<|im_end|>\n<|im_start|>assistant\ngamma delta epsilon<|im_end|>\n"
+    spans = [(text.index("gamma"), len(text))]
+    (expected,) = Tokenizer(clean).conversations([text], [spans])
+    (found,) = Tokenizer(with_state(clean, STATES[name])).conversations([text], [spans])
+    assert found.tolist() == expected.tolist()
+    assert (found >= 0).any() and (found < 0).any()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_prepared_data_has_every_token_once(
+    workers: int, clean: TokenizerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "PIECE_FILES", 20)  # only this process cuts pieces
+    stories = write_stories(tmp_path / "stories")
+    plain = prepare_language(tmp_path / "plain", stories, tokenizer=str(write(tmp_path / "clean", clean)))
+    changed = write(tmp_path / "changed", with_state(clean, STATES["all"]))
+    data = prepare_language(tmp_path / "data", stories, workers, tokenizer=str(changed))
+    assert data.card["tokens"] == plain.card["tokens"]
+    for split in ("train", "validation", "test"):
+        assert (rows_of(data, split) == rows_of(plain, split)).all()
+    stored = json.loads(data.artifact.read_bytes(f"tokenizer/{FAST}"))
+    assert stored == json.loads(clean[FAST])
+
+
+def test_prepared_conversations_are_not_cut(clean: TokenizerFiles, tmp_path: Path) -> None:
+    template = {
+        "chat_template.jinja": "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    }
+    rows = [{"prompt": f"alpha {n}", "completion": story(n)} for n in range(60)]
+    lines = write_lines(tmp_path / "talks.jsonl", rows)
+    found = [
+        prepare_language(tmp_path / name, lines, tokenizer=str(write(tmp_path / f"{name}-files", files)), length=500)
+        for name, files in (
+            ("plain", {**clean, **template}),
+            ("changed", with_state({**clean, **template}, STATES["all"])),
+        )
+    ]
+    for split in ("train", "validation", "test"):
+        assert (rows_of(found[0], split) == rows_of(found[1], split)).all()
+
+
+def test_the_identity_is_that_of_the_reset_form(clean: TokenizerFiles, tmp_path: Path) -> None:
+    changed, other = (with_state(clean, STATES[name]) for name in ("truncation", "all"))
+    forms = [given_tokenizer(str(write(tmp_path / str(n), files))) for n, files in enumerate((changed, other))]
+    assert forms[0] == forms[1]
+
+
+def test_a_file_without_state_is_kept_byte_for_byte(clean: TokenizerFiles) -> None:
+    indented = json.dumps(json.loads(clean[FAST]), indent=2)
+    assert reset(indented) == indented and Tokenizer({**clean, FAST: indented}).files[FAST] == indented
+    lean = json.loads(clean[FAST])
+    del lean["truncation"], lean["padding"], lean["model"]["dropout"]
+    assert reset(json.dumps(lean)) == json.dumps(lean)
+    assert ids_of({**clean, FAST: json.dumps(lean)}) == ids_of(clean)
+
+
+@pytest.mark.parametrize("last", [None, TRUNCATION])
+def test_of_an_entry_that_is_given_twice_nothing_is_left(last: object, clean: TokenizerFiles) -> None:
+    first = TRUNCATION if last is None else None
+    twice = f'"truncation":{json.dumps(first)},"truncation":{json.dumps(last)}'
+    text = clean[FAST].replace('"truncation":null', twice)
+    assert text.count('"truncation":') == 2
+    assert ids_of({**clean, FAST: text}) == ids_of(clean)
+
+
+def test_what_is_copied_without_the_library_is_reset_too(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    word_tokenizer(48).save_pretrained(words)
+    state = {"truncation": TRUNCATION, "padding": PADDING}
+    content = json.loads((words / FAST).read_text())
+    (words / FAST).write_text(json.dumps(content | state))
+    data = token_data(tmp_path / "data", words)
+    assert json.loads(data.artifact.read_bytes(f"tokenizer/{FAST}")) == content
+    trained = small_transformer(tmp_path / "trained", data).directory
+    arguments = [str(trained), str(tmp_path / "written"), "--tokenizer", str(words)]
+    result = CliRunner().invoke(hugging_face, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "written" / FAST).read_text()) == content
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "it is no JSON object"),
+        ("[" * 100_000, "it nests too deeply"),
+        ('{"model": 3}', "TypeError"),
+        ('{"model": {"vocab": {"a": -1}}}', "its ids are no numbers from 0 on"),
+        ('{"model": {"vocab": {"a": true}}}', "its ids are no numbers from 0 on"),
+        ('{"model": {"vocab": {"a": 1.5}}}', "its ids are no numbers from 0 on"),
+    ],
+)
+def test_what_states_no_ids(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        largest_id(text)
+
+
+def word_level(directory: Path, last: int) -> Path:
+    vocabulary = {"</s>": 0, "alpha": last}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "</s>"}
+    return write(directory, {FAST: json.dumps({"model": model}), "tokenizer_config.json": '{"eos_token": "</s>"}'})
+
+
+def test_ids_are_bounded(tmp_path: Path) -> None:
+    most = (1 << 24) - 1
+    assert Tokenizer(given_tokenizer(str(word_level(tmp_path / "most", most)))[0]).vocabulary == 1 << 24
+    for number in (most + 1, 4294967295):
+        with pytest.raises(UserError) as error:
+            given_tokenizer(str(word_level(tmp_path / str(number), number)))
+        assert error.value.message == (
+            f"data.tokenizer: tokenizer.json has the token id {number:,}; expected ids below 16,777,216"
+        )
+
+
+def test_ids_have_embeddings_in_the_model_of_their_directory(tmp_path: Path) -> None:
+    where = word_level(tmp_path / "base", 40)
+    (where / "config.json").write_text('{"vocab_size": 41}')
+    assert given_tokenizer(str(where))[1] == 41
+    (where / "config.json").write_text('{"vocab_size": 40}')
+    with pytest.raises(UserError, match=r"has the token id 40, and the model of config\.json has embeddings for 40"):
+        given_tokenizer(str(where))
+
+
+def test_no_texts_have_no_ids(clean: TokenizerFiles) -> None:
+    assert Tokenizer(clean).documents([]) == []
+    assert [ids.tolist() for ids in Tokenizer(clean).documents(["", "alpha", ""])][::2] == [[], []]
+    assert Tokenizer(clean).documents(["alpha"])[0].dtype == np.int64
