@@ -14,11 +14,13 @@ FLOORS = ("workflows", "tasks", "slipstream")
 #: beside each other: none imports another, but for promotion, which judges the packages that export writes, scoring,
 #: which runs what was promoted, and the sweep, whose trials are trainings.
 ERRORS = {"errors"}
+NAMES = {"number_in_name"}
 BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {
     "stages",
     "logs",
     "one_line",
+    "number_in_name",
     "text_table",
     "artifacts",
     "storage",
@@ -36,6 +38,7 @@ FOUNDATIONS = BASE | {
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
     "one_line": set(),
+    "number_in_name": set(),
     "errors": {"one_line"},
     "logs": {"one_line"},
     "cron": set(),
@@ -44,16 +47,16 @@ ALLOWED: dict[str, set[str]] = {
     "text_table": set(),
     "stages": set(),
     "settings": ERRORS,
-    "storage": ERRORS,
+    "storage": ERRORS | NAMES,
     "machine": ERRORS,
     "distributed": ERRORS | {"machine"},
     "profiles": BASE | {"stages", "text_table", "machine"},
-    "artifacts": BASE | {"logs", "stages", "storage", "distributed"},
+    "artifacts": BASE | NAMES | {"logs", "stages", "storage", "distributed"},
     "source": BASE | {"logs", "artifacts", "storage"},
     "language": BASE | {"artifacts", "storage"},
     "models": BASE | {"logs", "artifacts", "storage"},
     "comparison": BASE | {"artifacts", "models"},
-    "telemetry": BASE | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},
+    "telemetry": BASE | NAMES | {"logs", "text_table", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},

@@ -157,7 +157,7 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
         return None
     try:
         content = json.loads(files[name])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: {name} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"data.tokenizer: {name} is no JSON object")

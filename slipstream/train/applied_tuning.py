@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.records import decode_record
 from slipstream.distributed.process_group import process_group
 from slipstream.distributed.user_errors import AgreedUserError, backend_of
 from slipstream.errors import UserError
@@ -84,9 +86,13 @@ def agree_on_tuning(
 
 
 def with_checked_variables(applied: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a checkpoint says was applied. Raises ``UserError`` for a variable that is none of the tuner's."""
-    check_variables((applied or {}).get("environment", {}), "the checkpoint that is resumed")
-    return applied
+    """Return what a checkpoint says was applied, None if that is damaged. Raises ``UserError`` for a variable that is
+    none of the tuner's."""
+    record = decode_record(canonical_json(applied), AppliedTuning)
+    if record is None:
+        return None
+    check_variables(record.environment, "the checkpoint that is resumed")
+    return asdict(record)
 
 
 def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]) -> T:

@@ -43,7 +43,7 @@ def largest_id(path: Path) -> int:
         stored = content["model"]["vocab"]  # ids by token, or a list in which a token's place is its id
         ids = stored.values() if isinstance(stored, dict) else range(len(stored))
         return max([*ids, *(token["id"] for token in content.get("added_tokens") or ())], default=-1)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: no tokenizer of Hugging Face's tokenizers: {error!r}") from None
 
 

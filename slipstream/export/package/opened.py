@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,4 +25,7 @@ class OpenedPackage:
     @cached_property
     def statistics(self) -> dict[str, Any]:
         path = self.directory / "statistics.json"
-        return json.loads(path.read_bytes()) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        statistics: dict[str, Any] = from_json(path.read_bytes(), dict[str, Any], path)
+        return statistics
