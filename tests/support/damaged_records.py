@@ -19,10 +19,10 @@ CONTENTS = {
     "objects of objects": b'{"a":' * 50_000,
     "twice": b"{}{}",
 }
-#: Of these what is JSON.
+#: The contents that are valid JSON.
 JSON = ("a list", "null", "a number")
 DEEP = "deep"
-#: In place of a value: what no writer writes, wherever it stands. Python's parser accepts all of it.
+#: Values that no writer writes anywhere, and that Python's parser accepts.
 NEVER: dict[str, object] = {
     "10^400": 10**400,
     "2^64": 1 << 64,
@@ -32,7 +32,7 @@ NEVER: dict[str, object] = {
     "half a surrogate pair": "\ud800",
     "200 lists": DEEP,
 }
-#: In place of a value: what is right in some places.
+#: Values that are right in some places.
 PERHAPS: dict[str, object] = {
     "null": None,
     "true": True,
