@@ -14,11 +14,13 @@ FLOORS = ("workflows", "tasks", "slipstream")
 #: beside each other: none imports another, but for promotion, which judges the packages that export writes, scoring,
 #: which runs what was promoted, and the sweep, whose trials are trainings.
 ERRORS = {"errors"}
+NAMES = {"number_in_name"}
 BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {
     "stages",
     "logs",
     "one_line",
+    "number_in_name",
     "text_table",
     "untrusted_files",
     "artifacts",
@@ -37,6 +39,7 @@ FOUNDATIONS = BASE | {
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
     "one_line": set(),
+    "number_in_name": set(),
     "errors": {"one_line"},
     "logs": {"one_line"},
     "cron": set(),
@@ -46,16 +49,16 @@ ALLOWED: dict[str, set[str]] = {
     "untrusted_files": set(),
     "stages": set(),
     "settings": ERRORS,
-    "storage": ERRORS | {"untrusted_files"},
+    "storage": ERRORS | NAMES | {"untrusted_files"},
     "machine": ERRORS,
     "distributed": ERRORS | {"machine"},
     "profiles": BASE | {"stages", "text_table", "machine"},
-    "artifacts": BASE | {"logs", "stages", "storage", "distributed", "untrusted_files"},
+    "artifacts": BASE | NAMES | {"logs", "stages", "storage", "distributed", "untrusted_files"},
     "source": BASE | {"logs", "artifacts", "storage"},
     "language": BASE | {"one_line", "artifacts", "storage", "distributed"},
     "models": BASE | {"logs", "artifacts", "storage"},
     "comparison": BASE | {"artifacts", "models"},
-    "telemetry": BASE | {"logs", "one_line", "text_table", "artifacts", "storage", "machine", "profiles"},
+    "telemetry": BASE | NAMES | {"logs", "one_line", "text_table", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},

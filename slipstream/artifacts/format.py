@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from slipstream.artifacts.strict_json import parse_json
 from slipstream.errors import UserError
 from slipstream.storage.names import check_name, path_below
 from slipstream.untrusted_files import RefusedFile, link_or_copy, open_untrusted, read_untrusted
@@ -185,12 +186,12 @@ class Manifest:
         """Raises ``DamagedArtifact``, which names the address ``where`` it lies, unless it is one whose files lie below
         the artifact's directory."""
         try:
-            manifest = json.loads(raw)
+            manifest = parse_json(raw)
             files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
             if not all(record.consistent() for record in files.values()) or type(manifest["made_by"]) is not dict:
                 raise ValueError
             parsed = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise DamagedArtifact(f"{where}: not a manifest of this format") from None
         for name in files:
             check_name(name, where, DamagedArtifact)
@@ -270,9 +271,11 @@ class Artifact:
     def read_json(self, name: str) -> Any:
         """Raises ``DamagedArtifact``, also if the manifest vouches for what is no JSON."""
         try:
-            return json.loads(self.read_bytes(name))
-        except (ValueError, RecursionError):
-            raise DamagedArtifact(f"{self.directory / name}: not JSON") from None
+            return parse_json(self.read_bytes(name))
+        except UserError:
+            raise
+        except ValueError as error:
+            raise DamagedArtifact(f"{self.directory / name}: not JSON ({error})") from None
 
     def check(self) -> Artifact:
         """Verify all blocks and return the artifact itself. Raises ``DamagedArtifact``."""

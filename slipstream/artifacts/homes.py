@@ -7,8 +7,7 @@ result depends on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 #: The directory of all homes, below the raw output of Flyte, the profile's ``checkpoints``, or ``.slipstream``; and
 #: beside it that of all stores of sweeps.
@@ -36,18 +35,6 @@ class Holder:
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} of {self.execution}" if self.execution else "a run without a name"
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> Holder:
-        """What was recorded; a record that cannot be read is nobody's."""
-        fields = data if isinstance(data, Mapping) else {}
-        execution, attempt, prefix = (fields.get(name) for name in ("execution", "attempt", "prefix"))
-        if isinstance(execution, str) and isinstance(attempt, int) and isinstance(prefix, str):
-            return cls(execution, attempt, prefix)
-        return cls()
 
 
 def home_below(base: str, key: str, *above: str, among: str = HOMES) -> str:

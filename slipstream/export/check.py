@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slipstream.artifacts.strict_json import parse_json
 from slipstream.one_line import one_line
 from slipstream.untrusted_files import RefusedFile, open_untrusted, read_untrusted
 
@@ -58,7 +58,7 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
     lines += check_signature(directory, key)
     lines.append(check_files(directory))
     with malformed(directory / DEPLOYED):
-        deployed = json.loads(read_file(directory, DEPLOYED))
+        deployed = parse_json(read_file(directory, DEPLOYED))
         if not deployed["model"]:
             lines.append(f"outputs    not compared, as there is no ONNX model: {deployed['no_onnx']}")
             return [*lines, f"{directory}: whole"]
@@ -77,7 +77,7 @@ def malformed(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BadPackage(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise BadPackage(f"{path}: not what an export of this version writes ({error!r:.200})") from None
 
 
@@ -127,11 +127,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         if read_file(directory, DIGEST) != digest_line(raw).encode():
             raise BadPackage(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
     try:
-        manifest = json.loads(raw)
+        manifest = parse_json(raw)
         if (manifest["kind"], manifest["format"]) != ("export", 1) or not isinstance(manifest["files"], dict):
             found = f"{manifest['kind']!r:.40}, format {manifest['format']!r:.40}"
             raise BadPackage(f"{path}: holds {found}; expected 'export', 1")
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise BadPackage(f"{path}: not the manifest of an exported model") from None
     return manifest
 
@@ -173,7 +173,7 @@ def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) 
 
 def check_deployed(directory: Path, records: Mapping[str, object]) -> None:
     """Raise ``BadPackage`` if ``signature.json`` names a model that the manifest does not list."""
-    deployed = json.loads(read_file(directory, DEPLOYED))
+    deployed = parse_json(read_file(directory, DEPLOYED))
     for one in filter(None, (deployed, deployed["raw"])):
         weights_alone = one["model"] == "" and one.get("no_onnx")
         if one["model"] not in records and not weights_alone:
@@ -303,7 +303,7 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
 def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     """Run the raw model on the raw sample rows. Labels count where the two most likely are not within rounding."""
     raw = deployed["raw"]
-    path, samples = directory / raw["model"], json.loads(read_file(directory, RAW))
+    path, samples = directory / raw["model"], parse_json(read_file(directory, RAW))
     session = session_of(path)
     feed = {spec["name"]: column_of(samples["inputs"][spec["name"]], spec["dtype"]) for spec in raw["inputs"]}
     outputs = run(path, session, feed, raw["outputs"][-1]["name"])

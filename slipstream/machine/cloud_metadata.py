@@ -41,7 +41,7 @@ def parse_mapping(body: bytes, url: str) -> dict[str, object]:
     """A JSON mapping. Raises ``MetadataUnavailable`` for anything else."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise MetadataUnavailable(f"{url}: not JSON") from None
     if not isinstance(value, dict):
         raise MetadataUnavailable(f"{url}: not a mapping")

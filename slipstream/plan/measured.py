@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from slipstream.artifacts.records import from_tree
 from slipstream.artifacts.results import ledger
 from slipstream.artifacts.results.training import KIND as TRAINED
 from slipstream.artifacts.results.training_figures import TrainingFigures, read_figures
+from slipstream.artifacts.strict_json import parse_json
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import KIND as NETWORK
 from slipstream.interconnect.profile import NetworkProfile, read_profile
@@ -110,7 +110,7 @@ def read(place: str, evidence: Evidence) -> None:
 def figures_of_run(path: Path) -> TrainingFigures:
     """What the summary of a run says of its training."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))[TRAINING]
+        found = parse_json(path.read_bytes())[TRAINING]
     except (OSError, ValueError, KeyError, TypeError):
         found = None
     if found is None:

@@ -158,6 +158,13 @@ class BaseSet:
                 )
         except DamagedArtifact as damage:
             raise UserError(f"data.earlier: {damage.message}") from None
+        except UserError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError):  # a manifest may vouch for other content
+            raise UserError(
+                f"data.earlier: {address!r} has a schema.json or statistics.json that is not what prepare writes; "
+                "prepare all files anew without data.earlier"
+            ) from None
 
     def verify(self) -> None:
         """Raise ``UserError`` unless what lies at the address is still what was opened; on this machine to the byte,

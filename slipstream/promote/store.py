@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 import uuid
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,21 +20,23 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from slipstream.artifacts.format import MANIFEST, DamagedArtifact
-from slipstream.artifacts.records import from_json, to_json
+from slipstream.artifacts.format import MANIFEST
+from slipstream.artifacts.records import decode_record, to_json
 from slipstream.artifacts.workspaces import put_in_place, workspace
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_file
 from slipstream.export.package.copies import copy_package
 from slipstream.export.package.sign import sign
+from slipstream.number_in_name import number_in_name
 from slipstream.storage import AlreadyThere, Storage, cannot_write, check_name, read_below, storage_for
 from slipstream.storage.local import LocalStorage
+from slipstream.storage.names import number_as_name
 from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"
 #: The most bytes of a promotion's record.
 LONGEST_POINTER = 1 << 20
-POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
+POINTER = re.compile(rf"{PROMOTED}/([0-9]+)\.json")
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,13 @@ class Registry:
     def numbers(self) -> list[int]:
         """The numbers of all promotions, sorted. Whatever else lies there is not ours."""
         matches = map(POINTER.fullmatch, self.storage.list(f"{PROMOTED}/"))
-        return sorted(number for match in matches if match and pointer_key(number := int(match[1])) == match[0])
+        return sorted(number for match in matches if match and (number := number_in_name(match[1], 8)) is not None)
 
     def read(self, number: int) -> Pointer:
         key = pointer_key(number)
-        text = read_below(self.uri, key, LONGEST_POINTER)
-        with suppress(DamagedArtifact):
-            pointer = from_json(text, Pointer, key)
-            if pointer.number == number:
-                return pointer
+        pointer = decode_record(read_below(self.uri, key, LONGEST_POINTER), Pointer)
+        if pointer and pointer.number == number:
+            return pointer
         raise UserError(f"{self.uri}/{key}: no promotion; expected what a promotion writes, so delete it")
 
     def fetch(self, pointer: Pointer, directory: Path) -> Path:
@@ -155,7 +155,7 @@ def version_of(package: Path) -> str:
 
 
 def pointer_key(number: int) -> str:
-    return f"{PROMOTED}/{number:08d}.json"
+    return f"{PROMOTED}/{number_as_name(number, 8)}.json"
 
 
 @click.command()

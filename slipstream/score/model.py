@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +90,8 @@ class ServedModel(OpenedPackage):
             raise UserError("registry: the model predicts tokens; expected one of classes or values, which rows have")
         if [each.name for each in self.signature.inputs] == ["image"]:
             return IMAGES
-        columns = read_columns(self.statistics)
+        with self.described_by_statistics():
+            columns = read_columns(self.statistics)
         # The raw model knows a missing text by a mark only.
         if self.signature.raw and isinstance(columns, RawColumns) and (columns.missing or not columns.categories):
             return RAW
@@ -98,15 +101,23 @@ class ServedModel(OpenedPackage):
     @cached_property
     def transform(self) -> Transform:
         """The preparation that came with the model. Raises ``UserError`` if it cannot stand in."""
-        try:
+        with self.described_by_statistics():
             transform = Transform.from_json(self.statistics)
-        except (KeyError, TypeError):
-            raise self.no_way("its statistics.json describes no table") from None
         inputs = [(each.name, each.dtype, tuple(each.shape[1:])) for each in self.signature.inputs]
         made = [(each.name, each.dtype, each.shape) for each in transform.signature.inputs]
         if inputs != made:
             raise self.no_way(f"its preparation makes {made}, and it takes {inputs}")
         return transform
+
+    @contextmanager
+    def described_by_statistics(self) -> Iterator[None]:
+        """Raise ``UserError`` if the block finds that ``statistics.json`` is not that of a table."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError):
+            raise self.no_way("its statistics.json describes no table") from None
 
     def no_way(self, why: str) -> UserError:
         raw = self.signature.no_raw or "an earlier version exported it"

@@ -13,14 +13,13 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, Manifest
-from slipstream.artifacts.records import from_json, from_tree, to_json, to_tree
+from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, Manifest
+from slipstream.artifacts.records import decode_record, from_tree, to_json, to_tree
 from slipstream.artifacts.results.scoring import KIND, AsideReason, Publication, ScoredTable
 from slipstream.errors import UserError
 from slipstream.score.drift import judge
@@ -149,10 +148,9 @@ def read_pointer(output: str, key: str) -> Publication:
     where = pointer_key(key)
     with tempfile.TemporaryDirectory() as scratch:
         text = storage_for(output).get(where, Path(scratch)).read_bytes()
-    with suppress(DamagedArtifact):
-        publication = from_json(text, Publication, where)
-        if publication.key == key:
-            return publication
+    publication = decode_record(text, Publication)
+    if publication and publication.key == key:
+        return publication
     raise UserError(f"{output}/{where}: no publication; expected what scoring writes, so delete it")
 
 

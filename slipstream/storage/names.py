@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slipstream.errors import UserError
+from slipstream.number_in_name import MOST_DIGITS
 
 #: Bytes of UTF-8 in a name, as in the keys of S3 and Google's store, and in each of its parts: Linux has 255, of which
 #: some are left for what is put after the name of a file until it is whole.
@@ -73,3 +74,14 @@ def path_below(directory: Path, name: str, where: object = "") -> Path:
         if path.is_symlink():
             raise UserError(f"{where or directory}: {path} is a symbolic link; expected a file or directory there")
     return path
+
+
+def number_as_name(number: int, width: int = 0) -> str:
+    """Return a number as part of a name, with zeros up to ``width`` digits, as :func:`.number_in_name` reads it. Raises
+    ``UserError`` for one of more than :data:`MOST_DIGITS` digits."""
+    if number >= 10**MOST_DIGITS:
+        raise UserError(
+            f"the number {number} is the next in a name and has more than {MOST_DIGITS} digits; expected fewer, so "
+            f"delete what is stored under {number - 1}"
+        )
+    return f"{number:0{width}d}"

@@ -9,15 +9,14 @@ successor wrote.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from slipstream.artifacts.format import DamagedArtifact, canonical_json
-from slipstream.artifacts.records import from_tree, to_tree
+from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.records import decode_record, to_tree
 from slipstream.sweep.space import Parameter, objection
 
 State = Literal["complete", "pruned", "failed"]
@@ -107,6 +106,16 @@ KINDS: dict[str, type[Record]] = {
 
 
 @dataclass(frozen=True)
+class SealedRecord:
+    """A record with the digest of the rest. Records from before there was a ``nonce`` have none."""
+
+    kind: str
+    record: dict[str, Any]
+    sha256: str
+    nonce: str | None = None
+
+
+@dataclass(frozen=True)
 class Trial:
     """A trial as its records say."""
 
@@ -130,13 +139,11 @@ def encode(record: Record) -> bytes:
 
 def decode(content: bytes) -> Record | None:
     """The record; None if these bytes are not as they were written."""
-    try:
-        tree = json.loads(content)
-        said = tree.pop("sha256")
-        kind = KINDS[tree["kind"]]
-        return from_tree(tree["record"], kind, "record") if said == digest(tree) else None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DamagedArtifact):
+    sealed = decode_record(content, SealedRecord)
+    if sealed is None or sealed.kind not in KINDS:
         return None
+    body = {name: value for name, value in vars(sealed).items() if name != "sha256" and value is not None}
+    return decode_record(canonical_json(sealed.record), KINDS[sealed.kind]) if sealed.sha256 == digest(body) else None
 
 
 def trials_of(

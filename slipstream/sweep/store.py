@@ -21,12 +21,15 @@ from functools import cache
 from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST
+from slipstream.artifacts.records import LARGEST_RECORD
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
+from slipstream.number_in_name import number_in_name
 from slipstream.settings import to_dict, with_defaults
 from slipstream.storage import AlreadyThere, MissingObject, Storage, open_reader, storage_for
 from slipstream.storage.local import LocalStorage
+from slipstream.storage.names import number_as_name
 from slipstream.sweep.records import (
     Ended,
     Identity,
@@ -44,7 +47,7 @@ from slipstream.train.config import TrainingConfig
 
 RECORDS, TRIALS = "records/", "trials/"
 SWEEP = f"{RECORDS}sweep/"
-KEY = re.compile(r"(records/(?:sweep|\d{4,})/)(\d{4,})\.json")
+KEY = re.compile(rf"({RECORDS}([^/]+)/)([^/]+)\.json")
 #: Records that are read at the same time.
 READERS = 8
 #: So many trials that fail at the start, before any other has ended well, are no accident.
@@ -127,7 +130,7 @@ class SweepStore:
 
     def _read_below(self, prefix: str) -> None:
         """Read what was not read yet."""
-        places = [(m[1], int(m[2])) for m in map(KEY.fullmatch, self.storage.list(prefix)) if m]
+        places = list(filter(None, map(place_of, self.storage.list(prefix))))
         unread = [place for place in places if place[1] not in self._read.get(place[0], {})]
         with ThreadPoolExecutor(READERS) as pool:
             for (directory, number), record in zip(unread, pool.map(self._fetch, unread), strict=True):
@@ -136,7 +139,7 @@ class SweepStore:
     def _fetch(self, place: tuple[str, int]) -> Record | None:
         try:
             with open_reader(f"{self.storage.base}/{place[0]}{place[1]:04d}.json") as file:
-                return decode(file.read())
+                return decode(file.read(LARGEST_RECORD + 1))
         except MissingObject:  # deleted since it was listed
             return None
 
@@ -190,7 +193,16 @@ def completed(identity: Identity) -> Identity:
 
 
 def records_of(trial: int) -> str:
-    return f"{RECORDS}{trial:04d}/"
+    return f"{RECORDS}{number_as_name(trial, 4)}/"
+
+
+def place_of(key: str) -> tuple[str, int] | None:
+    """Return the directory and the number of the record with this key; None if it is no record's."""
+    match = KEY.fullmatch(key)
+    if not match or (f"{RECORDS}{match[2]}/" != SWEEP and number_in_name(match[2], 4) is None):
+        return None
+    number = number_in_name(match[3], 4)
+    return None if number is None else (match[1], number)
 
 
 def number_of(directory: str) -> int:

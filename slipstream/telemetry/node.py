@@ -161,8 +161,10 @@ def write_facts(directory: Path, facts: NodeFacts) -> None:
 
 
 def read_facts(directory: Path) -> NodeFacts | None:
-    """None where there are none."""
+    """None where there are none, or they are damaged."""
+    from slipstream.artifacts.records import decode_record  # loads pydantic, which the sampler has no room for
+
     try:
-        return NodeFacts(**json.loads((directory / FACTS).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return decode_record((directory / FACTS).read_bytes(), NodeFacts)
+    except OSError:
         return None

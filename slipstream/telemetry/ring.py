@@ -29,10 +29,12 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from zlib import crc32
 
+from slipstream.artifacts.strict_json import parse_json
+from slipstream.number_in_name import number_in_name
 from slipstream.telemetry.records import THROTTLED, DeviceReading, HostReading, Sample
 
 MAGIC = b"SLT1"
@@ -54,6 +56,8 @@ SILENT_S = 10.0
 BEGIN_BYTES, END_BYTES = 1 << 13, 1 << 15
 MINUTES = "minutes.ring"
 Names = dict[int, tuple[str, int, str]]
+#: What a reader believes: times within the years that ``datetime`` knows, and all else within 64 bits.
+LATEST, LARGEST = 253_402_300_800.0, float(1 << 63)
 
 
 # Writing
@@ -191,7 +195,8 @@ class Reader:
 def files_of(directory: Path) -> list[tuple[int, Path]]:
     """The files of seconds, with the times at which they begin, the oldest first."""
     paths = {path.stem.removeprefix("seconds-"): path for path in directory.glob("seconds-*.ring")}
-    return sorted((int(begin), path) for begin, path in paths.items() if begin.isdecimal())
+    begins = ((number_in_name(begin), path) for begin, path in paths.items())
+    return sorted((begin, path) for begin, path in begins if begin is not None)
 
 
 def read_file(path: Path, named: Names) -> list[Sample]:
@@ -240,8 +245,10 @@ def names_in(frames: Iterable[tuple[bytes, bytes]]) -> Names:
     named: Names = {}
     for kind, names in frames:
         if kind == NAMES:
-            with contextlib.suppress(ValueError, TypeError, AttributeError):  # of another version
-                named.update({key_of(uuid): (uuid, index, name) for uuid, index, name in json.loads(names)})
+            with contextlib.suppress(ValueError, TypeError):  # of another version, or damaged
+                devices = [(uuid, index, name) for uuid, index, name in parse_json(names)]
+                if all(tuple(map(type, device)) == (str, int, str) for device in devices):
+                    named.update({key_of(uuid): (uuid, index, name) for uuid, index, name in devices})
     return named
 
 
@@ -263,12 +270,21 @@ def frames_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def sample_of(content: bytes, named: Names) -> Sample | None:
-    """The sample in a frame, None if it is of another version. Devices whose names are lost are left out."""
+    """The sample in a frame, None if it is of another version or a number in it is out of range. Devices whose names
+    are lost are left out."""
     if len(content) < HOST.size or (len(content) - HOST.size) % DEVICE.size:
         return None
+    readings = [*DEVICE.iter_unpack(content[HOST.size :])]
     at, cpu, cpus, wait, throttled, throttled_periods, periods, used, limit = HOST.unpack_from(content)
+    gauges = (used, limit, *chain.from_iterable(readings))
+    if not (
+        0 <= at < LATEST
+        and all(abs(number) < LARGEST for number in (cpu, cpus, wait, throttled, throttled_periods, periods))
+        and all(abs(gauge) < LARGEST or math.isnan(gauge) for gauge in gauges)
+    ):
+        return None
     host = HostReading(cpu, cpus, wait, throttled, throttled_periods, periods, whole(used), whole(limit))
-    devices = (device_of(fields, named) for fields in DEVICE.iter_unpack(content[HOST.size :]))
+    devices = (device_of(fields, named) for fields in readings)
     return Sample(at, host, tuple(device for device in devices if device is not None))
 
 

@@ -7,13 +7,13 @@ new ones; a file that is none of these, or of another version, is passed over.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipstream.artifacts.strict_json import parse_json
 from slipstream.telemetry.records import STEP_BOUNDS, RankTotals, Sample, counted_since
 
 NODE = "node.json"
@@ -127,7 +127,7 @@ def is_map(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def put_in_place(path: Path, tree: dict[str, Any]) -> None:
@@ -137,9 +137,9 @@ def put_in_place(path: Path, tree: dict[str, Any]) -> None:
 
 
 def tree_of(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON, empty if there is none."""
+    """The object in a file of JSON, empty if there is none. The sampler, which reads it, loads no pydantic."""
     try:
-        tree = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        tree = parse_json(path.read_bytes())
+    except (OSError, ValueError):
         return {}
     return tree if isinstance(tree, dict) else {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.artifacts.records import from_json, to_json
+from slipstream.artifacts.records import decode_record, to_json
 from slipstream.artifacts.results.ledger import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
 from slipstream.artifacts.results.so_far import AttemptSoFar, TrainingSoFar
 from slipstream.storage import storage_for
@@ -37,11 +37,13 @@ def write(path: Path, so_far: TrainingSoFar) -> None:
 
 
 def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSoFar | None:
-    """What rank 0 wrote last, with all attempts that the home knows; None if rank 0 is elsewhere or wrote nothing yet.
-    Raises as the store of the home."""
+    """What rank 0 wrote last, with all attempts that the home knows; None if rank 0 is elsewhere or wrote nothing yet,
+    or the file is damaged. Raises as the store of the home."""
     if not path.exists():
         return None
-    so_far = from_json(path.read_bytes(), TrainingSoFar, path)
+    so_far = decode_record(path.read_bytes(), TrainingSoFar)
+    if so_far is None:
+        return None
     return dataclasses.replace(so_far, attempts=attempts(read_attempts(storage_for(home)), batch_size, running))
 
 

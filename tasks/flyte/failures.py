@@ -10,11 +10,10 @@ report of how it ended, and the worst of them counts.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from slipstream.artifacts.records import decode_record, to_json
 from slipstream.distributed.error_meanings import Meaning, meaning_of
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
@@ -69,8 +69,10 @@ class Report:
         """Write this worker's report beside ``directory``."""
         target = report_file(directory)
         part = target.with_suffix(".part")
+        # A traceback may name files whose names are no text.
+        report = replace(self, message=self.message.encode(errors="backslashreplace").decode())
         try:
-            part.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            part.write_bytes(to_json(report))
             part.replace(target)
         except OSError:
             # Where the disk is full there is no room for a report either; torch hands on what the worker raises.
@@ -98,11 +100,11 @@ def ran_out_of_memory(error: Exception, reports: list[Report]) -> bool:
 
 
 def read_reports(directory: str) -> list[Report]:
-    """The reports of a pod's workers, the worst first."""
+    """The reports of a pod's workers, the worst first. Damaged ones are skipped."""
     reports = []
     for path in report_files(directory):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        reports.append(Report(**{**found, "outcome": Outcome(found["outcome"])}))
+        if report := decode_record(path.read_bytes(), Report):
+            reports.append(report)
     return sorted(reports, key=lambda report: (report.outcome, report.rank))
 
 

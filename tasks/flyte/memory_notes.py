@@ -13,15 +13,15 @@ the next one says them again.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from flytekit import current_context
 
+from slipstream.artifacts.records import LARGEST_RECORD, decode_record, to_json
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.limits import memory_limit, memory_used
@@ -127,17 +127,20 @@ def place_of_note() -> str:
 def read_note(uri: str) -> Note | None:
     try:
         with open_reader(uri) as file:
-            return Note(**json.loads(file.read()))
+            note = decode_record(file.read(LARGEST_RECORD + 1), Note)
     except MissingObject:
         return None
-    except (StorageUnavailable, UserError, ValueError, TypeError) as error:
-        LOG.warning("cannot tell what became of the attempt before: %s", error)
+    except (StorageUnavailable, UserError) as error:
+        LOG.warning("the note of the attempt before cannot be read: %s", error)
         return None
+    if note is None:
+        LOG.warning("%s: not the note of an attempt; skipped", uri)
+    return note
 
 
 def write_note(uri: str, note: Note) -> None:
     base, _, name = uri.rpartition("/")
-    storage_for(base).put(name, json.dumps(asdict(note)).encode())
+    storage_for(base).put(name, to_json(note))
 
 
 def remove_note(uri: str) -> None:

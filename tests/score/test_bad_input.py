@@ -18,7 +18,9 @@ from slipstream.export.check import digest_line
 from slipstream.promote.store import Registry
 from slipstream.score.config import ScoringConfig
 from slipstream.score.engine import score
+from slipstream.score.model import ServedModel
 from slipstream.source.config import DataConfig
+from tests.support.damaged_records import damages
 from tests.support.packages import package
 from tests.support.promotions import flip, put
 from tests.support.scoring import rows
@@ -136,6 +138,23 @@ def test_a_model_without_raw_columns_whose_preparation_cannot_stand_in(served: R
     vouched(model, "signature.json", "statistics.json")
     said = refusal(tmp_path, "", csv(tmp_path, rows(9)), package=str(model))
     assert "has no raw columns (of an earlier version), and its statistics.json describes no table" in said
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_statistics_that_no_export_wrote_are_one_line(served: Registry, raw: bool, tmp_path: Path) -> None:
+    model = shutil.copytree(Path(served.uri).parent / "package", tmp_path / "model")
+    if not raw:
+        signature = json.loads((model / "signature.json").read_text())
+        (model / "signature.json").write_text(json.dumps({**signature, "raw": None, "no_raw": "of an earlier version"}))
+    good, refused = (model / "statistics.json").read_bytes(), 0
+    for what, content, never in [*damages(good)][::7]:
+        (model / "statistics.json").write_bytes(content)
+        try:
+            assert ServedModel(model).by and not never, f"{what} was taken"
+        except UserError as error:
+            assert "\n" not in error.message, what
+            refused += 1
+    assert refused > 20
 
 
 def vouched(model: Path, *names: str) -> None:

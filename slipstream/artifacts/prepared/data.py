@@ -28,6 +28,7 @@ import numpy as np
 from slipstream.artifacts.format import Artifact, DamagedArtifact
 from slipstream.artifacts.prepared.card import Card, read_card
 from slipstream.artifacts.records import read_record
+from slipstream.number_in_name import number_in_name
 
 KIND = "prepare"
 SIGNATURE = "signature.json"
@@ -49,8 +50,11 @@ def segment_name(split: str, number: int, part: int) -> str:
 
 
 def segment_number(name: str) -> int:
-    """The number of the segment that a file belongs to."""
-    return int(name.partition("-")[2].partition(".")[0].partition("_")[0])
+    """The number of the segment that a file belongs to. Raises ``DamagedArtifact`` for a name without one."""
+    number = number_in_name(name.partition("-")[2].partition(".")[0].partition("_")[0], 5)
+    if number is None:
+        raise DamagedArtifact(f"{name}: has no number; expected {segment_name('train', 0, 0)} or the like")
+    return number
 
 
 @dataclass(frozen=True)

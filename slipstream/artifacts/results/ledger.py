@@ -8,26 +8,25 @@ repeated them. The records are about time only, so they do not affect the result
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.records import from_tree
+from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.records import decode_record
 from slipstream.artifacts.results.bottleneck import Observed
+from slipstream.artifacts.results.devices import LATEST
 from slipstream.artifacts.results.training import Goodput
 from slipstream.logs import logger
 from slipstream.storage import Storage
 
 PREFIX = "ledger/"
-#: The field of what a rank says of an attempt that it brought to its end, and the end of that file's name.
-END, END_FILE = "ended", ".end.json"
+#: The end of the name of a record of an attempt's end.
+END_FILE = ".end.json"
 #: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
 START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
 ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
@@ -66,9 +65,26 @@ class AttemptRecord:
     #: :class:`.Observed` as a tree; None before the first step.
     observed: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for times that no clock has and counts that no training reaches: sums of many attempts
+        stay finite."""
+        times = (self.wall, self.began_at, *(at for each in self.events.values() for at in each))
+        counts = (self.attempt, self.world, self.first_step, self.last_step, self.saved_step, self.saves, self.pods)
+        if not all(0 <= at < LATEST for at in times) or not all(abs(at) < LATEST for at in self.seconds.values()):
+            raise ValueError("seconds expected")
+        if not all(0 <= count < LATEST for count in counts):
+            raise ValueError("counts expected")
+
     @property
     def executed(self) -> int:
         return self.last_step - self.first_step
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How an attempt ended, as the rank says that brought it to its end; the key names the attempt."""
+
+    ended: str
 
 
 def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
@@ -127,33 +143,30 @@ def read_attempts(storage: Storage) -> list[AttemptRecord]:
     records, ends = list[AttemptRecord](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
         for key in storage.list(PREFIX):
-            try:
-                values = json.loads(storage.get(key, Path(temporary)).read_bytes())
-                if key.endswith(END_FILE):
-                    ends[key] = str(values[END])
-                else:
-                    records.append(record_of(values))
-            except (ValueError, TypeError, AttributeError, KeyError):
+            content = storage.get(key, Path(temporary)).read_bytes()
+            is_end = key.endswith(END_FILE)
+            if is_end and (end := decode_record(content, AttemptEnd, extra="ignore")):
+                ends[key] = end.ended
+            elif not is_end and (record := decode_attempt(content)):
+                records.append(record)
+            else:
                 LOG.warning("%s/%s: not the record of an attempt; skipped", storage.base, key)
     for record in records:
         record.ended = ends.get(end_key(record.attempt), record.ended)
     return sorted(records, key=lambda record: record.attempt)
 
 
-def record_of(values: Mapping[str, Any]) -> AttemptRecord:
-    """The record that these values are, whatever version of this project wrote it: what is new to it is left out, what
-    it knows and they lack is as in one without. Raises ``TypeError`` and ``ValueError`` if they are none."""
-    known = {name for name in values if name in AttemptRecord.__dataclass_fields__}
-    record = AttemptRecord(**{name: values[name] for name in known})
-    seconds = {name: float(record.seconds.get(name, 0.0)) for name in ACTIVITIES}
-    return dataclasses.replace(record, seconds=seconds)
+def decode_attempt(content: bytes) -> AttemptRecord | None:
+    """Return the record in ``content``, whatever version of this project wrote it, or None if it is damaged. Fields and
+    activities of a later version are skipped; those that an earlier one lacks get their defaults."""
+    record = decode_record(content, AttemptRecord, extra="ignore")
+    if record is None:
+        return None
+    return dataclasses.replace(record, seconds={name: record.seconds.get(name, 0.0) for name in ACTIVITIES})
 
 
 def observed_in(attempts: Sequence[AttemptRecord]) -> list[Observed]:
     """What the attempts observed, without those that a later version of this project describes in another way."""
-    found = []
-    for attempt in attempts:
-        if attempt.observed is not None:
-            with contextlib.suppress(DamagedArtifact):
-                found.append(from_tree(attempt.observed, Observed, f"attempt {attempt.attempt}"))
-    return found
+    trees = (attempt.observed for attempt in attempts if attempt.observed is not None)
+    decoded = (decode_record(canonical_json(tree), Observed) for tree in trees)
+    return [observed for observed in decoded if observed is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +27,10 @@ class OpenedPackage:
     @cached_property
     def statistics(self) -> dict[str, Any]:
         content = self.read_file("statistics.json")
-        return json.loads(content) if content is not None else {}
+        if content is None:
+            return {}
+        statistics: dict[str, Any] = from_json(content, dict[str, Any], self.directory / "statistics.json")
+        return statistics
 
     def read_file(self, name: str) -> bytes | None:
         """Return the content of a file; None if there is none. Raises ``UserError``."""

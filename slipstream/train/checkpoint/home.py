@@ -21,20 +21,22 @@ manifests only.
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from slipstream.artifacts.format import MANIFEST, canonical_json
+from slipstream.artifacts.format import MANIFEST
 from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.records import LARGEST_RECORD, Extra, decode_record, to_json
 from slipstream.errors import Interrupted, UserError
 from slipstream.logs import logger
+from slipstream.number_in_name import number_in_name
 from slipstream.storage import AlreadyThere, MissingObject, Replaced, Storage, StorageUnavailable, open_reader
 from slipstream.storage.local import LocalStorage
+from slipstream.storage.names import number_as_name
 
 LATEST = "latest.json"
 DECISION = "accumulation.json"
@@ -43,12 +45,13 @@ CLAIMS = "claims/"
 INHERITED = "inherited/"
 LEASES = "leases/"
 CHECKPOINTS = "step-"
-PATTERN = re.compile(r"step-(\d{12})\.a(\d{4,})")
+PATTERN = re.compile(r"step-([0-9]{12})\.a([0-9]+)")
 
 #: How often an object may be replaced while it is read: leases are, every few seconds.
 REPLACED = 5
 
 LOG = logger("checkpoint")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +67,8 @@ class Name:
     @classmethod
     def parse(cls, text: str) -> Name | None:
         match = PATTERN.fullmatch(text)
-        return cls(int(match[2]), int(match[1])) if match else None
+        attempt = number_in_name(match[2], 4) if match else None
+        return cls(attempt, int(match[1])) if match and attempt is not None else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def complete(keys: Iterable[str]) -> list[Name]:
 def number_of(key: str, prefix: str) -> int:
     """The attempt that a key below ``prefix`` is of; 0 if it is of none."""
     digits = key.removeprefix(prefix).removesuffix(".json")
-    return int(digits) if key.startswith(prefix) and digits.isdigit() else 0
+    return number_in_name(digits, 4) or 0 if key.startswith(prefix) else 0
 
 
 def newest(keys: Iterable[str], prefix: str = CLAIMS) -> int:
@@ -106,19 +110,36 @@ def newest(keys: Iterable[str], prefix: str = CLAIMS) -> int:
 
 
 def claim_key(attempt: int) -> str:
-    return f"{CLAIMS}{attempt:04d}"
+    return f"{CLAIMS}{number_as_name(attempt, 4)}"
 
 
 def inherited_key(attempt: int) -> str:
-    return f"{INHERITED}{attempt:04d}.json"
+    return f"{INHERITED}{number_as_name(attempt, 4)}.json"
 
 
 def lease_key(attempt: int) -> str:
-    return f"{LEASES}{attempt:04d}.json"
+    return f"{LEASES}{number_as_name(attempt, 4)}.json"
 
 
 class Superseded(Interrupted):
     """A later attempt works in the home, so this one must stop."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The record of an attempt. A random ``claim`` makes its bytes unique."""
+
+    attempt: int
+    claim: str
+    holder: Holder
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """The record of an attempt that has listed the checkpoints of earlier ones: the names of those that count."""
+
+    attempt: int
+    checkpoints: list[str]
 
 
 @dataclass(frozen=True)
@@ -140,22 +161,23 @@ class Home:
     def is_local(self) -> bool:
         return isinstance(self.storage, LocalStorage)
 
-    def read(self, key: str) -> dict[str, Any]:
-        """A JSON object; empty if there is none, or something else."""
+    def read(self, key: str, kind: type[T], *, extra: Extra = "forbid") -> T | None:
+        """Return the record of the type ``kind``; None if there is none, or something else."""
+        content = self.read_bytes(key, LARGEST_RECORD + 1)
+        return None if content is None else decode_record(content, kind, extra=extra)
+
+    def read_bytes(self, key: str, most: int = -1) -> bytes | None:
+        """Return the first ``most`` bytes of an object, by default all; None if there is none."""
         for last in (False,) * REPLACED + (True,):
             try:
                 with open_reader(f"{self.storage.base}/{key}") as file:
-                    content = file.read()
-                break
+                    return file.read(most)
             except MissingObject:
-                return {}
+                break
             except Replaced:
                 if last:
                     raise
-        with suppress(ValueError):
-            record = json.loads(content)
-            return record if isinstance(record, dict) else {}
-        return {}
+        return None
 
     # Who works here
 
@@ -169,14 +191,16 @@ class Home:
 
     def claim_exactly(self, attempt: int, holder: Holder) -> bool:
         """Begin this attempt; returns False if somebody else has."""
-        record = {"attempt": attempt, "claim": uuid.uuid4().hex, "holder": holder.to_json()}
+        record = Claim(attempt, uuid.uuid4().hex, holder)
         with suppress(AlreadyThere):
-            self.storage.create(claim_key(attempt), canonical_json(record))
+            self.storage.create(claim_key(attempt), to_json(record))
             return True
         return False
 
     def holder_of(self, attempt: int) -> Holder:
-        return Holder.from_json(self.read(claim_key(attempt)).get("holder"))
+        """Return the holder of an attempt, without an execution if the claim is damaged."""
+        claim = self.read(claim_key(attempt), Claim, extra="ignore")
+        return claim.holder if claim else Holder()
 
     def check_claim(self, attempt: int) -> None:
         """Raise :class:`Superseded` if a later attempt has begun, or if the home was swept."""
@@ -196,8 +220,8 @@ class Home:
 
     def _counting(self, keys: Sequence[str]) -> list[Name]:
         last = newest(self.storage.list(INHERITED), INHERITED)
-        names = self.read(inherited_key(last)).get("checkpoints") if last else None
-        inherited = {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+        record = self.read(inherited_key(last), Inherited, extra="ignore") if last else None
+        inherited = record.checkpoints if record else ()
         return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
 
     def inherit(self, attempt: int) -> list[Name]:
@@ -206,8 +230,7 @@ class Home:
         keys = self.storage.list(CHECKPOINTS)
         counting = self._counting(keys)
         names = {str(name) for name in counting}
-        record = {"attempt": attempt, "checkpoints": sorted(names)}
-        self.storage.create(inherited_key(attempt), canonical_json(record))
+        self.storage.create(inherited_key(attempt), to_json(Inherited(attempt, sorted(names))))
         with not_needed():
             self.storage.delete(left_behind(keys, names, attempt))
         return counting
@@ -223,16 +246,12 @@ class Home:
         has taken the home over."""
         if self.holder_of(newest(self.storage.list(CLAIMS))) != holder:
             return
-        record = {"holder": holder.to_json(), "artifact": artifact}
-        self.storage.put(FINISHED, canonical_json(record))
+        self.storage.put(FINISHED, to_json(Finished(holder, artifact)))
         with not_needed():
             self.sweep()
 
     def finished(self) -> Finished | None:
-        record = self.read(FINISHED)
-        if not isinstance(artifact := record.get("artifact"), str):
-            return None
-        return Finished(Holder.from_json(record.get("holder")), artifact)
+        return self.read(FINISHED, Finished, extra="ignore")
 
     def reopen(self) -> None:
         """Begin afresh in a home whose training is finished."""

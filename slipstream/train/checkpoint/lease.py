@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -59,16 +59,6 @@ class Sign:
     #: Whether it has ended by itself, and writes nothing any more.
     ended: bool = False
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Sign | None:
-        """A record; None if it cannot be read."""
-        try:
-            sign = cls(**data)
-        except TypeError:
-            return None
-        pairs = zip(astuple(sign), astuple(cls()), strict=True)
-        return sign if all(type(value) is type(default) for value, default in pairs) else None
-
     @property
     def silence_s(self) -> float:
         """Seconds without another sign after which there is none to come."""
@@ -77,8 +67,7 @@ class Sign:
 
 def sign_of(home: Home, attempt: int) -> Sign | None:
     """The last sign of life of an attempt; None if there is none."""
-    record = home.read(lease_key(attempt))
-    return Sign.from_json(record) if record else None
+    return home.read(lease_key(attempt), Sign)
 
 
 class Lease:

@@ -31,7 +31,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from slipstream.artifacts.format import DamagedArtifact
+from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.artifacts.records import from_json
 from slipstream.distributed.process_group import Peers
 from slipstream.logs import logger
 from slipstream.storage import MissingObject, storage_for
@@ -41,6 +42,7 @@ from slipstream.train.checkpoint.lease import Lease, wait_for_announced
 from slipstream.train.checkpoint.publish import (
     STATE,
     Publisher,
+    RankState,
     Snapshot,
     rank_file,
     ranks_of,
@@ -197,7 +199,7 @@ class Checkpoints:
         fits = tensor_keys(tensors) == self._tensor_keys
         ask = self.peers.any(not fits, busy, self.background.failing())
         # While the ranks ask each other:
-        own = {"random": capture_random_state(), "own": rank_state}
+        own = RankState(capture_random_state(), rank_state)
         parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
         later = changed_later(tensors, parameters, UNCHANGED)
         self.background.wait_for_copy()
@@ -284,6 +286,7 @@ class Checkpoints:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
         check_index(index, artifact.files, candidate.uri)
+        stored, ranks = read_states(artifact, candidate.uri)
         live = restorable(self._tree(into)[1], index)
         sizes: dict[str, tuple[int, ...]] = {}
         for of_rank in self.peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
@@ -293,7 +296,7 @@ class Checkpoints:
         # given, which all read.
         unknown = {name for name in index.keys() - sizes.keys() if into is None and name.startswith("progress/")}
         tensors = {
-            name: live[name] if name in live else torch.empty(entry["size"], dtype=getattr(torch, entry["dtype"]))
+            name: live[name] if name in live else torch.empty(entry.size, dtype=getattr(torch, entry.dtype))
             for name, entry in index.items()
             if name in live or name in unknown
         }
@@ -307,11 +310,18 @@ class Checkpoints:
             no_dist=self.peers.group is None,
         )
         # The tensors were filled in place; there are numbers besides.
-        tree = join(artifact.read_json(STATE), tensors)
+        tree = join(stored, tensors)
         self._state.load_state_dict(tree)
-        ranks = [artifact.read_json(rank_file(rank)) for rank in range(artifact.made_by["world"])]
         same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
         if same:
-            restore_random_state(ranks[self.peers.rank]["random"])
-        rank_states = tuple(rank["own"] for rank in ranks)
+            restore_random_state(ranks[self.peers.rank].random)
+        rank_states = tuple(rank.own for rank in ranks)
         return Restored(artifact.made_by["step"], tree["progress"], rank_states, candidate.uri, same, refused)
+
+
+def read_states(artifact: Artifact, uri: str) -> tuple[dict[str, Any], list[RankState]]:
+    """Return the state that all ranks share, and that of every rank, of the checkpoint at ``uri``. Raises
+    ``DamagedArtifact``."""
+    shared: dict[str, Any] = from_json(artifact.read_bytes(STATE), dict[str, Any], f"{uri}/{STATE}")
+    files = map(rank_file, range(artifact.made_by["world"]))
+    return shared, [from_json(artifact.read_bytes(file), RankState, f"{uri}/{file}") for file in files]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -18,10 +18,12 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from slipstream.artifacts.format import FORMAT, MANIFEST, FileRecord, canonical_json
+from slipstream.artifacts.records import to_json
 from slipstream.distributed.process_group import Peers
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.number_in_name import number_in_name
 from slipstream.storage import Storage, StorageUnavailable, writing_to
 from slipstream.train.checkpoint.home import LATEST, Home, Name, Retention, Superseded
 from slipstream.train.checkpoint.lease import Lease
@@ -39,6 +41,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class RankState:
+    """The contents of ``rank-<rank>.json``: the random generators of one rank, and other state of this rank only."""
+
+    random: dict[str, Any]
+    own: Any
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One rank's part of a checkpoint; copies, so that the step loop cannot change them."""
 
@@ -47,8 +57,7 @@ class Snapshot:
     #: The contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of
     #: the model; then those of all ranks are merged.
     state: object
-    #: The contents of ``rank-<rank>.json``: this rank's random generators and other state of this rank only.
-    rank_state: object
+    rank_state: RankState
     parts: bool = False
 
 
@@ -119,8 +128,8 @@ class Publisher:
         """A fresh directory, in place of those that earlier attempts of this rank left on this machine."""
         scratch, prefix = self.storage.scratch(), staging_prefix(self.storage, self.peers.rank)
         for directory in scratch.glob(f"{prefix}*"):
-            number = directory.name.removeprefix(prefix).partition("-")[0]
-            if number.isdigit() and int(number) < self.attempt:
+            number = number_in_name(directory.name.removeprefix(prefix).partition("-")[0], 4)
+            if number is not None and number < self.attempt:
                 with suppress(OSError):
                     shutil.rmtree(directory)
         with writing_to(scratch):
@@ -168,7 +177,7 @@ class Publisher:
 
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
         """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
-        files.write(rank_file(self.peers.rank), [canonical_json(snapshot.rank_state)])
+        files.write(rank_file(self.peers.rank), [to_json(snapshot.rank_state)])
         if self.peers.rank == 0:
             files.write(STATE, [canonical_json(snapshot.state)])
         staged()

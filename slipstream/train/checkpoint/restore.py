@@ -241,10 +241,12 @@ def newest_identity(address: str, holder: Holder, resume: str) -> Mapping[str, A
     policy, home = ResumePolicy({}, holder, resume), Home(storage_for(address))
     with suppress(StorageUnavailable):
         for name in home.checkpoints():
-            with suppress(KeyError, TypeError):
-                made_by = home.read(f"{name}/{MANIFEST}")["made_by"]
-                if policy.uses(name, made_by) and isinstance(made_by["identity"], dict):
-                    return made_by["identity"]
+            content = home.read_bytes(f"{name}/{MANIFEST}")
+            with suppress(DamagedArtifact):
+                made_by = Manifest.parse(content or b"", name).made_by
+                if policy.uses(name, made_by):
+                    identity = made_by.get("identity")
+                    return identity if isinstance(identity, dict) else None
     return None
 
 
@@ -339,7 +341,7 @@ def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
 def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
     in name and size."""
-    then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
+    then = {n: tuple(e.size) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
     now = {n: size for n, size in live.items() if n.startswith(("model/", "optimizer/"))}
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):

@@ -8,12 +8,12 @@ pickles and no digests.
 
 from __future__ import annotations
 
-import json
+import math
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypedDict, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json, open_file
+from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, open_file
+from slipstream.artifacts.records import from_json, to_json
 from slipstream.models.trained import raw_bytes
 from slipstream.storage import writing_to
 
@@ -67,15 +68,17 @@ class Piece(NamedTuple):
 Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
 
 
-class StoredChunk(TypedDict):
+@dataclass(frozen=True)
+class StoredChunk:
     """A part of a tensor, ``sizes`` from ``offsets`` on, and where its bytes are (see :class:`Piece`)."""
 
     offsets: list[int]
     sizes: list[int]
-    piece: tuple[str, int, int]
+    piece: Piece
 
 
-class StoredTensor(TypedDict):
+@dataclass(frozen=True)
+class StoredTensor:
     """A tensor of the index."""
 
     dtype: str
@@ -165,7 +168,7 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         pieces = {result.index: result.storage_data for of_rank in results for result in of_rank}
-        self._files.write(INDEX, [canonical_json(index_of(metadata, pieces))])
+        self._files.write(INDEX, [to_json(index_of(metadata, pieces), dict[str, StoredTensor])])
 
 
 class ShardReader(ForOneCheckpoint, StorageReader):
@@ -185,7 +188,7 @@ class ShardReader(ForOneCheckpoint, StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
-            dtype = self._index[item.storage_index.fqn]["dtype"]
+            dtype = self._index[item.storage_index.fqn].dtype
             sizes, piece = self._chunks[item.storage_index]
             target = planner.resolve_tensor(item).detach()
             read_into(target, self._directory, piece, dtype, sizes, item.storage_offsets)
@@ -225,17 +228,16 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
     return torch.frombuffer(data, dtype=kind).reshape(sizes)
 
 
-def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> Index:
+def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> dict[str, StoredTensor]:
     """The contents of ``index.json``, by DCP's metadata and where each chunk was written."""
     index: dict[str, StoredTensor] = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
         chunks: list[StoredChunk] = [
-            {"offsets": list(c.offsets), "sizes": list(c.sizes), "piece": pieces[MetadataIndex(name, c.offsets)]}
-            for c in stored.chunks
+            StoredChunk(list(c.offsets), list(c.sizes), pieces[MetadataIndex(name, c.offsets)]) for c in stored.chunks
         ]
         dtype = str(stored.properties.dtype).removeprefix("torch.")
-        index[name] = {"dtype": dtype, "size": list(stored.size), "chunks": chunks}
+        index[name] = StoredTensor(dtype, list(stored.size), chunks)
     return index
 
 
@@ -244,11 +246,11 @@ def metadata_of(index: Index) -> tuple[Metadata, Chunks]:
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     chunk_pieces: Chunks = {}
     for name, entry in index.items():
-        chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
-        properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
-        tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
-        for chunk in entry["chunks"]:
-            chunk_pieces[MetadataIndex(name, torch.Size(chunk["offsets"]))] = chunk["sizes"], Piece(*chunk["piece"])
+        chunks = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in entry.chunks]
+        properties = TensorProperties(dtype=getattr(torch, entry.dtype))
+        tensors[name] = TensorStorageMetadata(properties, torch.Size(entry.size), chunks)
+        for chunk in entry.chunks:
+            chunk_pieces[MetadataIndex(name, torch.Size(chunk.offsets))] = chunk.sizes, chunk.piece
     return Metadata(tensors), chunk_pieces
 
 
@@ -267,13 +269,28 @@ def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
 
 
 def read_index(directory: Path) -> Index:
+    """Return the index in ``directory``. Raises ``DamagedArtifact`` if it is none."""
     with open_file(directory, INDEX) as file:
-        return json.load(file)
+        index: Index = from_json(file.read(), dict[str, StoredTensor], directory / INDEX)
+    return index
 
 
-def check_index(index: Index, files: Container[str], where: str) -> None:
-    """Raise ``DamagedArtifact`` if the index names a file of tensors that the manifest does not list."""
+def check_index(index: Index, files: Mapping[str, FileRecord], where: str) -> None:
+    """Raise ``DamagedArtifact`` if the index has a tensor without a dtype of torch, or with a chunk that is no part of
+    the ``files`` of the manifest."""
     for name, entry in index.items():
-        for chunk in entry["chunks"]:
-            if (file := Piece(*chunk["piece"]).file) not in files:
-                raise DamagedArtifact(f"{where}/{INDEX}: {name} is in {file!r}, which the manifest does not list")
+        if not isinstance(dtype := getattr(torch, entry.dtype, None), torch.dtype):
+            raise DamagedArtifact(f"{where}/{INDEX}: {name} has the dtype {entry.dtype!r:.40}, which torch lacks")
+        for chunk in entry.chunks:
+            piece, sizes, offsets = chunk.piece, chunk.sizes, chunk.offsets
+            if piece.file not in files:
+                raise DamagedArtifact(f"{where}/{INDEX}: {name} is in {piece.file!r}, which the manifest does not list")
+            if (
+                not len(entry.size) == len(sizes) == len(offsets)
+                or min([piece.start, *sizes, *offsets]) < 0
+                or piece.size != math.prod(sizes) * dtype.itemsize
+                or piece.start + piece.size > files[piece.file].size
+            ):
+                raise DamagedArtifact(f"{where}/{INDEX}: {name} has a chunk that is no part of {piece.file}")
+        if math.prod(entry.size) != sum(math.prod(chunk.sizes) for chunk in entry.chunks):
+            raise DamagedArtifact(f"{where}/{INDEX}: the chunks of {name} are not the whole tensor")

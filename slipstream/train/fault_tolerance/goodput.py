@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from slipstream.artifacts.format import canonical_json
-from slipstream.artifacts.records import to_tree
+from slipstream.artifacts.records import to_json, to_tree
 from slipstream.artifacts.results.bottleneck import Observed
 from slipstream.artifacts.results.ledger import (
-    END,
     START,
+    AttemptEnd,
     AttemptRecord,
     end_key,
     read_attempts,
@@ -106,7 +106,7 @@ class GoodputRecorder:
         self.end(reason)
         if not self._writes:
             try:
-                self._storage.put(end_key(self.record.attempt), canonical_json({END: reason}))
+                self._storage.put(end_key(self.record.attempt), to_json(AttemptEnd(reason)))
             except (UserError, StorageUnavailable) as failed:
                 LOG.warning("not written: %s", failed)
 

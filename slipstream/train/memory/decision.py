@@ -8,7 +8,6 @@ the same layout and memory.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -18,10 +17,10 @@ import torch.distributed as dist
 import xxhash
 from pydantic import Field
 
-from slipstream.artifacts.format import DamagedArtifact, canonical_json
+from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.artifacts.records import from_tree, to_json
+from slipstream.artifacts.records import to_json
 from slipstream.distributed.process_group import Group, Peers
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
@@ -104,10 +103,7 @@ class Decision:
 
 def read_decision(home: Home) -> Decision | None:
     """What the home says; None if nothing, or nothing that this version reads."""
-    record = home.read(DECISION)
-    with suppress(DamagedArtifact):
-        return from_tree(record, Decision, DECISION) if record else None
-    return None
+    return home.read(DECISION, Decision)
 
 
 def with_micro_batches(

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.artifacts.format import DamagedArtifact
-from slipstream.artifacts.records import from_json, to_json
+from slipstream.artifacts.records import decode_record, to_json
 from slipstream.artifacts.results.devices import AttemptSpan, PodSeries, TrainingDevices
 from slipstream.artifacts.results.ledger import AttemptRecord, lost_seconds, read_attempts
 from slipstream.errors import UserError
@@ -74,11 +73,11 @@ def devices_of(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingD
     try:
         with tempfile.TemporaryDirectory(prefix="devices-") as fresh:
             for key in storage.list(PREFIX):
-                try:
-                    content = storage.get(key, Path(fresh)).read_bytes()
-                    pods.append(from_json(content, PodSeries, f"{storage.base}/{key}"))
-                except DamagedArtifact as error:
-                    LOG.warning("%s; left out", error)
+                series = decode_record(storage.get(key, Path(fresh)).read_bytes(), PodSeries)
+                if series is None:
+                    LOG.warning("%s/%s: not the readings of a pod's devices; skipped", storage.base, key)
+                else:
+                    pods.append(series)
     except (UserError, StorageUnavailable) as error:
         LOG.warning("what the devices did is not read: %s", error)
         return None

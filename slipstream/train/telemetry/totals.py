@@ -9,9 +9,7 @@ from pathlib import Path
 
 import torch
 
-from slipstream.artifacts.records import from_tree
 from slipstream.artifacts.results import ledger
-from slipstream.artifacts.results.bottleneck import Observed
 from slipstream.distributed.process_group import Group
 from slipstream.telemetry.bottleneck import judge
 from slipstream.telemetry.records import CHECKPOINT, EVALUATION, RankTotals
@@ -44,7 +42,7 @@ def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str)
     share, causes = None, {}
     if rank == 0:
         share = recorder.goodput()
-        if record.observed and (found := judge([from_tree(record.observed, Observed, "this attempt")])):
+        if found := judge(ledger.observed_in([record])):
             causes = found.shares
     phases = {**times.phases, EVALUATION: seconds[ledger.EVALUATION], CHECKPOINT: seconds[ledger.STALL]}
     return RankTotals(

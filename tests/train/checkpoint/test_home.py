@@ -16,7 +16,7 @@ from slipstream.storage import Replaced, storage_for
 from slipstream.train.checkpoint import home as home_module
 from slipstream.train.checkpoint import lease as leases
 from slipstream.train.checkpoint.home import Home, Name, Superseded
-from slipstream.train.checkpoint.lease import Lease, wait_for_announced, wait_for_others
+from slipstream.train.checkpoint.lease import Lease, Sign, wait_for_announced, wait_for_others
 from slipstream.train.checkpoint.unfinished import UnfinishedTraining, result_of
 from slipstream.train.config import TrainingConfig
 from tasks.flyte.homes import base_of
@@ -389,7 +389,7 @@ def test_a_record_that_is_replaced_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, times = Home(storage_for(str(tmp_path))), iter(range(100))
-    home.storage.put("leases/0001.json", b'{"a": 1}')
+    home.storage.put("leases/0001.json", b'{"beat": 1}')
     right = home_module.open_reader
 
     def open_reader(uri: str) -> Any:
@@ -399,7 +399,7 @@ def test_a_record_that_is_replaced_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(home_module, "open_reader", open_reader)
     replaced = 3
-    assert home.read("leases/0001.json") == {"a": 1}
+    assert home.read("leases/0001.json", Sign) == Sign(1)
     replaced = 50
     with pytest.raises(Replaced):
-        home.read("leases/0001.json")
+        home.read("leases/0001.json", Sign)

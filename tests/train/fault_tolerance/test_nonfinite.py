@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from slipstream.models.config import ModelConfig
-from slipstream.train.checkpoint.shards import Piece, read_index, read_tensor
+from slipstream.train.checkpoint.shards import read_index, read_tensor
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.training import log, refusal, table_of_numbers, trained
@@ -41,10 +41,7 @@ def all_finite(job: Job) -> bool:
     tensors = list(load_file(job.output / "last.safetensors").values())
     for checkpoint in Path(job.home).glob("step-*"):
         for entry in read_index(checkpoint).values():
-            tensors += [
-                read_tensor(checkpoint, Piece(*chunk["piece"]), entry["dtype"], chunk["sizes"])
-                for chunk in entry["chunks"]
-            ]
+            tensors += [read_tensor(checkpoint, chunk.piece, entry.dtype, chunk.sizes) for chunk in entry.chunks]
     return len(tensors) > 40 and all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 

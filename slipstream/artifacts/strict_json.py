@@ -1,0 +1,58 @@
+"""JSON of artifacts and stores, which others may have written or damaged: the one place that parses it.
+
+A value is accepted if every other part of the project can work with it: its numbers are finite and of 64 bits, its
+texts can be encoded, and lists and objects are nested a bounded number of levels deep. Floats keep all their bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+#: Levels of lists and objects. The records of this project have about a dozen; Python's recursion ends at about 1,000.
+DEEPEST = 100
+#: Integers, signed or unsigned, of 64 bits.
+LEAST, MOST = -(1 << 63), (1 << 64) - 1
+
+
+def parse_json(content: bytes) -> Any:
+    """Return the value in ``content``. Raises ``ValueError`` for anything but UTF-8, valid JSON, finite numbers of 64
+    bits and at most :data:`DEEPEST` levels."""
+    try:
+        value = json.loads(content.decode(), parse_constant=refuse)
+    except RecursionError:
+        raise too_deep() from None
+    check_json(value)
+    return value
+
+
+def check_json(value: object) -> None:
+    """Raise ``ValueError`` if a parsed value has a number, a text or a nesting that :func:`parse_json` refuses."""
+    level = [value]
+    for depth in range(DEEPEST + 1):
+        deeper = list[object]()
+        for one in level:
+            if isinstance(one, (dict, list)):
+                if depth == DEEPEST:
+                    raise too_deep()
+                deeper += one
+                if isinstance(one, dict):
+                    deeper += one.values()
+            elif isinstance(one, str):
+                if not one.isascii():
+                    one.encode()  # half of a surrogate pair, which JSON can escape, is no text
+            elif isinstance(one, float):
+                if not math.isfinite(one):
+                    refuse(str(one))
+            elif isinstance(one, int) and not LEAST <= one <= MOST:
+                raise ValueError("an integer has more than 64 bits")
+        level = deeper
+
+
+def refuse(number: str) -> NoReturn:
+    raise ValueError(f"{number} is not a finite number")
+
+
+def too_deep() -> ValueError:
+    return ValueError(f"lists and objects are nested more than {DEEPEST} levels deep")

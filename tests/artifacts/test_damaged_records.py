@@ -1,0 +1,627 @@
+"""Whatever a record in a store or a shared directory holds, its reader returns: with the record, without, or one line.
+
+Every function that reads a record from bytes is in :data:`READERS`, or the last tests of this file fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, FileRecord, canonical_json
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.prepared.data import segment_number
+from slipstream.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
+from slipstream.artifacts.results.bottleneck import Observed
+from slipstream.artifacts.results.devices import DeviceSeries, PodSeries
+from slipstream.artifacts.results.ledger import AttemptEnd, AttemptRecord, observed_in, read_attempts, summarise
+from slipstream.artifacts.results.scoring import Publication
+from slipstream.artifacts.results.so_far import TrainingSoFar
+from slipstream.artifacts.results.training import LossPoint, ValidationPoint
+from slipstream.artifacts.strict_json import DEEPEST, parse_json
+from slipstream.artifacts.typed_values import decode as decode_value
+from slipstream.artifacts.versions import ROOT
+from slipstream.errors import UserError
+from slipstream.export import check
+from slipstream.export.package.opened import OpenedPackage
+from slipstream.number_in_name import MOST_DIGITS, number_in_name
+from slipstream.plan.measured import figures_of_run
+from slipstream.promote.store import Pointer, Registry
+from slipstream.score.publish import publications
+from slipstream.storage import storage_for
+from slipstream.storage.names import number_as_name
+from slipstream.sweep.records import Ended, Identity, Point, Proposed, Reported, Started
+from slipstream.sweep.records import decode as decode_sealed
+from slipstream.sweep.store import SweepStore, place_of
+from slipstream.telemetry import ring
+from slipstream.telemetry.metrics import exposition
+from slipstream.telemetry.node import NodeFacts, read_facts
+from slipstream.telemetry.records import Sample
+from slipstream.telemetry.series import condense
+from slipstream.telemetry.totals import NodeTotals, read_node, read_totals
+from slipstream.train import so_far
+from slipstream.train.applied_tuning import AppliedTuning, with_checked_variables
+from slipstream.train.checkpoint.home import Claim, Finished, Home, Inherited, Name, newest
+from slipstream.train.checkpoint.lease import Sign, Watch, sign_of
+from slipstream.train.checkpoint.manager import read_states
+from slipstream.train.checkpoint.publish import RankState
+from slipstream.train.checkpoint.restore import newest_identity
+from slipstream.train.checkpoint.shards import check_index, read_index
+from slipstream.train.memory.decision import Decision, MadeFor, read_decision
+from slipstream.train.telemetry.pods import devices_of
+from tasks.flyte.failures import Outcome, Report, read_reports
+from tasks.flyte.memory_notes import Note, read_note
+from tests.support.damaged_records import JSON, damages
+from tests.support.measured_trainings import FIGURES
+from tests.support.sampler_process import LABELS, device, sample, totals
+
+HOLDER = Holder("f1a2", 1, "prefix")
+CHECKPOINT = Name(1, 20)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of a record: the bytes of a good one, the reader, and what it returns for damage (None, another value,
+    or an error that is one line)."""
+
+    good: bytes
+    read: Callable[[Path, bytes], object]
+    damaged: Any = None
+    #: Whether it takes any JSON.
+    untyped: bool = False
+
+
+def stored(directory: Path, key: str, content: bytes) -> Home:
+    home = Home(storage_for(str(directory)))
+    home.storage.put(key, content)
+    return home
+
+
+def holder(directory: Path, content: bytes) -> object:
+    return stored(directory, "claims/0001", content).holder_of(1)
+
+
+def inherited(directory: Path, content: bytes) -> object:
+    home = stored(directory, "inherited/0002.json", content)
+    for file in (MANIFEST, "state.json"):
+        home.storage.put(f"{CHECKPOINT}/{file}", b"{}")
+    return home.checkpoints()
+
+
+def finished(directory: Path, content: bytes) -> object:
+    return stored(directory, "finished.json", content).finished()
+
+
+def lease(directory: Path, content: bytes) -> object:
+    home = stored(directory, "leases/0001.json", content)
+    home.storage.put("claims/0001", to_json(Claim(1, "random", HOLDER)))
+    Watch(home).look()
+    return sign_of(home, 1)
+
+
+def manifest_of(identity: object) -> bytes:
+    record = {"size": 1, "sha256": "0" * 64, "block_bytes": 4, "blocks": ["0" * 32]}
+    made_by = {"step": 20, "world": 1, "identity": identity, "run": HOLDER.execution}
+    return canonical_json({"format": 1, "kind": "checkpoint", "made_by": made_by, "files": {"state.json": record}})
+
+
+def identity(directory: Path, content: bytes) -> object:
+    home = stored(directory, f"{CHECKPOINT}/{MANIFEST}", content)
+    home.storage.put(f"{CHECKPOINT}/state.json", b"{}")
+    found = newest_identity(str(directory), HOLDER, "auto")
+    network = None if found is None else found.get("network")
+    with_checked_variables(network if isinstance(network, dict) else {})
+    return found
+
+
+def applied(directory: Path, content: bytes) -> object:
+    with suppress(ValueError):
+        return with_checked_variables(parse_json(content))
+    return None
+
+
+def index(directory: Path, content: bytes) -> object:
+    (directory / "index.json").write_bytes(content)
+    found = read_index(directory)
+    check_index(found, {"tensors-00000.bin": FileRecord(8, "", 4, ["", ""])}, "checkpoint")
+    return found
+
+
+INDEX = {
+    "model/weight": {
+        "dtype": "float32",
+        "size": [2],
+        "chunks": [{"offsets": [0], "sizes": [2], "piece": ["tensors-00000.bin", 0, 8]}],
+    }
+}
+
+
+def attempt(directory: Path, content: bytes) -> object:
+    storage = stored(directory, "ledger/0001.json", content).storage
+    if "ledger/0002.json" not in storage.list("ledger/"):
+        storage.put("ledger/0002.json", to_json(AttemptRecord(2, 1, 5, 9, wall=10.0)))
+        storage.put("devices/0001-0000.json", to_json(SERIES))
+    records = read_attempts(storage)
+    to_json(summarise(records))
+    observed_in(records)
+    devices_of(storage, records)
+    return next((record for record in records if record.attempt != 2), None)
+
+
+def attempt_end(directory: Path, content: bytes) -> object:
+    storage = stored(directory, "ledger/0001.end.json", content).storage
+    storage.put("ledger/0001.json", to_json(AttemptRecord(1, 1)))
+    return read_attempts(storage)[0].ended
+
+
+def devices(directory: Path, content: bytes) -> object:
+    return devices_of(stored(directory, "devices/0001-0000.json", content).storage, [AttemptRecord(1, 1)])
+
+
+def node_totals(directory: Path, content: bytes) -> object:
+    (directory / "node.json").write_bytes(content)
+    found = read_node(directory)
+    exposition(None, found, [], LABELS)
+    return found
+
+
+def rank_totals(directory: Path, content: bytes) -> object:
+    (directory / "ranks").mkdir(exist_ok=True)
+    (directory / "ranks/0.json").write_bytes(content)
+    found = read_totals(directory)
+    exposition(None, NodeTotals(), found, LABELS)
+    return next(iter(found), None)
+
+
+def ring_names(directory: Path, content: bytes) -> object:
+    if len(content) < 1 << 16:  # of a longer one the head cannot say how long it is
+        (directory / "seconds-0.ring").write_bytes(
+            ring.frame(ring.NAMES, content) + ring.sample_frame(sample(1.0, device()))
+        )
+    (found,) = ring.read(directory)
+    ring.latest(directory, 3)
+    condense([found, found], 1, "node", {})
+    return found.devices[0].uuid if found.devices else None
+
+
+def facts(directory: Path, content: bytes) -> object:
+    (directory / "facts.json").write_bytes(content)
+    return read_facts(directory)
+
+
+def sealed(kind: type, number: str = "0000/0001") -> Callable[[Path, bytes], object]:
+    """A record with the digest of its damaged content, as an attacker writes it."""
+
+    def read(directory: Path, content: bytes) -> object:
+        try:
+            body = {"kind": kind.__name__.lower(), "record": json.loads(content), "nonce": "0"}
+        except (ValueError, RecursionError):
+            seal = content
+        else:
+            text = json.dumps(body, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+            digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+            seal = json.dumps({**body, "sha256": digest}).encode()
+        storage = storage_for(str(directory))
+        storage.put("records/0000/0001.json", sealed_good(Proposed({})))
+        storage.put(f"records/{number}.json", seal)
+        store = SweepStore(str(directory))
+        trials = store.trials()
+        if kind is Identity:
+            return store.identity()
+        if kind is Started:
+            started = store.started("f1a2", 5.0)
+            return None if started == 5.0 else started
+        if kind is Proposed:
+            return next((trial.values for trial in trials if trial.number == 1), None)
+        return trials[0].reports or trials[0].ended
+
+    return read
+
+
+def sealed_good(record: object) -> bytes:
+    body = {"kind": type(record).__name__.lower(), "record": to_tree(record)}
+    return canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body)).hexdigest()})
+
+
+def note(directory: Path, content: bytes) -> object:
+    storage_for(str(directory)).put("0.json", content)
+    found = read_note(f"{directory}/0.json")
+    if found:
+        str(found)
+    return found
+
+
+def report(directory: Path, content: bytes) -> object:
+    (directory / "group.worker-0.json").write_bytes(content)
+    return next(iter(read_reports(str(directory / "group"))), None)
+
+
+def progress(directory: Path, content: bytes) -> object:
+    (directory / "so-far.json").write_bytes(content)
+    return so_far.read(directory / "so-far.json", str(directory / "home"), 8, running=True)
+
+
+def pointer(directory: Path, content: bytes) -> object:
+    storage_for(str(directory)).put("promoted/00000001.json", content)
+    return Registry(str(directory)).history()
+
+
+def publication(directory: Path, content: bytes) -> object:
+    storage_for(str(directory)).put(f"published/{'ab' * 8}.json", content)
+    return publications(str(directory))
+
+
+def package_manifest(directory: Path, content: bytes) -> object:
+    (directory / MANIFEST).write_bytes(content)
+    (directory / check.DIGEST).write_text(check.digest_line(content))
+    return check.check_files(directory)
+
+
+def package_signature(directory: Path, content: bytes) -> object:
+    (directory / check.DEPLOYED).write_bytes(content)
+    record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = canonical_json({"kind": "export", "format": 1, "files": {check.DEPLOYED: record}})
+    (directory / MANIFEST).write_bytes(manifest)
+    (directory / check.DIGEST).write_text(check.digest_line(manifest))
+    return check.check(directory)
+
+
+def package_statistics(directory: Path, content: bytes) -> object:
+    (directory / "statistics.json").write_bytes(content)
+    return OpenedPackage(directory).statistics
+
+
+def manifest(directory: Path, content: bytes) -> object:
+    (directory / MANIFEST).write_bytes(content)
+    (directory / "state.json").write_bytes(b"1")
+    return Artifact.open(directory, "checkpoint")
+
+
+def in_artifact(directory: Path, content: bytes) -> object:
+    with tempfile.TemporaryDirectory(dir=directory) as fresh:
+        writer = ArtifactWriter(Path(fresh))
+        writer.write_bytes("file.json", content)
+        return writer.finish("test", {}).read_json("file.json")
+
+
+def summary(directory: Path, content: bytes) -> object:
+    (directory / "summary.json").write_bytes(content)
+    return figures_of_run(directory / "summary.json")
+
+
+def state(name: str) -> Callable[[Path, bytes], object]:
+    def read(directory: Path, content: bytes) -> object:
+        files = {"state.json": b"{}", "rank-00000.json": to_json(RankState({}, None)), name: content}
+        for file, data in files.items():
+            (directory / file).write_bytes(data)
+        return read_states(Artifact(directory, "checkpoint", {"world": 1}, {}, ""), "checkpoint")
+
+    return read
+
+
+POINT = ValidationPoint(1, 1.0, 0.5)
+SERIES = PodSeries(1, "node", [1.7e9], [DeviceSeries("A100", "gpu", [0.5], [0.5], [0.5])], 1.0, 5.0, 0.5)
+OBSERVED = Observed(10.0, 9, {"data": 1.0}, {"data": 1.0}, {"data": "the store"}, 0.1)
+ATTEMPT = AttemptRecord(
+    1, 1, 0, 9, 6, 2, wall=10.0, began_at=1.7e9, events={"checkpoint": [3.0]}, observed=to_tree(OBSERVED), spot=True
+)
+MADE_FOR = MadeFor(1, "data 1", "none", "fp32", 8, 1 << 30, "data", "model")
+END = Ended("complete", 0.125, [Point(1000, 0.5, 0.5)], 1.5, "ab" * 32)
+IDENTITY = Identity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epochs": {"low": 1}}, 0)
+ENDED = canonical_json({"kind": "export", "format": 1, "files": {}})
+WEIGHTS_ALONE = canonical_json({"model": "", "no_onnx": "not asked for", "raw": None})
+#: By the module that reads, and what it reads.
+READERS: dict[str, Reader] = {
+    "slipstream/train/checkpoint/home.py claim": Reader(to_json(Claim(1, "random", HOLDER)), holder, Holder()),
+    "slipstream/train/checkpoint/home.py inherited": Reader(to_json(Inherited(2, [str(CHECKPOINT)])), inherited, []),
+    "slipstream/train/checkpoint/home.py finished": Reader(
+        to_json(Finished(HOLDER, "s3://bucket/model")),
+        finished,
+    ),
+    "slipstream/train/checkpoint/home.py lease": Reader(to_json(Sign(3, 20, str(CHECKPOINT))), lease),
+    "slipstream/train/checkpoint/home.py micro-batches": Reader(
+        to_json(Decision(2, MADE_FOR)), lambda path, data: read_decision(stored(path, "accumulation.json", data))
+    ),
+    "slipstream/train/checkpoint/restore.py identity": Reader(manifest_of({"network": {"gradients": {}}}), identity),
+    "slipstream/train/applied_tuning.py tuning": Reader(to_json(AppliedTuning({}, {}, "ab")), applied),
+    "slipstream/train/checkpoint/shards.py index": Reader(canonical_json(INDEX), index, DamagedArtifact),
+    "slipstream/train/checkpoint/manager.py rank": Reader(
+        to_json(RankState({"a": 1}, [])), state("rank-00000.json"), DamagedArtifact
+    ),
+    "slipstream/train/checkpoint/manager.py state": Reader(
+        b'{"progress": {"a": 1}}', state("state.json"), DamagedArtifact
+    ),
+    "slipstream/artifacts/format.py manifest": Reader(manifest_of({}), manifest, DamagedArtifact),
+    "slipstream/artifacts/format.py file": Reader(b'{"columns": [1.5]}', in_artifact, DamagedArtifact, untyped=True),
+    "slipstream/artifacts/results/ledger.py attempt": Reader(canonical_json(asdict(ATTEMPT)), attempt),
+    "slipstream/artifacts/results/ledger.py end": Reader(to_json(AttemptEnd("SIGKILL")), attempt_end, ATTEMPT.ended),
+    "slipstream/train/telemetry/pods.py devices": Reader(to_json(SERIES), devices),
+    "slipstream/telemetry/totals.py node": Reader(
+        to_json(NodeTotals(1.0, 2.0, {"a": 1.0}, {"a": {"b": 1.0}}, {"spot": 0.1})), node_totals, NodeTotals()
+    ),
+    "slipstream/telemetry/totals.py rank": Reader(to_json(totals(0)), rank_totals),
+    "slipstream/telemetry/ring.py names": Reader(b'[["GPU-0", 0, "A100"]]', ring_names),
+    "slipstream/telemetry/node.py facts": Reader(
+        to_json(NodeFacts(1.0, "node", "aws", "p5", spot=True, spot_is_certain=True)), facts
+    ),
+    "slipstream/sweep/records.py proposed": Reader(
+        to_json(Proposed({"training.epochs": 3})), sealed(Proposed, "0001/0001")
+    ),
+    "slipstream/sweep/records.py reported": Reader(
+        to_json(Reported(2222, 0.25, stops=True)), sealed(Reported, "0000/0002")
+    ),
+    "slipstream/sweep/records.py ended": Reader(to_json(END), sealed(Ended, "0000/0002")),
+    "slipstream/sweep/records.py identity": Reader(to_json(IDENTITY), sealed(Identity, "sweep/0001")),
+    "slipstream/sweep/records.py started": Reader(to_json(Started("f1a2", 3.0)), sealed(Started, "sweep/0001")),
+    "tasks/flyte/memory_notes.py note": Reader(to_json(Note(1, 3 << 30, 4.0 * (1 << 30), "20", 2)), note),
+    "tasks/flyte/failures.py report": Reader(to_json(Report(0, Outcome.FAILED, "a bug")), report),
+    "slipstream/train/so_far.py progress": Reader(
+        to_json(TrainingSoFar(1, 2, 0, [LossPoint(1, 1.0, 0.5, 1e-3)], [POINT], POINT)), progress
+    ),
+    "slipstream/promote/store.py pointer": Reader(
+        to_json(Pointer(1, "ab", "cd", "why", "at", "run")), pointer, UserError
+    ),
+    "slipstream/score/publish.py publication": Reader(
+        to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, UserError
+    ),
+    "slipstream/export/check.py manifest": Reader(ENDED, package_manifest, check.BadPackage),
+    "slipstream/export/check.py signature": Reader(WEIGHTS_ALONE, package_signature, check.BadPackage),
+    "slipstream/export/package/opened.py statistics": Reader(b'{"types": {}}', package_statistics, UserError),
+    "slipstream/plan/measured.py summary": Reader(canonical_json({"training": to_tree(FIGURES)}), summary, UserError),
+}
+
+
+def outcome(reader: Reader, directory: Path, content: bytes) -> object:
+    """Return what the reader returns, or the class of the error in one line that it raises."""
+    try:
+        return reader.read(directory, content)
+    except (UserError, check.BadPackage) as error:
+        assert "\n" not in str(error) and len(str(error)) < 2000
+        return type(error)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_record_is_skipped_or_one_line(name: str, tmp_path: Path) -> None:
+    reader = READERS[name]
+    whole = outcome(reader, tmp_path, reader.good)
+    assert whole != reader.damaged and not isinstance(whole, type), "the reader takes what a writer writes"
+    for what, content, never in damages(reader.good):
+        try:
+            found = outcome(reader, tmp_path, content)
+        except Exception as error:
+            raise AssertionError(f"{name}: {what}: {type(error).__name__}: {error!s:.200}") from error
+        never = never and not (reader.untyped and what in JSON)
+        is_skipped = found == reader.damaged or (isinstance(found, type) and issubclass(found, reader.damaged))
+        assert is_skipped or not never, f"{name}: {what}: {found!r:.200}"
+    assert outcome(reader, tmp_path, reader.good) == whole or isinstance(whole, Artifact)
+
+
+# Values of the codec between pods, samples, and forms that earlier versions wrote
+
+
+@dataclass(frozen=True)
+class Shard:
+    number: int
+    share: float
+    names: list[str]
+
+
+def test_a_damaged_value_between_pods_is_one_line() -> None:
+    good = json.dumps({"number": 3, "share": 0.5, "names": ["a"]}).encode()
+    refused = 0
+    for what, content, _ in damages(good):
+        try:
+            decode_value(save({"json": np.frombuffer(content, np.uint8)}), Shard, "value.safetensors")
+        except DamagedArtifact as error:
+            assert "\n" not in str(error), what
+            refused += 1
+    assert refused > 30
+
+
+def with_number(number: float) -> Iterator[Sample]:
+    """Samples with this number in one place."""
+    whole = sample(100.0, device())
+    (gpu,) = whole.devices
+    yield replace(whole, at=number)
+    yield replace(whole, host=replace(whole.host, cpu_seconds=number))
+    yield replace(whole, devices=(replace(gpu, memory_used_bytes=number),))  # type: ignore[arg-type]
+    yield replace(whole, devices=(replace(gpu, energy_joules=number),))
+    yield replace(whole, devices=(replace(gpu, io_bytes={("pcie", "in"): number}),))
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, 1e308, -1e308, 1e19])
+@pytest.mark.parametrize("place", range(5))
+def test_a_sample_with_a_number_out_of_range_is_skipped(tmp_path: Path, place: int, number: float) -> None:
+    wrong, right = [*with_number(number)][place], sample(200.0, device())
+    content = ring.names_frame(right.devices) + b"".join(map(ring.sample_frame, (wrong, right, wrong)))
+    (tmp_path / "seconds-0.ring").write_bytes(content)
+    assert ring.read(tmp_path) == ring.latest(tmp_path, 3) == [right]
+
+
+def test_a_time_that_is_no_number_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "minutes.ring").write_bytes(ring.sample_frame(sample(math.nan)))
+    assert ring.read(tmp_path) == []
+
+
+HELD = b'{"attempt": 1, "execution": "f1a2", "prefix": "prefix"}'
+#: Records in the forms of earlier versions.
+EARLIER: dict[str, tuple[bytes, object]] = {
+    "a lease before delivering": (
+        b'{"announced": "", "beat": 7, "ended": false, "leaving": false, "step": 20}',
+        Sign(7, 20),
+    ),
+    "a claim": (b'{"attempt": 1, "claim": "c0ffee", "holder": %b}' % HELD, Claim(1, "c0ffee", HOLDER)),
+    "an end": (b'{"artifact": "s3://bucket/model", "holder": %b}' % HELD, Finished(HOLDER, "s3://bucket/model")),
+    "what was inherited": (
+        b'{"attempt": 2, "checkpoints": ["step-000000000020.a0001"]}',
+        Inherited(2, [str(CHECKPOINT)]),
+    ),
+    "how an attempt ended": (b'{"ended": "SIGTERM"}', AttemptEnd("SIGTERM")),
+    "a note before killed": (
+        b'{"attempt": 1, "used": 3, "limit": 4294967296, "progress": "20", "times": 2}',
+        Note(1, 3, float(4 << 30), "20", 2),
+    ),
+    "a report": (b'{"rank": 3, "outcome": 1, "message": "rank 3 failed"}', Report(3, Outcome.FAILED, "rank 3 failed")),
+}
+
+
+@pytest.mark.parametrize("form", EARLIER)
+def test_what_earlier_versions_wrote_is_read(form: str) -> None:
+    content, record = EARLIER[form]
+    assert decode_record(content, type(record)) == record
+
+
+def test_a_record_of_a_sweep_from_before_the_nonce_is_read() -> None:
+    assert decode_sealed(sealed_good(END)) == END
+
+
+def test_what_a_later_version_adds_to_a_claim_is_skipped(tmp_path: Path) -> None:
+    claim = {**json.loads(to_json(Claim(1, "random", HOLDER))), "colour": "green"}
+    assert holder(tmp_path, json.dumps(claim).encode()) == HOLDER
+
+
+# The two functions, and that there are no others
+
+
+def test_json_is_finite_of_64_bits_and_not_deep() -> None:
+    right = b'{"a": [1.5, -9223372036854775808, 18446744073709551615, "\\u00e9", true, null]}'
+    assert parse_json(right) == json.loads(right)
+    assert parse_json(b"[" * DEEPEST + b"]" * DEEPEST) is not None
+    wrong = [b"[" * levels + b"]" * levels for levels in (DEEPEST + 1, 100_000)]
+    wrong += [b"NaN", b"[-Infinity]", b"1e999", b"18446744073709551616", b"-9223372036854775809", b"1" * 5000]
+    for content in (*wrong, b'"\\ud800"', b'{"\\udfff": 1}', b"\xff", b"", b'{"a": 1} 2'):
+        with pytest.raises(ValueError) as error:
+            parse_json(content)
+        assert not isinstance(error.value, UserError) and len(str(error.value)) < 300
+
+
+def test_a_record_has_a_largest_size() -> None:
+    whole = to_json(AttemptEnd("x" * (LARGEST_RECORD - 100)))
+    assert decode_record(whole, AttemptEnd)
+    assert decode_record(whole + b" " * 100, AttemptEnd) is None
+
+
+#: What Python's int takes, or str.isdigit, and none of our writers puts into a name.
+NO_NUMBERS = ["", "²", "٣٣٣٣", "\uff11" * 4, "+111", "-111", " 111", "1_01", "11.0", "0x11", "00001", "1"]
+NO_NUMBERS += ["1" * (MOST_DIGITS + 1), "1" * 5000]
+
+
+@pytest.mark.parametrize("digits", NO_NUMBERS, ids=lambda digits: digits[:30])
+def test_what_is_no_number_in_a_name_is_skipped(digits: str, tmp_path: Path) -> None:
+    assert number_in_name(digits, 4) is None
+    assert newest([f"claims/{digits}", "claims/0001"]) == 1
+    assert Name.parse(f"step-{digits}.a0001") is Name.parse(f"step-000000000001.a{digits}") is None
+    assert place_of(f"records/{digits}/0001.json") is place_of(f"records/0001/{digits}.json") is None
+    if digits != "00001":
+        with pytest.raises(DamagedArtifact, match="has no number"):
+            segment_number(f"train-{digits}.rows")
+    if 0 < len(digits) < 200 and digits != "1":
+        (tmp_path / "promoted").mkdir()
+        (tmp_path / f"promoted/{digits}.json").touch()
+        (tmp_path / f"seconds-{digits}.ring").touch()
+        assert Registry(str(tmp_path)).history() == [] and ring.files_of(tmp_path) == []
+
+
+def test_a_number_in_a_name_is_read_as_it_was_written() -> None:
+    for number in (0, 1, 9999, 10_000, 10**MOST_DIGITS - 1):
+        assert number_in_name(number_as_name(number, 4), 4) == number
+    with pytest.raises(UserError, match="has more than 18 digits"):
+        number_as_name(10**MOST_DIGITS, 4)
+
+
+#: Modules that parse JSON by themselves, and why that is none of a store's records.
+OTHER_JSON = {
+    "slipstream/artifacts/strict_json.py": "the one place",
+    "slipstream/artifacts/typed_values.py": "the codec of values between pods, which is tested above",
+    "slipstream/artifacts/prepared/token_rows.py": "a tokenizer of Hugging Face, whose numbers may have any size",
+    "slipstream/language/tokenizer.py": "a tokenizer of Hugging Face",
+    "slipstream/models/base/directory.py": "a base model of Hugging Face, of limited size",
+    "slipstream/models/base/headers.py": "a header of safetensors, of limited size",
+    "slipstream/models/transformer.py": "a config.json of Hugging Face, which may hold infinity",
+    "slipstream/prepare/language/corpus.py": "a row of raw data",
+    "slipstream/prepare/language/encode.py": "a tokenizer that this process has written",
+    "slipstream/source/text/json_lines.py": "a row of raw data",
+    "slipstream/settings.py": "settings of the user",
+    "slipstream/profiles/profile.py": "the profile in this task's environment",
+    "slipstream/plan/capacity.py": "a file of the user's",
+    "slipstream/sweep/study.py": "a choice that Optuna draws from the user's space",
+    "slipstream/collectives/launch/worker_group.py": "what ranks of one process group send each other",
+    "slipstream/train/applied_tuning.py": "what ranks of one process group send each other",
+    "slipstream/machine/cloud_metadata.py": "an answer of the cloud's metadata server, of limited size",
+    "slipstream/storage/gcs.py": "an answer of the store's API",
+    "slipstream/doctor/kubectl.py": "an answer of the Kubernetes API",
+    "slipstream/export/session.py": "a profile that ONNX Runtime has just written here",
+}
+#: Other ways to make values of bytes.
+PARSERS = {"load", "loads", "validate_json", "literal_eval", "raw_decode"}
+LIBRARIES = {"json", "pydantic_core", "ast", "pickle", "marshal", "msgpack", "orjson", "ujson"}
+#: Modules that ask whether texts are digits, and why that is no name in a store or a shared directory.
+OTHER_DIGITS = {
+    "slipstream/number_in_name.py": "the one place",
+    "slipstream/cron.py": "a setting",
+    "slipstream/collectives/launch/numa.py": "Linux's /sys",
+    "slipstream/doctor/manifests.py": "a name of the user's",
+    "slipstream/doctor/package.py": "the user of an image",
+    "slipstream/export/convert.py": "a dimension of a model",
+    "slipstream/machine/limits.py": "Linux's control groups",
+    "slipstream/machine/out_of_memory.py": "Linux's control groups",
+    "slipstream/telemetry/preflight.py": "the environment",
+    "slipstream/telemetry/sampler/amd.py": "Linux's /sys",
+    "slipstream/telemetry/sampler/host.py": "Linux's /proc",
+    "slipstream/telemetry/sampler/nvml.py": "the environment",
+}
+SOURCES = [path for floor in ("slipstream", "tasks", "workflows") for path in sorted((ROOT / floor).rglob("*.py"))]
+TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+def calls_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the name that each call is made on, if there is one, and that of the function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.value.id if isinstance(node.func.value, ast.Name) else "", node.func.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield "", node.func.id
+
+
+def modules_that(call: Callable[[str, str], bool]) -> set[str]:
+    return {name for name, tree in TREES.items() if any(call(*each) for each in calls_in(tree))}
+
+
+def test_no_other_module_parses_json() -> None:
+    found = modules_that(lambda on, name: on in LIBRARIES and name in {*PARSERS, "from_json"})
+    assert found == OTHER_JSON.keys(), "read records with slipstream.artifacts.records, other JSON with strict_json"
+    imported = {
+        alias.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in LIBRARIES
+        for alias in node.names
+    }
+    assert not imported & {*PARSERS, "from_json"}
+    validating = {"slipstream/artifacts/records.py", "slipstream/settings.py"}
+    assert modules_that(lambda _, name: name == "validate_json") == validating
+
+
+def test_every_module_that_reads_a_record_is_tested_with_damaged_ones() -> None:
+    """A new reader stands in the table above, and so it meets every kind of damage."""
+    found = modules_that(lambda _, name: name in ("decode_record", "parse_json"))
+    tested = {name.split()[0] for name in READERS}
+    own = {"slipstream/artifacts/records.py", "slipstream/artifacts/strict_json.py"}
+    assert found - own <= tested
+
+
+def test_no_other_module_reads_numbers_in_names() -> None:
+    found = modules_that(lambda _, name: name in ("isdigit", "isdecimal", "isnumeric"))
+    assert found == OTHER_DIGITS.keys(), "read numbers in names with slipstream.number_in_name"

@@ -1,0 +1,46 @@
+"""A base set whose manifest vouches for other content than prepare writes is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.artifacts.format import MANIFEST, canonical_json, hash_file
+from slipstream.errors import UserError
+from slipstream.prepare.base_set import BaseSet
+from tests.support.damaged_records import damages
+from tests.support.raw_tables import mixed_table
+
+
+@pytest.fixture(scope="module")
+def base_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixed_table(tmp_path_factory.mktemp("base-set"), "classification", rows=60)
+
+
+def vouch_for(directory: Path, name: str, content: bytes) -> None:
+    """Put the content into a file, and its record into the manifest."""
+    (directory / name).write_bytes(content)
+    manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
+    manifest["files"][name] = vars(hash_file(directory / name, manifest["files"][name]["block_bytes"]))
+    (directory / MANIFEST).write_bytes(canonical_json(manifest))
+
+
+@pytest.mark.parametrize("name", ["schema.json", "statistics.json"])
+def test_a_base_set_of_other_content_is_one_line(base_set: Path, name: str, tmp_path: Path) -> None:
+    assert BaseSet.open(str(base_set)).schema.target
+    good = (base_set / name).read_bytes()
+    copy = shutil.copytree(base_set, tmp_path / "copy")
+    refused = 0
+    for what, content, never in [*damages(good)][::7]:
+        vouch_for(copy, name, content)
+        try:
+            BaseSet.open(str(copy))
+            assert not never, f"{what} was taken"
+        except UserError as error:
+            assert error.message.startswith("data.") and "\n" not in error.message, what
+            refused += 1
+    assert refused > 20
