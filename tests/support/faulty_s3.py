@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import http.client
 import re
+import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from moto.server import ThreadedMotoServer
 
@@ -43,6 +45,8 @@ class FaultyS3(ThreadingHTTPServer):
         self.fired: list[tuple[str, str]] = []
         self.refused = 0
         self.requests: list[str] = []
+        #: Connections that were accepted.
+        self.connections = 0
         #: Told of every request, by method and path, before anything is done about it.
         self.watcher: Callable[[str, str], None] = lambda method, path: None
         self.down_until = 0.0
@@ -66,6 +70,10 @@ class FaultyS3(ThreadingHTTPServer):
                     self.fired.append(self.plan.pop(index))
                     return fault
         return None
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        self.connections += 1
+        return super().get_request()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up is part of the play."""
