@@ -32,7 +32,8 @@ class FaultyS3(ThreadingHTTPServer):
     for requests before the one that is meant.
     A body that does not match its CRC is refused, as S3 does and moto does not.
     ``slow`` delays the storing of every object whose path contains the text, by so many seconds.
-    ``down_until`` (``time.monotonic``) makes every connection end at once without an answer.
+    ``down_until`` (``time.monotonic``) makes every connection end at once without an answer, ``silent_until`` makes it
+    stay without one until the client ends it.
     """
 
     daemon_threads = True
@@ -49,7 +50,7 @@ class FaultyS3(ThreadingHTTPServer):
         self.connections = 0
         #: Told of every request, by method and path, before anything is done about it.
         self.watcher: Callable[[str, str], None] = lambda method, path: None
-        self.down_until = 0.0
+        self.down_until = self.silent_until = 0.0
         self.slow: dict[str, float] = {}
         self.stall_s = 1.0
         self.lock = threading.Lock()
@@ -90,6 +91,11 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         if time.monotonic() < server.down_until:
             server.refused += 1
+            return self.hang_up()
+        if time.monotonic() < server.silent_until:
+            server.refused += 1
+            while self.connection.recv(1 << 16):
+                pass
             return self.hang_up()
         body = self.read_body()
         with server.lock:
