@@ -66,7 +66,8 @@ def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
     sections = sections_of(config)
     listed = list_and_divide(data, target, config.data)
     check_model(FITTING.get(resolved_source(listed.listing).kind, "mlp"), config)
-    return RunInputs(*listed, *sections, measuring_machine())
+    found = (*listed, *sections, measuring_machine())
+    return RunInputs(*found)
 
 
 def check_model(fitting: BuiltIn, config: RunConfig) -> None:

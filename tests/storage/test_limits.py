@@ -98,9 +98,13 @@ def test_every_request_within_a_limit_has_a_connection_of_its_own(remote: Remote
         storage.put("key", b"heartbeat")
         storage.list("claims/")
 
+    def data_requests() -> None:
+        for _ in range(3):
+            storage.put("key", b"data")
+
     opened, asked = connections(lambda: within(20.0, heartbeat))
     assert opened == asked >= 3
-    opened, asked = connections(lambda: [storage.put("key", b"data") for _ in range(3)])
+    opened, asked = connections(data_requests)
     assert opened <= 1 and asked >= 6, "data requests share connections"
     proxy.inject(remote.write, "503", "reset", "500")
     opened, asked = connections(lambda: within(20.0, heartbeat))
