@@ -89,18 +89,30 @@ def test_a_client_that_sends_a_byte_at_a_time_blocks_nobody_and_is_cut_off(port:
         assert short - 0.5 < lasted.result() < short + 3
 
 
-def test_of_many_clients_eight_are_served_at_a_time_and_the_others_wait(port: int, short: float) -> None:
-    def handlers() -> int:
-        return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+def test_of_many_clients_eight_are_served_at_a_time_and_the_others_wait(
+    port: int, short: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: set[server.Handler] = set()
+    most, begin, end = [0], server.Handler.setup, server.Handler.finish
 
-    until(lambda: handlers() == 0)
+    def begin_noted(handler: server.Handler) -> None:
+        served.add(handler)
+        most[0] = max(most[0], len(served))
+        begin(handler)
+
+    def end_noted(handler: server.Handler) -> None:
+        end(handler)
+        served.discard(handler)
+
+    monkeypatch.setattr(server.Handler, "setup", begin_noted)
+    monkeypatch.setattr(server.Handler, "finish", end_noted)
     with contextlib.ExitStack() as stack:
         for _ in range(server.MOST_CONNECTIONS + 2):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        until(lambda: handlers() == server.MOST_CONNECTIONS)
+        until(lambda: len(served) == server.MOST_CONNECTIONS == 8)
         started = time.monotonic()
         assert ask(port, "/metrics") == (200, "metrics é\n")  # as soon as the first ones are cut off
-        assert time.monotonic() - started > short / 4 and handlers() <= server.MOST_CONNECTIONS
+        assert time.monotonic() - started > short / 4 and most == [server.MOST_CONNECTIONS]
 
 
 def test_a_client_that_does_not_read_its_answer_is_cut_off(short: float) -> None:

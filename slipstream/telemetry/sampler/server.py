@@ -50,6 +50,9 @@ def warn(address: str, problem: str) -> None:
 class Server(ThreadingHTTPServer):
     """HTTP server with a thread for every connection, and a bounded number of both."""
 
+    #: Connections that wait; the system drops further ones, and their clients try again after a second.
+    request_queue_size = 64
+
     def __init__(self, where: Any, family: socket.AddressFamily, text: Callable[[], str]) -> None:
         self.address_family = family
         self.text = text
