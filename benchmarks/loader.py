@@ -272,7 +272,7 @@ def one_loader(name: str, directory: Path, rows: int, seconds: float) -> Figures
     torch.set_num_threads(1)
     batches = LOADERS[name].batches(directory)
     taken = rate(batches, rows // BATCH - 2, seconds)
-    status = Path("/proc/self/status").read_text().splitlines()
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     anonymous = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
     click.echo(f"  {name:<24}{taken / 1e3:9.1f} krows/s", err=True)
     return {"rows_per_s": taken, "anonymous_bytes": anonymous}

@@ -115,7 +115,7 @@ def proportional_bytes(pid: int) -> int:
     total = 0
     try:
         for each in processes_below(pid):
-            text = Path(f"/proc/{each}/smaps_rollup").read_text()
+            text = Path(f"/proc/{each}/smaps_rollup").read_text(encoding="utf-8")
             total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) << 10
     except (OSError, StopIteration):
         pass  # a process has just ended

@@ -107,7 +107,7 @@ def measure(contender: str, package: Path, data: Path, start_method: str) -> Fig
         process.join()
         if process.exitcode:
             raise SystemExit(f"{contender} failed with {process.exitcode}")
-        figures: Figures = json.loads(target.read_text())
+        figures: Figures = json.loads(target.read_text(encoding="utf-8"))
     click.echo(f"  {contender:<16} {figures['cpu_seconds']:7.2f} cpu s", err=True)
     return figures
 

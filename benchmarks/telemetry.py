@@ -142,7 +142,7 @@ def sampler_cost(scrapes: int, every_s: float) -> Figures:
                 time.sleep(every_s)
                 lines = scrape(port)
             spent, seconds = cpu_s(process) - before, time.monotonic() - began
-            peak = int(Path(f"/proc/{process}/status").read_text().partition("VmHWM:")[2].split()[0])
+            peak = int(Path(f"/proc/{process}/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
     return {"cpu": spent / seconds, "memory": 1024 * peak, "lines": lines}
 
 

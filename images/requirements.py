@@ -40,14 +40,14 @@ def refuse_older(requirements: Iterable[str], package: str) -> None:
 
 
 def main(packages: list[str]) -> None:
-    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     dependencies = project["dependencies"] + project["optional-dependencies"]["text"]
-    constraints = without(Path("constraints.txt").read_text().split(), packages)
+    constraints = without(Path("constraints.txt").read_text(encoding="utf-8").split(), packages)
     for package in packages:
         refuse_older(dependencies, package)
     installed = [f"{package}=={version(package)}" for package in packages]
-    Path("image-requirements.txt").write_text("\n".join(without(dependencies, packages)) + "\n")
-    Path("image-constraints.txt").write_text("\n".join([*constraints, *installed]) + "\n")
+    Path("image-requirements.txt").write_text("\n".join(without(dependencies, packages)) + "\n", encoding="utf-8")
+    Path("image-constraints.txt").write_text("\n".join([*constraints, *installed]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

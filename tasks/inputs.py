@@ -8,7 +8,7 @@ where this pod runs the export would.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
@@ -20,7 +20,7 @@ from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
 from slipstream.machine.description import measuring_machine
-from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.models.config import BuiltIn, ModelConfig, TeachingConfig
 from slipstream.source.config import DataConfig
 from slipstream.storage import STORES
 from slipstream.train.config import TrainingConfig
@@ -28,7 +28,13 @@ from tasks.config import sections_of
 from tasks.flyte.artifact_types import Part, Prepared, Trained
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, runs_locally
-from tasks.prepare import list_and_divide
+from tasks.prepare import list_and_divide, resolved_source
+
+if TYPE_CHECKING:
+    from slipstream.source.resolved import Kind
+
+#: The built-in models for raw data of a kind; all other kinds are tables.
+FITTING: dict[Kind, BuiltIn] = {"images": "resnet", "language": "transformer"}
 
 
 class RunInputs(NamedTuple):
@@ -58,8 +64,20 @@ class RunInputs(NamedTuple):
 def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
     """Of the main job: what each stage gets of the configuration, the raw data and what it is, and the machine."""
     sections = sections_of(config)
-    found = (*list_and_divide(data, target, config.data), *sections, measuring_machine())
+    listed = list_and_divide(data, target, config.data)
+    check_model(FITTING.get(resolved_source(listed.listing).kind, "mlp"), config)
+    found = (*listed, *sections, measuring_machine())
     return RunInputs(*found)
+
+
+def check_model(fitting: BuiltIn, config: RunConfig) -> None:
+    """Raise ``UserError`` for a built-in model that is for other data, or is certainly too large to leave as ONNX."""
+    name = config.model.name_for(fitting)
+    if config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters:
+        # A second or two, which others need not spend.
+        from slipstream.export.before_training import refuse_too_large
+
+        refuse_too_large(config.model, name, config.export)
 
 
 class ModelInputs(NamedTuple):

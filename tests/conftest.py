@@ -154,4 +154,5 @@ def quieten(server: FaultyS3) -> FaultyS3:
     server.plan.clear()
     server.fired.clear()
     server.requests.clear()
+    server.silent_until = 0.0
     return server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -184,3 +185,25 @@ def test_tests_share_helpers_only_through_support() -> None:
         if re.match(r"\s*(from|import) tests\b(?!\.support\b)", line)
     ]
     assert not importing
+
+
+def test_text_is_read_and_written_with_an_encoding() -> None:
+    """Under ``LC_ALL=C PYTHONUTF8=0`` the default is ASCII. Ruff's PLW1514 does not see a path whose type it cannot
+    infer, nor the output of other programs."""
+
+    def lacks_encoding(call: ast.Call) -> bool:
+        named = {keyword.arg for keyword in call.keywords}
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if "encoding" in named:
+            return False
+        is_process = name in ("run", "Popen") and "text" in named
+        return is_process or (name, len(call.args)) in {("read_text", 0), ("write_text", 1)}
+
+    lacking = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("slipstream", "tasks", "workflows")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and lacks_encoding(node)
+    ]
+    assert not lacking

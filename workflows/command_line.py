@@ -3,8 +3,8 @@ explains a Flyte that refuses or cannot be reached. A mistake is one line, not f
 as before.
 
 flytekit chooses the click type of an option in one function and has no registry to add to, so that function is wrapped:
-for settings and datasets it answers with the types below, for all else as before. So is the one function in which it
-prints exceptions.
+for settings and datasets it answers with the types below, for all else as before. So are the one function that makes an
+option, and the one in which it prints exceptions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import grpc
 import requests
 from flytekit import StructuredDataset
 from flytekit.clients.auth.exceptions import AccessTokenNotFoundError, AuthenticationError, AuthenticationPending
-from flytekit.clis.sdk_in_container import constants, utils
+from flytekit.clis.sdk_in_container import constants, run, utils
 from flytekit.configuration import Config
 from flytekit.core.artifact import ArtifactQuery
 from flytekit.core.data_persistence import FileAccessProvider
@@ -60,6 +60,23 @@ class DatasetParam(click_types.StructuredDatasetParamType):
         return super().convert(value, param, ctx)
 
 
+flytekits_option = run.to_click_option
+
+
+def option_of(*arguments: Any, **named: Any) -> click.Option:
+    """flytekit's option. It hands click a default of None, for which click does not miss a value that is required."""
+    option = flytekits_option(*arguments, **named)
+    convert = option.callback
+
+    def convert_given(context: click.Context, param: click.Parameter, value: Any) -> Any:
+        if param.required and value is None and not context.resilient_parsing:
+            raise UserError(f"{param.opts[0]}: is missing; expected a value for it; --help lists all options")
+        return convert(context, param, value) if convert else value
+
+    option.callback = convert_given
+    return option
+
+
 flytekits_choice = click_types.literal_type_to_click_type
 
 
@@ -77,6 +94,7 @@ def prepare_pyflyte() -> None:
     nothing.
     """
     click_types.literal_type_to_click_type = click_type_of
+    run.to_click_option = option_of
     explain_backend_errors()
     version_by_structure()
     one_line_of_a_failure()

@@ -303,4 +303,4 @@ def products(seconds: float) -> Callable[[object], None]:
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

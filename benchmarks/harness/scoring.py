@@ -25,7 +25,7 @@ def processor_seconds() -> float:
 
 def largest_memory() -> float:
     """Bytes, of this process since it began."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) * 1024
 
 
@@ -136,4 +136,4 @@ CONTENDERS = {OURS: ours, QUARTER: ours, APART: apart, PANDAS: with_pandas}
 
 
 def in_child(contender: str, package: Path, data: Path, target: Path) -> None:
-    target.write_text(json.dumps(CONTENDERS[contender](package, data)))
+    target.write_text(json.dumps(CONTENDERS[contender](package, data)), encoding="utf-8")

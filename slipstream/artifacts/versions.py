@@ -85,7 +85,7 @@ def imported_names(path: Path) -> tuple[str, ...]:
     """Every dotted name that a source file imports. In this project imports are not relative, and no two statements
     share a line."""
     names: list[str] = []
-    for package, members, modules in IMPORT.findall(path.read_text()):
+    for package, members, modules in IMPORT.findall(path.read_text(encoding="utf-8")):
         listed = COMMENT.sub("", members or modules).strip("()").split(",")
         imported = [name.partition(" as ")[0].strip() for name in listed]
         names += [f"{package}.{name}" if package else name for name in imported if name]

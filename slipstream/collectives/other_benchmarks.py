@@ -54,7 +54,9 @@ def compare_with_installed(profile: NetworkProfile, config: CollectivesConfig) -
     for other in installed_benchmarks(profile.fingerprint.backend, profile.fingerprint.world, config):
         LOG.info("running %s", " ".join(other.command))
         try:
-            ended = subprocess.run(other.command, capture_output=True, text=True, timeout=SECONDS)
+            ended = subprocess.run(
+                other.command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             lines.append(f"{other.name} {other.operation}: {type(error).__name__} after at most {SECONDS} s")
             continue

@@ -22,7 +22,11 @@ class KubectlError(RuntimeError):
 def kubectl(*arguments: str) -> Any:
     try:
         ended = subprocess.run(
-            ["kubectl", "--request-timeout=10s", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
+            ["kubectl", "--request-timeout=10s", *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KubectlError(f"kubectl {' '.join(arguments)}: {error}") from None

@@ -92,7 +92,7 @@ def processors(root: Path, visible: int) -> Iterator[Reading]:
 
 def memory(root: Path) -> Iterator[Reading]:
     """The machine's memory beside the cgroup's limit."""
-    lines = (root / "proc/meminfo").read_text().splitlines()
+    lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
     limit = memory_limit(root)
     available = f"{gib(kib['MemAvailable'] << 10)} of {gib(kib['MemTotal'] << 10)} available"
@@ -104,16 +104,16 @@ def numa(root: Path) -> Iterator[Reading]:
     if not nodes:
         yield Reading("NUMA", "not read: the kernel shows no NUMA nodes")
         return
-    cpus = [f"{node.name} has CPUs {(node / 'cpulist').read_text().strip()}" for node in nodes]
+    cpus = [f"{node.name} has CPUs {(node / 'cpulist').read_text(encoding='utf-8').strip()}" for node in nodes]
     yield Reading("NUMA", f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}: {'; '.join(cpus)}")
 
 
 def interfaces(root: Path) -> Iterator[Reading]:
     for interface in sorted((root / "sys/class/net").iterdir()):
-        state = (interface / "operstate").read_text().strip()
-        text = f"{state}, MTU {(interface / 'mtu').read_text().strip()}"
+        state = (interface / "operstate").read_text(encoding="utf-8").strip()
+        text = f"{state}, MTU {(interface / 'mtu').read_text(encoding='utf-8').strip()}"
         try:
-            speed = int((interface / "speed").read_text())
+            speed = int((interface / "speed").read_text(encoding="utf-8"))
         except (OSError, ValueError):  # the loopback and many virtual interfaces refuse
             speed = 0
         yield Reading(f"network {interface.name}", f"{text}, {speed} Mbit/s" if speed > 0 else f"{text}, speed unknown")
@@ -127,7 +127,7 @@ def fabric(root: Path) -> Iterator[Reading]:
     for device in devices:
         driver = (device / "device/driver").resolve().name
         for port in sorted((device / "ports").iterdir()):
-            state, rate = ((port / name).read_text().strip() for name in ("state", "rate"))
+            state, rate = ((port / name).read_text(encoding="utf-8").strip() for name in ("state", "rate"))
             problem = "" if "ACTIVE" in state else "this port carries nothing"
             kind = "EFA" if driver == "efa" else "RDMA"
             yield Reading(f"{kind} {device.name}", f"port {port.name}: {state}, {rate}", problem)
@@ -225,13 +225,17 @@ def amd(root: Path) -> Iterator[Reading]:
         yield Reading("AMD driver", "none (the kernel has no module amdgpu)")
         return
     own = module / "version"
-    yield Reading("AMD driver", own.read_text().strip() if own.exists() else "amdgpu, of the kernel")
+    yield Reading("AMD driver", own.read_text(encoding="utf-8").strip() if own.exists() else "amdgpu, of the kernel")
     processes = sorted((root / "sys/class/kfd/kfd/proc").glob("[0-9]*"))
-    holding = [process for process in processes if any(int(file.read_text()) for file in process.glob("vram_*"))]
+    holding = [
+        process
+        for process in processes
+        if any(int(file.read_text(encoding="utf-8")) for file in process.glob("vram_*"))
+    ]
     holders = [holder(root, int(process.name)) for process in holding]
     for total in sorted((root / "sys/class/drm").glob("card*/device/mem_info_vram_total")):
-        used = int((total.parent / "mem_info_vram_used").read_text())
-        yield gpu(total.parent.parent.name, "AMD", int(total.read_text()), used, holders)
+        used = int((total.parent / "mem_info_vram_used").read_text(encoding="utf-8"))
+        yield gpu(total.parent.parent.name, "AMD", int(total.read_text(encoding="utf-8")), used, holders)
 
 
 def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Reading:
@@ -243,7 +247,9 @@ def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Read
 def holder(root: Path, pid: int) -> str:
     """The process as this container sees it; NVML also names those of other containers."""
     name = root / "proc" / str(pid) / "comm"
-    return f"{name.read_text().strip()} {pid}" if name.exists() else f"process {pid} of another container"
+    if not name.exists():
+        return f"process {pid} of another container"
+    return f"{name.read_text(encoding='utf-8', errors='replace').strip()} {pid}"
 
 
 def driver_problem(supported: int, needed: str) -> str:

@@ -33,10 +33,15 @@ if TYPE_CHECKING:
 
 def too_large(model: nn.Module, config: ExportConfig) -> str:
     """Why no ONNX variants are made of the model without its adapters; "" if they are."""
+    count, most = parameters_of(model), config.most_parameters
+    return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
+
+
+def parameters_of(model: nn.Module) -> int:
+    """Return the number of the model's parameters without its adapters."""
     from slipstream.models.adapters.network import plain_shapes
 
-    count, most = sum(map(math.prod, plain_shapes(model).values())), config.most_parameters
-    return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
+    return sum(map(math.prod, plain_shapes(model).values()))
 
 
 def export_weights(

@@ -34,7 +34,7 @@ def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, 
         return (), ()
     path = Path(pattern)
     logs = path.parent.glob(path.name.replace("%h", "*").replace("%p", str(os.getpid())))
-    transports = parse("\n".join(log.read_text(errors="replace") for log in logs))
+    transports = parse("\n".join(log.read_text(encoding="utf-8", errors="replace") for log in logs))
     return transports, fallbacks(transports, rdma)
 
 

@@ -154,7 +154,9 @@ def links() -> list[str]:
         if not shutil.which(tool):
             continue
         try:
-            output = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=SECONDS).stdout
+            output = subprocess.run(
+                [tool, *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS
+            ).stdout
         except (OSError, subprocess.TimeoutExpired):
             continue
         return [f"{kind}: {pairs} pair{'s' if pairs > 1 else ''}" for kind, pairs in parse(output).most_common()]

@@ -42,7 +42,7 @@ class Machine:
 
 def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
     """This machine, from Linux's ``cpuinfo``; on other systems from Python's ``platform``, without flags."""
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     present = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
     flags = tuple(flag for flag in EXTENSIONS if flag in present)

@@ -129,6 +129,6 @@ def amd_gpus(root: Path = ROOT) -> int:
 def permitted_text(path: Path) -> str:
     """What a file says; nothing where reading is denied."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except PermissionError:
         return ""

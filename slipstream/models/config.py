@@ -15,6 +15,13 @@ STORABLE = "finite numbers, integers of at most 64 bits"
 #: The linear layers of our transformer's blocks.
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEAR_LAYERS: tuple[LinearLayer, ...] = get_args(LinearLayer)
+BuiltIn = Literal["mlp", "resnet", "transformer"]
+#: The data that every built-in model is for.
+BUILT_IN: dict[BuiltIn, str] = {
+    "mlp": "tables",
+    "resnet": "images",
+    "transformer": "text to continue (data.task: language)",
+}
 
 
 @settings
@@ -75,7 +82,7 @@ class ModelConfig(Settings):
             raise self.reject("arguments", f"names of keyword arguments, not {odd!r}")
         if not all(map(is_storable, self.arguments.values())):
             raise self.reject("arguments", STORABLE)
-        builtin = ("auto", "mlp", "resnet", "transformer")
+        builtin = ("auto", *BUILT_IN)
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
             raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")
@@ -83,6 +90,15 @@ class ModelConfig(Settings):
             raise self.reject("name", "transformer, as model.base is one")
         if self.quantise != "none" and not self.lora.rank:
             raise self.reject("quantise", "none, or a model.lora.rank: weights of four bits are not trained themselves")
+
+    def name_for(self, fitting: BuiltIn) -> str:
+        """Return the name, with "auto" resolved to the built-in model that fits the data.
+
+        Raises ``UserError`` if the name is of a built-in model for other data.
+        """
+        if self.name in BUILT_IN and self.name != fitting:
+            raise self.reject("name", f"auto or {fitting}, since these data are {BUILT_IN[fitting]}")
+        return fitting if self.name == "auto" else self.name
 
     def check_base(self) -> None:
         """Raise ``UserError`` if there are to be adapters of nothing; a ``base`` may be told apart from the rest."""

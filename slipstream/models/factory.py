@@ -131,12 +131,10 @@ class Predictor(nn.Module):
 
 
 def resolve(config: ModelConfig, signature: Signature) -> str:
-    """The name of the model, with "auto" resolved."""
-    if config.name != "auto":
-        return config.name
+    """The name of the model, with "auto" resolved. Raises ``UserError`` for a built-in one that is for other data."""
     if signature.task == "next token":
-        return "transformer"
-    return "resnet" if signature.image_mean else "mlp"
+        return config.name_for("transformer")
+    return config.name_for("resnet" if signature.image_mean else "mlp")
 
 
 def build(

@@ -24,6 +24,7 @@ from slipstream.storage.base import (
     fetch_listed,
     ranged_reader,
 )
+from slipstream.storage.limits import within
 from slipstream.storage.local import (
     LocalStorage,
     cannot_write,
@@ -61,6 +62,7 @@ __all__ = [
     "read_range",
     "stat_object",
     "storage_for",
+    "within",
     "writing_to",
 ]
 

@@ -8,17 +8,20 @@ configured there comes from the ``FLYTE_AZURE_*`` variables that flytekit knows.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import azure.core.exceptions as errors
 from adlfs import AzureBlobFileSystem
 from azure.core import MatchConditions
+from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob import BlobBlock
-from azure.storage.blob.aio import BlobClient, ContainerClient
+from azure.storage.blob.aio import BlobClient, BlobServiceClient, ContainerClient
 from fsspec.asyn import sync
 
 from slipstream.errors import UserError
@@ -33,6 +36,7 @@ from slipstream.storage.base import (
     ObjectStat,
     StorageUnavailable,
 )
+from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 MOST_BLOCKS = 50_000
@@ -41,7 +45,7 @@ ONCE: dict[str, Any] = {"retry_total": 0, "connection_timeout": CONNECT_TIMEOUT_
 #: MD5 of what is sent or comes, checked by the other side; a download is asked for in pieces of 4 MiB.
 CHECKED = {**ONCE, "validate_content": True}
 TRANSIENT_CODES = {"Md5Mismatch", "OperationTimedOut", "ContainerBeingDeleted"}
-TRANSIENT_ERRORS = (errors.ServiceRequestError, errors.ServiceResponseError, errors.IncompleteReadError)
+TRANSIENT_ERRORS = (errors.ServiceRequestError, errors.ServiceResponseError, errors.IncompleteReadError, TimeoutError)
 SETTINGS = {
     "account_name": "STORAGE_ACCOUNT_NAME",
     "account_key": "STORAGE_ACCOUNT_KEY",
@@ -51,17 +55,36 @@ SETTINGS = {
 }
 
 
-def client(account: str) -> AzureBlobFileSystem:
+class Client(AzureBlobFileSystem):
+    """adlfs, with a second client for requests within a limit, which have a connection each."""
+
+    @cached_property
+    def fresh_service(self) -> BlobServiceClient:
+        service, session = sync(self.loop, self._connect_freshly)
+        weakref.finalize(self, sync, self.loop, session.close)
+        return service
+
+    async def _connect_freshly(self) -> tuple[BlobServiceClient, aiohttp.ClientSession]:
+        shared, connector = self.service_client, aiohttp.TCPConnector(force_close=True)
+        # Otherwise as azure-core makes it.
+        session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=True, auto_decompress=False
+        )
+        transport = AioHttpTransport(session=session)
+        return BlobServiceClient(shared.url, credential=shared.credential, transport=transport), session
+
+
+def client(account: str) -> Client:
     """The client of this process; neither connections nor the event loop must be shared across a fork."""
     return client_of(os.getpid(), account)
 
 
 @cache
-def client_of(process: int, account: str) -> AzureBlobFileSystem:
+def client_of(process: int, account: str) -> Client:
     settings = flyte_settings()
     if account:
         settings["account_name"] = account
-    return AzureBlobFileSystem(**settings, skip_instance_cache=True)
+    return Client(**settings, skip_instance_cache=True)
 
 
 def flyte_settings() -> dict[str, str]:
@@ -81,20 +104,26 @@ class AzureContainer:
         self._account = host.partition(".")[0]
 
     def _call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        return sync(client(self._account).loop, method, *arguments, **named)
+        limit = current_limit()
+        timeout = limit.try_s if limit else None
+        return sync(client(self._account).loop, method, *arguments, timeout=timeout, **named)
+
+    def _service(self) -> BlobServiceClient:
+        shared = client(self._account)
+        return shared.fresh_service if current_limit() else shared.service_client
 
     def _containers(self) -> ContainerClient:
-        return client(self._account).service_client.get_container_client(self._container)
+        return self._service().get_container_client(self._container)
 
     def _blob(self, key: str) -> BlobClient:
-        return client(self._account).service_client.get_blob_client(self._container, key)
+        return self._service().get_blob_client(self._container, key)
 
     def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
-        return self._call(self._page, prefix, token)
+        return self._call(self._page, self._containers(), prefix, token)
 
-    async def _page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
+    async def _page(self, container: ContainerClient, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
         options = {**ONCE, "include": ["metadata"], "results_per_page": PAGE}
-        blobs = self._containers().list_blobs(prefix, **options)
+        blobs = container.list_blobs(prefix, **options)
         pages: Any = blobs.by_page(continuation_token=token or None)
         page = [blob async for blob in await anext(pages)]
         # In an account with a hierarchical namespace directories are listed, too.
@@ -110,12 +139,12 @@ class AzureContainer:
         return ObjectStat(key, properties.size, properties.etag.strip('"'))
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
-        return self._call(self._read, key, start, end, version)
+        return self._call(self._read, self._blob(key), start, end, version)
 
-    async def _read(self, key: str, start: int, end: int, version: str) -> bytes:
+    async def _read(self, blob: BlobClient, start: int, end: int, version: str) -> bytes:
         same = {"etag": f'"{version}"', "match_condition": MatchConditions.IfNotModified} if version else {}
         options = {**CHECKED, **same, "decompress": False}
-        stream = await self._blob(key).download_blob(start, end - start, **options)
+        stream = await blob.download_blob(start, end - start, **options)
         return await stream.readall()
 
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None:
@@ -150,13 +179,11 @@ class AzureContainer:
         answered = getattr(error, "error_code", None) or status
         code = str(getattr(answered, "value", answered))
         if isinstance(error, TRANSIENT_ERRORS):
-            return StorageUnavailable(
-                f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({first_line(error)})"
-            )
+            return StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({first_line(error)})")
         if isinstance(error, errors.AzureError) and "MD5 mismatch" in str(error):
             return StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({first_line(error)})")
         if code in TRANSIENT_CODES or status in TRANSIENT_STATUS:
-            return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {retry.ATTEMPTS} attempts")
+            return StorageUnavailable(f"{uri}: the store kept answering {status} {code} {retry.tries()}")
         if code in ("BlobAlreadyExists", "ConditionNotMet", "412"):
             return AlreadyThere(uri)
         if code == "ContainerNotFound":
@@ -183,4 +210,4 @@ class AzureContainer:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return (str(error) or type(error).__name__).partition("\n")[0]

@@ -27,6 +27,7 @@ from gcsfs.retry import HttpError
 from slipstream.errors import UserError
 from slipstream.storage import retry
 from slipstream.storage.base import PAGE, PART_BYTES, AlreadyThere, Ask, MissingObject, ObjectStat, StorageUnavailable
+from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 #: What gcsfs makes of 502, of a connection that failed or ended early, and of a service account that did not answer.
@@ -45,14 +46,24 @@ class Client(GCSFileSystem):
     _request = GCSFileSystem._request.__wrapped__
 
 
+class FreshClient(Client):
+    """Client whose requests have a connection each."""
+
+    async def _set_session(self) -> aiohttp.ClientSession:
+        session = await super()._set_session()
+        session.connector._force_close = True
+        return session
+
+
 def client() -> Client:
     """The client of this process; neither connections nor the event loop must be shared across a fork."""
-    return client_of(os.getpid())
+    return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
-def client_of(process: int) -> Client:
-    return Client(
+def client_of(process: int, *, is_limited: bool = False) -> Client:
+    """The client for data requests, or for those within a limit, which have fresh connections."""
+    return (FreshClient if is_limited else Client)(
         token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
         requests_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
         skip_instance_cache=True,
@@ -68,7 +79,9 @@ class Response(NamedTuple):
 def call(method: str, path: str, *parts: str, **options: object) -> Response:
     """One request; ``parts`` are quoted into ``path``, options that gcsfs does not know are the query's."""
     fs = client()
-    status, headers, _, body = sync(fs.loop, fs._request, method, path, *parts, **options)
+    limit = current_limit()
+    timeout = limit.try_s if limit else None
+    status, headers, _, body = sync(fs.loop, fs._request, method, path, *parts, timeout=timeout, **options)
     return Response(status, headers, body)
 
 
@@ -159,7 +172,7 @@ class GoogleBucket:
         call("DELETE", "b/{}/o/{}", self._name, key)
 
     def explain(self, uri: str, error: Exception) -> Exception:
-        unavailable = StorageUnavailable(f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({error!r})")
+        unavailable = StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({error!r})")
         if isinstance(error, TRANSIENT_ERRORS):
             return unavailable
         if isinstance(error, FileExistsError):
@@ -174,7 +187,7 @@ class GoogleBucket:
             if "match calculated" in message or (status == 401 and "Invalid Credentials" in message):
                 return unavailable
             if status in TRANSIENT_STATUS:
-                return StorageUnavailable(f"{uri}: the store kept answering {status} in {retry.ATTEMPTS} attempts")
+                return StorageUnavailable(f"{uri}: the store kept answering {status} {retry.tries()}")
             if status == 401:
                 return UserError(f"{uri}: the credentials were refused ({message}); renew them")
             return UserError(f"{uri}: the store refused the request ({message})")

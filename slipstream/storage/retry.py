@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from slipstream.storage.limits import current_limit
+
 #: Attempts per request; the pauses between them sum to 33 to 45 seconds.
 ATTEMPTS = 12
 FIRST_PAUSE_S = 0.1
@@ -39,13 +41,29 @@ def pause(attempt: int) -> float:
     return longest * JITTER.uniform(0.75, 1.0)
 
 
+def pause_before_next(attempt: int) -> float | None:
+    """Return the seconds to wait after this attempt (from 1), which failed; None if no other may follow."""
+    limit = current_limit()
+    if limit is None and attempt >= ATTEMPTS:
+        return None
+    seconds = pause(attempt)
+    return seconds if limit is None or seconds < limit.remaining_s else None
+
+
+def tries() -> str:
+    """Return how often, or for how long, a request of this thread is tried, as a phrase of a message."""
+    limit = current_limit()
+    return f"in {ATTEMPTS} attempts" if limit is None else f"within {limit.seconds:g} s"
+
+
 def retried(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
     """What ``request`` returns, or raises in the last attempt or with an error that is not ``transient``."""
-    for attempt in range(1, ATTEMPTS):
+    attempt = 0
+    while True:
+        attempt += 1
         try:
             return request()
         except Exception as error:
-            if not transient(error):
+            if not transient(error) or (seconds := pause_before_next(attempt)) is None:
                 raise
-        time.sleep(pause(attempt))
-    return request()
+        time.sleep(seconds)

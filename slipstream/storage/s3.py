@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import boto3
 import botocore.exceptions as errors
 from boto3.exceptions import S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
-from botocore.awsrequest import AWSResponse
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.client import BaseClient
 from botocore.config import Config
 from s3transfer.exceptions import RetriesExceededError
@@ -40,13 +40,22 @@ from slipstream.storage.base import (
     not_deleted,
     ranged_reader,
 )
+from slipstream.storage.limits import current_limit
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
-from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
+from slipstream.storage.retry import (
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    TRANSIENT_STATUS,
+    pause_before_next,
+    retried,
+)
 
 #: Largest size that is copied within the store by one request, whose answer has the checksum of the whole (S3 has
 #: 5 GiB), and that of the parts of a larger one.
 COPY_BYTES, PART_COPY_BYTES = 2 << 30, 256 << 20
 MOST_PARTS = 10_000
+#: Of requests within a limit. The system sends a lost packet of a new connection again after a second.
+LIMITED_CONNECT_TIMEOUT_S = 1
 #: Keys that are deleted by one request.
 MOST_DELETED = 1000
 
@@ -78,18 +87,19 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 def client() -> BaseClient:
     """The S3 client of this process; connections must not be shared across a fork."""
-    return client_of(os.getpid())
+    return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
-def client_of(process: int) -> BaseClient:
+def client_of(process: int, *, is_limited: bool = False) -> BaseClient:
+    """The client for data requests, or for those within a limit, which have short timeouts and fresh connections."""
     # A new session, because boto3's default one caches the credentials that it found first.
     s3_client = boto3.session.Session().client(
         "s3",
         **flyte_settings(),
         config=Config(
             retries={"mode": "standard", "total_max_attempts": 1},
-            connect_timeout=CONNECT_TIMEOUT_S,
+            connect_timeout=LIMITED_CONNECT_TIMEOUT_S if is_limited else CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
             max_pool_connections=2 * CONCURRENCY,
             tcp_keepalive=True,
@@ -97,7 +107,20 @@ def client_of(process: int) -> BaseClient:
         ),
     )
     s3_client.meta.events.register("needs-retry.s3", pause_before_retry)
+    if is_limited:
+        s3_client.meta.events.register("before-send.s3", partial(limit_try, s3_client))
     return s3_client
+
+
+def limit_try(s3_client: BaseClient, request: AWSPreparedRequest, **_: object) -> None:
+    """Handle botocore's ``before-send`` event: let this try end in its time, on a connection of its own."""
+    s3_client.close()  # which drops idle connections; the next request opens one
+    if limit := current_limit():
+        if not limit.remaining_s:
+            raise errors.ReadTimeoutError(endpoint_url=request.url, error="no time is left")
+        request.context["read_timeout"] = limit.try_s
+        # For an answer to this, before the body is sent, botocore waits a second longer.
+        request.headers.pop("Expect", None)
 
 
 def flyte_settings() -> dict[str, str]:
@@ -124,13 +147,12 @@ def pause_before_retry(
     botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
     store is unavailable.
     """
-    if attempts >= retry.ATTEMPTS:
-        return None
     if caught_exception is not None:
-        return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
+        return pause_before_next(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
     http, parsed = response
     code = parsed.get("Error", {}).get("Code")
-    return pause(attempts) if http.status_code in TRANSIENT_STATUS or code in TRANSIENT_CODES else None
+    is_transient = http.status_code in TRANSIENT_STATUS or code in TRANSIENT_CODES
+    return pause_before_next(attempts) if is_transient else None
 
 
 @contextmanager
@@ -146,7 +168,7 @@ def explained(uri: str) -> Iterator[None]:
     except (errors.ParamValidationError, errors.ProfileNotFound, ValueError) as error:
         raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
     except TRANSIENT_ERRORS as error:
-        raise StorageUnavailable(f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({error})") from None
+        raise StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({error})") from None
     except errors.FlexibleChecksumError as error:
         raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
     except S3UploadFailedError as error:
@@ -184,7 +206,7 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
         # An answer to HEAD has no body: its code is the status once more.
         answer = status if code == str(status) else f"{status} {code}"
-        return StorageUnavailable(f"{uri}: the store kept answering {answer} in {retry.ATTEMPTS} attempts")
+        return StorageUnavailable(f"{uri}: the store kept answering {answer} {retry.tries()}")
     return UserError(f"{uri}: the store refused the request ({status} {error})")
 
 
@@ -325,7 +347,7 @@ class S3Storage:
                 code = next(error["Code"] for error in failed if error["Code"] in TRANSIENT_CODES)
                 raise StorageUnavailable(
                     f"{self.base}: {len(pending)} of {len(names)} files were not deleted: the store kept answering "
-                    f"{code} in {retry.ATTEMPTS} attempts"
+                    f"{code} {retry.tries()}"
                 )
 
         with explained(self.base):

@@ -12,7 +12,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.storage import storage_for
 from slipstream.sweep.store import SweepStore
 from slipstream.train.checkpoint.home import CLAIMS, Home, newest
-from slipstream.train.checkpoint.lease import Lease, Watch, process_lock
+from slipstream.train.checkpoint.lease import Lease, Sign, Watch, process_lock, within_timeout
 
 #: How often a lock is asked for that another process may have for a moment, to see whether anybody has it.
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 0.02
@@ -47,11 +47,11 @@ class Occupation:
         before, now = self.seen.get(trial), time.monotonic()
         if before and before.held is not False and now - before.at < GLANCE_S:
             return before
-        self.seen[trial] = self._look(trial, now)
+        home = Home(storage_for(self.store.home(trial)))
+        self.seen[trial] = within_timeout(home, Sign().silence_s, lambda: self._look(trial, home, now))
         return self.seen[trial]
 
-    def _look(self, trial: int, now: float) -> Seen:
-        home = Home(storage_for(self.store.home(trial)))
+    def _look(self, trial: int, home: Home, now: float) -> Seen:
         attempt = newest(home.storage.list(CLAIMS))
         watch = self.watches.setdefault(trial, Watch(home))
         seen = watch.look()
@@ -68,7 +68,7 @@ class Occupation:
         lock = lock_of(home)
         taken = False
         try:
-            taken = home.claim_exactly(after + 1, self.holder)
+            taken = within_timeout(home, Sign().silence_s, lambda: home.claim_exactly(after + 1, self.holder))
             return Lease(home, after + 1, leaving, lost, lock=lock) if taken else None
         finally:
             if lock is not None and not taken:

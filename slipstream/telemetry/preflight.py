@@ -194,7 +194,7 @@ def holder_name(pid: int, root: Path) -> str:
         opened = (str(link.readlink()) for link in (directory / "fd").iterdir())
         if not any(target.startswith("/dev/nvidia") for target in opened):
             return ""
-        return f"{(directory / 'comm').read_text().strip()} (process {pid})"
+        return f"{(directory / 'comm').read_text(encoding='utf-8', errors='replace').strip()} (process {pid})"
     except OSError:
         return ""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.command_line import Run, one_message, start_in
+from tests.support import REPOSITORY
+from tests.support.command_line import Run, one_message, run_process, start_in
 
 GOOD = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))
 
@@ -75,6 +77,31 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "unknown setting": (None, ["--config", '{"training": {"epoch": 3}}'], r"training\.epoch.*epochs"),
     "wrong type": (None, ["--config", '{"training": {"epochs": "many"}}'], r"training\.epochs.*many.*integer"),
     "impossible value": (None, ["--config", '{"training": {"epochs": 0}}'], r"training\.epochs.*0.*at least 1"),
+    "a model of images for a table": (
+        csv("t.csv", HEADER + GOOD),
+        ["--data", "t.csv", "--target", "y", "--config", '{"model": {"name": "resnet"}}'],
+        r'model\.name: "resnet" is not allowed; expected auto or mlp, since these data are tables',
+    ),
+    "a model of tables for images": (
+        None,
+        ["--config", '{"model": {"name": "mlp"}}'],
+        r'model\.name: "mlp" is not allowed; expected auto or resnet, since these data are images',
+    ),
+    "a model of tables for text": (
+        csv("t.txt", "some words\n" * 50),
+        ["--data", "t.txt", "--config", '{"model": {"name": "mlp"}, "data": {"task": "language"}}'],
+        r'model\.name: "mlp" is not allowed; expected auto or transformer',
+    ),
+    "a table's model too large for ONNX": (
+        csv("t.csv", HEADER + GOOD),
+        ["--data", "t.csv", "--target", "y", "--config", '{"export": {"most_parameters": 30000}}'],
+        r"export\.most_parameters: 30,000 are too few for mlp, which has at least [\d,]+ and can leave as ONNX only",
+    ),
+    "an images' model too large for ONNX": (
+        None,
+        ["--config", '{"export": {"most_parameters": 300}, "model": {"arguments": {"widths": [8, 16]}}}'],
+        r"export\.most_parameters: 300 are too few for resnet, which has at least [\d,]+",
+    ),
     "a type that there is not": (
         None,
         ["--config", '{"data": {"types": {"zip": "zipcode"}}}'],
@@ -128,6 +155,46 @@ def test_bad_input_gets_one_message(case: str, pyflyte_run: Run, tmp_path: Path)
     assert re.search(expected, one_message(refused.stdout), re.S), refused.stdout
     assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob("runs/.*"))
     assert not list(tmp_path.glob(".slipstream/*/.*")), "a workspace was left behind"
+
+
+EARLY = [case for case in CASES if "a model of" in case or "too large for ONNX" in case]
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_what_the_settings_and_the_kind_of_data_show_is_said_before_the_data_are_prepared(
+    case: str, pyflyte_run: Run, tmp_path: Path
+) -> None:
+    file, arguments, _ = CASES[case]
+    if file is not None:
+        (tmp_path / file[0]).write_bytes(file[1])
+    assert pyflyte_run(*arguments).returncode == 1
+    assert not (tmp_path / ".slipstream").exists()
+
+
+REQUIRED = [
+    ("training", "train_and_promote", [], "--registry"),
+    ("training", "export_model", ["--model", "trained"], "--data"),
+    ("training", "prune", [], "--model"),
+    ("training", "fine_tune", [], "--base"),
+]
+
+
+@pytest.mark.parametrize(("file", "workflow", "given", "missing"), REQUIRED)
+def test_an_option_that_is_missing_is_named(
+    file: str, workflow: str, given: list[str], missing: str, pyflyte_run: Run, tmp_path: Path
+) -> None:
+    refused = pyflyte_run(*given, file=file, workflow=workflow)
+    assert refused.returncode == 1 and f"{missing}: is missing; expected a value" in one_message(refused.stdout)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", ["training", "scoring", "sweep"])
+def test_workflows_start_where_text_is_ascii_by_default(file: str, tmp_path: Path) -> None:
+    """flytekit's own help has other characters, hence stdout has an encoding."""
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "utf-8"}
+    code = "import locale, sys; print(locale.getpreferredencoding(False)); import workflows." + file
+    started = run_process([sys.executable, "-c", code], tmp_path, {**variables, "PYTHONPATH": str(REPOSITORY)})
+    assert started.returncode == 0 and started.stdout.splitlines()[0] in ("ANSI_X3.4-1968", "US-ASCII"), started.stdout
 
 
 def test_a_process_of_its_own_says_the_same(pyflyte_run: Run, tmp_path: Path) -> None:

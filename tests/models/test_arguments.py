@@ -43,6 +43,13 @@ def test_the_argument_is_named_and_not_the_model(
     assert refusal.value.message.startswith(message) and "\n" not in refusal.value.message
 
 
+@pytest.mark.parametrize(("name", "fitting"), [("resnet", "mlp"), ("transformer", "mlp"), ("mlp", "resnet")])
+def test_a_built_in_model_for_other_data_is_refused(name: str, fitting: str, tmp_path: Path) -> None:
+    data = images(tmp_path / "data") if fitting == "resnet" else table(tmp_path / "data", "classification")
+    with pytest.raises(UserError, match=rf'model\.name: "{name}" is not allowed; expected auto or {fitting}, since'):
+        build(ModelConfig(name), data.signature, seed=0)
+
+
 def test_built_in_networks_and_factories_take_what_they_name(tmp_path: Path) -> None:
     signature = images(tmp_path / "data").signature
     assert build(ModelConfig("resnet", {"widths": [4, 8]}), signature, seed=0)

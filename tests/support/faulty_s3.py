@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import http.client
 import re
+import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from moto.server import ThreadedMotoServer
 
@@ -30,7 +32,8 @@ class FaultyS3(ThreadingHTTPServer):
     for requests before the one that is meant.
     A body that does not match its CRC is refused, as S3 does and moto does not.
     ``slow`` delays the storing of every object whose path contains the text, by so many seconds.
-    ``down_until`` (``time.monotonic``) makes every connection end at once without an answer.
+    ``down_until`` (``time.monotonic``) makes every connection end at once without an answer, ``silent_until`` makes it
+    stay without one until the client ends it.
     """
 
     daemon_threads = True
@@ -43,9 +46,11 @@ class FaultyS3(ThreadingHTTPServer):
         self.fired: list[tuple[str, str]] = []
         self.refused = 0
         self.requests: list[str] = []
+        #: Connections that were accepted.
+        self.connections = 0
         #: Told of every request, by method and path, before anything is done about it.
         self.watcher: Callable[[str, str], None] = lambda method, path: None
-        self.down_until = 0.0
+        self.down_until = self.silent_until = 0.0
         self.slow: dict[str, float] = {}
         self.stall_s = 1.0
         self.lock = threading.Lock()
@@ -67,6 +72,10 @@ class FaultyS3(ThreadingHTTPServer):
                     return fault
         return None
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        self.connections += 1
+        return super().get_request()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up is part of the play."""
 
@@ -82,6 +91,11 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         if time.monotonic() < server.down_until:
             server.refused += 1
+            return self.hang_up()
+        if time.monotonic() < server.silent_until:
+            server.refused += 1
+            while self.connection.recv(1 << 16):
+                pass
             return self.hang_up()
         body = self.read_body()
         with server.lock:

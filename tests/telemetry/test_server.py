@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from slipstream.telemetry.sampler import server
 from slipstream.telemetry.sampler.server import listen, serve
 from tests.support.processes import free_port
 from tests.support.sampler_process import until
@@ -54,6 +58,76 @@ def test_a_client_that_says_nothing_or_nonsense_keeps_nobody_waiting_for_long(
         other.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
         assert ask(port, "/metrics") == (200, "metrics é\n")
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Connections are closed after a second."""
+    assert server.CONNECTION_S == 5.0
+    monkeypatch.setattr(server, "CONNECTION_S", 1.0)
+    return 1.0
+
+
+def closed_after(client: socket.socket, every_s: float = 0.1) -> float:
+    """Send a byte of a request after another, until the server has closed the connection; return the seconds."""
+    started = time.monotonic()
+    client.settimeout(every_s)
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - started < 10:
+            client.sendall(b"G")
+            with contextlib.suppress(TimeoutError):
+                if not client.recv(1):
+                    break
+    return time.monotonic() - started
+
+
+def test_a_client_that_sends_a_byte_at_a_time_blocks_nobody_and_is_cut_off(port: int, short: float) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as slow, ThreadPoolExecutor(1) as pool:
+        lasted = pool.submit(closed_after, slow)
+        time.sleep(0.3)
+        assert ask(port, "/metrics") == (200, "metrics é\n") and not lasted.done()
+        assert short - 0.5 < lasted.result() < short + 3
+
+
+def test_of_many_clients_eight_are_served_at_a_time_and_the_others_wait(
+    port: int, short: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: set[server.Handler] = set()
+    most, begin, end = [0], server.Handler.setup, server.Handler.finish
+
+    def begin_noted(handler: server.Handler) -> None:
+        served.add(handler)
+        most[0] = max(most[0], len(served))
+        begin(handler)
+
+    def end_noted(handler: server.Handler) -> None:
+        end(handler)
+        served.discard(handler)
+
+    monkeypatch.setattr(server.Handler, "setup", begin_noted)
+    monkeypatch.setattr(server.Handler, "finish", end_noted)
+    with contextlib.ExitStack() as stack:
+        for _ in range(server.MOST_CONNECTIONS + 2):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        until(lambda: len(served) == server.MOST_CONNECTIONS == 8)
+        started = time.monotonic()
+        assert ask(port, "/metrics") == (200, "metrics é\n")  # as soon as the first ones are cut off
+        assert time.monotonic() - started > short / 4 and most == [server.MOST_CONNECTIONS]
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut_off(short: float) -> None:
+    port, large = free_port(), 64 << 20
+    serve(f"127.0.0.1:{port}", lambda: "x" * large)
+    until(lambda: answers(port))
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        time.sleep(short + 1)
+        client.settimeout(5)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(1 << 20):
+                received += len(data)
+    assert 0 < received < large
 
 
 def warning(address: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -21,7 +21,7 @@ def noted_trial(link: Connection, job: TrialJob) -> None:
     began = time.monotonic()
     train_trial(link, job)
     note = {"began": began, "working": working(job.directory)}
-    with Path(os.environ[NOTES]).open("a") as notes:
+    with Path(os.environ[NOTES]).open("a", encoding="utf-8") as notes:
         notes.write(json.dumps(note) + "\n")
 
 

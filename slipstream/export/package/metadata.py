@@ -61,7 +61,7 @@ def commit() -> str:
     """The commit of the working tree that this code is in, with ``-dirty`` if files differ from it; "" without git."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
     try:
-        return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(git, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 

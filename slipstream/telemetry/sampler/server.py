@@ -6,7 +6,8 @@ import re
 import socket
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
 
 from slipstream.logs import logger
@@ -14,8 +15,10 @@ from slipstream.logs import logger
 VARIABLE = "SLIPSTREAM_METRICS"
 ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Seconds within which a client has to send its request: there is one thread.
-REQUEST_S = 1.0
+#: Connections that are served at the same time; others wait until one of them is closed.
+MOST_CONNECTIONS = 8
+#: Seconds after which a connection is closed, whatever its client does.
+CONNECTION_S = 5.0
 log = logger("telemetry")
 
 
@@ -44,13 +47,29 @@ def warn(address: str, problem: str) -> None:
     log.warning("%s=%s: %s; no metrics are served", VARIABLE, address, problem)
 
 
-class Server(HTTPServer):
-    """One client at a time."""
+class Server(ThreadingHTTPServer):
+    """HTTP server with a thread for every connection, and a bounded number of both."""
+
+    #: Connections that wait; the system drops further ones, and their clients try again after a second.
+    request_queue_size = 64
 
     def __init__(self, where: Any, family: socket.AddressFamily, text: Callable[[], str]) -> None:
         self.address_family = family
         self.text = text
+        self.free = threading.Semaphore(MOST_CONNECTIONS)
         super().__init__(where, Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        self.free.acquire()
+        try:
+            return super().get_request()
+        except OSError:
+            self.free.release()
+            raise
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self.free.release()
 
     def server_bind(self) -> None:
         """Without ``HTTPServer``'s question to a name server, what this address is called."""
@@ -62,8 +81,23 @@ class Server(HTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
     server: Server
-    timeout = REQUEST_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.limit = threading.Timer(CONNECTION_S, self.hang_up)
+        self.limit.daemon = True
+        self.limit.start()
+
+    def hang_up(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        self.limit.cancel()
+        super().finish()
 
     def do_GET(self) -> None:
         if self.path.partition("?")[0] != "/metrics":

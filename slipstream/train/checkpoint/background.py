@@ -54,7 +54,7 @@ def lower_thread_priority() -> None:
 def waited_for_processor_s() -> float:
     """Seconds for which this thread had work and no processor; 0 where the system does not tell."""
     try:
-        return int(SCHEDULING.read_text().split()[1]) / 1e9
+        return int(SCHEDULING.read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 

@@ -4,6 +4,9 @@ The holder rewrites ``leases/<attempt>.json`` every few seconds, more often whil
 near. Others see that it lives from records that change, never from a clock: those of two machines may differ. In a
 local directory the holder's process also has a lock on a file, which the system releases when the process ends, however
 that happens.
+
+A request may take minutes until it is given up. Those of heartbeats and claims end within half of the timeout that then
+holds, so that another heartbeat follows in time.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -21,7 +25,7 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.storage import Storage, StorageUnavailable, storage_for
+from slipstream.storage import Storage, StorageUnavailable, storage_for, within
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.locks import lock_of
 from slipstream.train.checkpoint.home import CLAIMS, Home, Name, Superseded, lease_key, newest
@@ -29,10 +33,12 @@ from slipstream.train.checkpoint.home import CLAIMS, Home, Name, Superseded, lea
 #: Seconds between two signs of life, and while a save is announced or the end is near.
 PERIOD_S = 5.0
 HASTE_S = 1.0
-#: So many periods without a sign of life, and nobody is there any more: longer than a store is tried for one request.
+#: So many periods without a sign of life, and nobody is there any more.
 SILENT_PERIODS = 9
-#: The same in haste, where a successor waits: what is written then, the lease included, is tried again less long.
+#: The same in haste, where a successor waits.
 SILENT_IN_HASTE = 4
+#: Share of the timeout in which the requests of one heartbeat end.
+SHARE_OF_TIMEOUT = 0.5
 #: How soon it is seen that the end is near.
 GLANCE_S = 0.2
 #: How often others look for signs of life; a predecessor on this machine's disk is seen to have gone at once.
@@ -40,6 +46,8 @@ POLL_S = 1.0
 POLL_IN_HASTE_S = 0.1
 
 LOG = logger("checkpoint")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,14 @@ class Sign:
     def silence_s(self) -> float:
         """Seconds without another sign after which there is none to come."""
         return SILENT_IN_HASTE * HASTE_S if self.announced or self.leaving else SILENT_PERIODS * PERIOD_S
+
+
+def within_timeout(home: Home, timeout_s: float, work: Callable[[], T]) -> T:
+    """Return the result of ``work``, a heartbeat or a claim in ``home`` while others wait for ``timeout_s``.
+
+    Raises ``StorageUnavailable`` if its requests do not end in time. A local directory is not asked by requests.
+    """
+    return work() if home.is_local else within(SHARE_OF_TIMEOUT * timeout_s, work)
 
 
 def sign_of(home: Home, attempt: int) -> Sign | None:
@@ -92,7 +108,10 @@ class Lease:
         self._sign = sign or Sign()
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
-        #: Whether it was said before any later attempt began that the end of this one is near.
+        #: The shortest timeout that others may apply: that of a sign whose answer was lost may hold, too.
+        self._timeout_s = min(Sign().silence_s, self._sign.silence_s)
+        #: Whether it was said that the end of this attempt is near, and whether that was before any later one began.
+        self._said_leaving = self._sign.leaving
         self._may_take_leave = False
         self._process_lock = lock or process_lock(home.storage)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -105,7 +124,8 @@ class Lease:
         # The lock first: nobody may see a claim without it, which is what one leaves whose process has gone.
         lock = process_lock(home.storage)
         try:
-            return cls(home, home.claim(holder), leaving, lost, lock=lock)
+            attempt = within_timeout(home, Sign().silence_s, lambda: home.claim(holder))
+            return cls(home, attempt, leaving, lost, lock=lock)
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -119,10 +139,21 @@ class Lease:
     def announce(self, name: Name) -> None:
         """Say that this checkpoint is about to be written.
 
-        Raises :class:`Superseded` if a later attempt has begun, unless that knew at its beginning that the end of this
-        one is near: then it waits for this save, and has not looked what there is.
+        Raises ``StorageUnavailable`` if a store does not take it for half of the ordinary timeout, and
+        :class:`Superseded` if a later attempt has begun, unless that knew at its beginning that the end of this one is
+        near: then it waits for this save, and has not looked what there is.
         """
-        self._write(announced=str(name))
+        last = time.monotonic() + SHARE_OF_TIMEOUT * Sign().silence_s
+        while True:
+            try:
+                self._write(announced=str(name))
+                return within_timeout(self._home, self._timeout_s, self._check_announced)
+            except StorageUnavailable:
+                if self._home.is_local or time.monotonic() >= last:
+                    raise
+            time.sleep(GLANCE_S)
+
+    def _check_announced(self) -> None:
         try:
             self._home.check_claim(self.attempt)
         except Superseded:
@@ -173,20 +204,24 @@ class Lease:
     def _write(self, **changes: Any) -> None:
         with self._writing:
             sign = self._change(beat=self._sign.beat + 1, **changes)
-            self._home.storage.put(lease_key(self.attempt), canonical_json(asdict(sign)))
+            self._timeout_s = min(self._timeout_s, sign.silence_s)
+            content = canonical_json(asdict(sign))
+            put = partial(self._home.storage.put, lease_key(self.attempt), content)
+            within_timeout(self._home, self._timeout_s, put)
+            self._timeout_s = sign.silence_s
 
     def _beat(self) -> None:
-        due = time.monotonic() + PERIOD_S
+        began = time.monotonic()
         while not self._over.wait(GLANCE_S):
-            leaving = self._leaving() and not self._sign.leaving
-            if not leaving and time.monotonic() < due:
+            leaving = self._leaving() and not self._said_leaving
+            period_s = HASTE_S if self._timeout_s < Sign().silence_s else PERIOD_S
+            if not leaving and time.monotonic() < began + period_s:
                 continue
+            began = time.monotonic()
             with suppress(UserError, StorageUnavailable):
-                if why := self._lost_to(leaving):
+                if why := within_timeout(self._home, self._timeout_s, partial(self._lost_to, leaving)):
                     self._lost(why)
                     return
-            haste = self._sign.announced or self._sign.leaving
-            due = time.monotonic() + (HASTE_S if haste else PERIOD_S)
 
     def _lost_to(self, leaving: bool) -> str:
         """Give a sign of life; unless the home is lost, and nothing may be finished any more: then why it is."""
@@ -198,6 +233,7 @@ class Lease:
                 return str(error)
         self._write(leaving=self._sign.leaving or leaving)
         if leaving:
+            self._said_leaving = True
             with suppress(Superseded):
                 self._home.check_claim(self.attempt)
                 self._may_take_leave = True
@@ -238,6 +274,11 @@ class Watch:
     def look(self, before: int = 0) -> tuple[int, Sign] | None:
         """The newest attempt (before the attempt ``before``, if that is given) and its last sign of life; None if there
         is none, or it has ended, or it has been silent for so long that nobody is there."""
+        return within_timeout(self._home, Sign().silence_s, lambda: self._look(before))
+
+    def _look(self, before: int) -> tuple[int, Sign] | None:
+        # An answer may be as old as its question.
+        asked = self._now()
         keys = self._home.storage.list(CLAIMS)
         attempt = newest(key for key in keys if not before or newest([key]) < before)
         if not attempt:
@@ -250,7 +291,7 @@ class Watch:
             self.alive = self._seen is not None and self._seen[0] == attempt and sign is not None
             self._seen, self._since = (attempt, sign), self._now()
         sign = sign or Sign()
-        if sign.ended or self._now() - self._since >= sign.silence_s:
+        if sign.ended or asked - self._since >= sign.silence_s:
             return None
         return attempt, sign
 
