@@ -274,7 +274,7 @@ def read_config(path: Path) -> dict[str, JsonValue]:
     """The contents of a ``config.json``. Raises ``UserError`` if it cannot be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"model.arguments.config: {path} cannot be read as JSON: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"model.arguments.config: {path}: expected a JSON object, as in Hugging Face's config.json")
