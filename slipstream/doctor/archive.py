@@ -248,7 +248,7 @@ def messages(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
         for member in archive:
             if not 0 <= member.size <= MOST_UNPACKED:  # tarfile would go back by a negative one, and read it again
                 raise Oversized(f"holds a file of {member.size} bytes")
-            kind, content = KINDS.get(member.name[-5:]), archive.extractfile(member)
+            kind, content = KINDS.get(member.name[-5:]), archive.extractfile(member) if member.isreg() else None
             if kind and content:
                 if member.size > MOST_READ:  # a sparse one is made of zeros, not read
                     raise Oversized(f"describes a task in {member.size} bytes")

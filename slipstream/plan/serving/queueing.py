@@ -74,8 +74,8 @@ def erlang_c(servers: int, load: float) -> float:
     """Return the probability that a request of M/M/c waits; 1 from a load on that the servers cannot carry.
 
     It is at most about the probability of ``servers`` or more Poisson arrivals with the mean ``load`` (Chernoff's
-    bound), divided by the share of idle servers. Where that is as good as 0 it is 0, so that no more than some thousands of steps are taken
-    at the shares of :data:`MOST_BUSY`.
+    bound), divided by the share of idle servers. Where that is as good as 0 it is 0, so that no more than some
+    thousands of steps are taken at the shares of :data:`MOST_BUSY`.
     """
     if load >= servers:
         return 1.0

@@ -88,9 +88,9 @@ def main(  # noqa: PLR0913 - an argument for each option
     Example: slipstream memory run.yaml --length 8192 --devices 8 --memory 80GiB
     """
     devices = visible_gpus() or 1 if devices is None else devices
-    asked = (("devices", devices, MOST_DEVICES), ("nodes", nodes, MOST_DEVICES), ("length", 1 if length is None else length, LONGEST))
+    asked = (("devices", devices, MOST_DEVICES), ("nodes", nodes, MOST_DEVICES), ("length", length, LONGEST))
     for name, number, most in asked:
-        if not 1 <= number <= most:
+        if number is not None and not 1 <= number <= most:
             raise UserError(f"--{name} {number}: expected a whole number from 1 to {most:,}")
     if devices % nodes:
         raise UserError(f"--nodes {nodes}: does not divide the {devices} devices; expected a divisor of that")
