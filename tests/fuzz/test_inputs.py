@@ -9,15 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
-from flyteidl.admin.launch_plan_pb2 import LaunchPlan
-from flyteidl.admin.task_pb2 import TaskSpec
-from flyteidl.admin.workflow_pb2 import WorkflowSpec
-from flyteidl.core.tasks_pb2 import Resources
-from google.protobuf.message import Message
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.doctor.archive import Limits, read_limits, read_package
@@ -33,6 +27,7 @@ from tests.support.adapters import LORA, adapted_network, adapters_of, plain_net
 from tests.support.exported_models import ON_CPU, write_exported
 from tests.support.fuzzed import Kinds, Whole
 from tests.support.measured_trainings import write_run
+from tests.support.small_package import small_package
 from workflows.schedules.settings import read_schedules
 
 PRICES = """
@@ -183,17 +178,7 @@ def read_adapter(place: Path) -> None:
 
 def archive(place: Path) -> None:
     place.mkdir()
-    task, workflow, launch_plan = TaskSpec(), WorkflowSpec(), LaunchPlan()
-    task.template.id.name, workflow.template.id.name, launch_plan.id.name = "tasks.a", "workflows.a", "workflows.a"
-    task.template.container.image = "example/image"
-    task.template.container.resources.limits.add(name=Resources.MEMORY, value="1Gi")
-    described: tuple[Message, ...] = (task, workflow, launch_plan)
-    with tarfile.open(place / "package.tar", "w", format=tarfile.GNU_FORMAT) as file:
-        for number, message in enumerate(described, start=1):
-            member = tarfile.TarInfo(f"a_{number}.pb")
-            content = message.SerializeToString()
-            member.size = len(content)
-            file.addfile(member, io.BytesIO(content))
+    small_package(place / "package.tar")
 
 
 def read_archive(place: Path) -> None:

@@ -17,6 +17,7 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import visible_gpus
 from slipstream.models.base.shape import shaped_for, with_base_shape
 from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from slipstream.models.transformer import read_config
 from slipstream.text_table import aligned, size
 from slipstream.train.checks import rows_of_text
@@ -103,6 +104,7 @@ def main(  # noqa: PLR0913 - an argument for each option
         signature = rows_of_tokens(run.model, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
     job = Job(shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes)
+    build(job.model, signature, seed=0, shapes_alone=True)  # which says what no trace could go on from
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)
