@@ -12,6 +12,7 @@ import pytest
 from slipstream.doctor.archive import read_package
 from slipstream.errors import UserError
 from tests.support.limited import limited
+from tests.support.mutations import binary_size
 from tests.support.small_package import small_package
 
 
@@ -24,7 +25,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 def negative(size: int) -> bytes:
     """A header whose size is below 0, which tarfile follows backwards."""
     whole = bytearray(header("a", 0))
-    whole[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    whole[124:136] = binary_size(size)
     whole[148:156] = b" " * 8
     whole[148:156] = b"%06o\0 " % sum(whole)
     return bytes(whole)

@@ -20,9 +20,8 @@ def test_every_file_of_this_project_is_read_as_tomllib_reads_it(path: Path) -> N
 
 
 def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
-    text = (
-        f'a = {LARGEST_INTEGER}\nb = {"[" * (DEEPEST - 2)}1{"]" * (DEEPEST - 2)}\r\n"c.d"."e\\"" = 0.1 # {"x." * 99}\n'
-    )
+    nested = "[" * (DEEPEST - 2) + "1" + "]" * (DEEPEST - 2)
+    text = f'a = {LARGEST_INTEGER}\nb = {nested}\n"c.d"."e\\"" = [{"0.5, " * 99}]\r\n'
     (tmp_path / "t.toml").write_bytes(text.encode())
     assert read_toml(tmp_path / "t.toml", Decimal) == tomllib.loads(text, parse_float=Decimal)
 
