@@ -18,6 +18,7 @@ ERRORS = {"errors"}
 NAMES = {"number_in_name"}
 BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {
+    "toml_file",
     "stages",
     "logs",
     "one_line",
@@ -48,18 +49,21 @@ ALLOWED: dict[str, set[str]] = {
     "sessions": set(),
     "text_table": {"one_line"},
     "untrusted_files": set(),
+    "toml_file": set(),
     "stages": set(),
     "settings": ERRORS,
     "storage": ERRORS | NAMES | {"untrusted_files"},
     "machine": ERRORS,
     "distributed": ERRORS | {"machine"},
-    "profiles": BASE | {"stages", "text_table", "machine"},
+    "profiles": BASE | {"stages", "text_table", "toml_file", "machine"},
     "artifacts": BASE | NAMES | {"logs", "stages", "storage", "distributed", "untrusted_files"},
     "source": BASE | {"logs", "artifacts", "storage"},
     "language": BASE | {"one_line", "artifacts", "storage", "distributed"},
     "models": BASE | {"logs", "artifacts", "storage"},
     "comparison": BASE | {"artifacts", "models"},
-    "telemetry": BASE | NAMES | {"logs", "one_line", "text_table", "artifacts", "storage", "machine", "profiles"},
+    "telemetry": BASE
+    | NAMES
+    | {"logs", "one_line", "text_table", "toml_file", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},

@@ -3,15 +3,16 @@ what the platform allows a task, FlyteAdmin's ``task_resources.limits``."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import tarfile
-import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from flyteidl.admin.launch_plan_pb2 import LaunchPlan, LaunchPlanSpec
 from flyteidl.admin.task_pb2 import TaskSpec
@@ -25,6 +26,7 @@ from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
 from slipstream.profiles.placement import NVIDIA
 from slipstream.settings import Settings, settings, unknown, whole
+from slipstream.toml_file import BadToml, read_toml
 
 KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
 #: What a node may override of its task and is looked at here: properties of :class:`Use`.
@@ -34,6 +36,10 @@ PYTORCHJOB = "pytorch"
 GPU = "gpu"
 #: The name of a mapped task ends in a digest of what is bound.
 MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode$")
+#: Bytes of an archive that are unpacked at most; and that are read at most, its headers and protobufs, of which
+#: FlyteAdmin takes none of more than 4 MiB.
+MOST_UNPACKED, MOST_READ = 256 << 20, 8 << 20
+GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,9 @@ def read_package(path: Path) -> Package:
         raise UserError(
             f"{path}: not an archive of `pyflyte package` (it is no whole tar file); package again"
         ) from None
-    except (tarfile.TarError, EOFError, zlib.error, DecodeError) as error:
+    except Oversized as error:
+        raise UserError(f"{path}: {error}; expected an archive of `pyflyte package`; package again") from None
+    except (tarfile.TarError, EOFError, zlib.error, DecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not an archive of `pyflyte package` ({error}); package again") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read as an archive of `pyflyte package`: {error}") from None
@@ -202,11 +210,48 @@ def read_package(path: Path) -> Package:
     return Package(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
 
 
+class Oversized(Exception):
+    """An archive that holds more than is read."""
+
+
+class Unpacked(io.BufferedIOBase):
+    """The bytes of an archive, as far as its place and sum are within the limits. Beyond it raises ``Oversized``."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        packed = file.read(len(GZIP)) == GZIP
+        file.seek(0)
+        self._file = gzip.GzipFile(fileobj=file) if packed else file
+        self._left = MOST_READ
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("the archive's end is not known")
+        if offset > MOST_UNPACKED:
+            raise Oversized(f"unpacks to more than {MOST_UNPACKED >> 20} MiB")
+        return self._file.seek(offset)
+
+    def read(self, size: int | None = None) -> bytes:
+        if size is None or not 0 <= size <= self._left:
+            raise Oversized(f"describes tasks in more than {MOST_READ >> 20} MiB")
+        self._left -= size
+        return self._file.read(size)
+
+
 def messages(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
-    with tarfile.open(path) as archive:
+    with path.open("rb") as file, tarfile.open(fileobj=Unpacked(file), mode="r:") as archive:
         for member in archive:
-            kind, content = KINDS.get(member.name[-5:]), archive.extractfile(member)
+            if not 0 <= member.size <= MOST_UNPACKED:  # tarfile would go back by a negative one, and read it again
+                raise Oversized(f"holds a file of {member.size} bytes")
+            kind, content = KINDS.get(member.name[-5:]), archive.extractfile(member) if member.isreg() else None
             if kind and content:
+                if member.size > MOST_READ:  # a sparse one is made of zeros, not read
+                    raise Oversized(f"describes a task in {member.size} bytes")
                 yield kind.FromString(content.read())
 
 
@@ -255,14 +300,14 @@ def read_limits(path: Path) -> Limits:
     """The table ``[limits]`` of a TOML file, whose quantities may be numbers, as Kubernetes' may. Raises ``UserError``
     naming the file and the setting that is wrong."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = read_toml(path)
         for name in data:
             if name != Limits.section:
                 raise UserError(unknown("", name, [Limits.section]))
         return Limits.from_dict(with_quantities_as_text(data.get(Limits.section, {})))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected TOML with a table [limits]") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, BadToml) as error:
         raise UserError(f"{path}: the limits cannot be read: {error}") from None
     except UserError as error:
         raise UserError(f"{path}: {error.message}") from None

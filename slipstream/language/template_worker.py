@@ -99,7 +99,7 @@ def limit_memory(most: int) -> None:
         return
     import resource
 
-    limit = most + resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    limit = most + resource.getpagesize() * int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     highest = resource.getrlimit(resource.RLIMIT_AS)[1]
     if highest != resource.RLIM_INFINITY:
         limit = min(limit, highest)

@@ -26,6 +26,8 @@ SCALES = {
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
 }
 QUANTITY = re.compile(rf"([0-9]+(?:\.[0-9]+)?)({'|'.join(SCALES)})")
+#: Kubernetes holds no larger ones exactly.
+LARGEST_QUANTITY = 2.0**63
 #: The placement's ``memory``, in a pod.
 MEMORY = "SLIPSTREAM_MEMORY"
 #: The placement's ``cpu``, in a pod.
@@ -123,11 +125,11 @@ def numbers(path: Path) -> dict[str, int]:
 
 
 def parse_quantity(text: str) -> float:
-    """The number that a quantity stands for: CPUs or bytes. Raises ``ValueError`` if it is none."""
+    """Return the number that a quantity stands for: CPUs or bytes. Raises ``ValueError`` if it is none."""
     match = QUANTITY.fullmatch(text)
-    if not match:
+    if not match or (number := float(match[1]) * SCALES[match[2]]) >= LARGEST_QUANTITY:
         raise ValueError(f"{text!r} is no Kubernetes quantity")
-    return float(match[1]) * SCALES[match[2]]
+    return number
 
 
 def quantity_in_environment(variable: str) -> float | None:

@@ -8,8 +8,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from slipstream.settings import Natural, Settings, settings
+from slipstream.settings import LARGEST, Natural, Settings, settings
 
+#: Blocks of the deepest model that is built. Models of language have 126 at most.
+DEEPEST = 2000
 #: What numbers in arguments of models are, which have no types here: what JSON and Flyte's encoding hold.
 STORABLE = "finite numbers, integers of at most 64 bits"
 #: The linear layers of our transformer's blocks.
@@ -33,7 +35,7 @@ class LoraConfig(Settings):
 
     rank: Natural = 0
     """The width of the adapters; 0 trains all of the base instead."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
+    alpha: Annotated[float, Field(gt=0, le=LARGEST)] = 32.0
     """What an adapter adds is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of an adapter's inputs that is left out in a step of training."""

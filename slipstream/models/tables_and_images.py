@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
+from slipstream.models.config import DEEPEST
 
 
 class Periodic(nn.Module):
@@ -153,6 +154,8 @@ class ResNet(nn.Module):
         super().__init__()
         if norm not in ("group", "batch"):
             raise ValueError(f'norm is {norm!r}; expected "group" or "batch"')
+        if not 1 <= depth * len(widths) <= DEEPEST:
+            raise ValueError(f"{len(widths)} widths with a depth of {depth}; expected 1 to {DEEPEST} blocks in all")
         smallest = 2 ** (len(widths) - 1)
         if norm == "batch" and max(signature.inputs[0].shape[1:]) <= smallest:
             raise ValueError(f'norm: "batch" needs images larger than {smallest} x {smallest} with so many widths')

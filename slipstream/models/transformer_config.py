@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.errors import UserError
+from slipstream.models.config import DEEPEST
 from slipstream.settings import LARGEST, Natural, Positive, Settings, settings
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -58,7 +59,7 @@ class TransformerConfig(Settings):
     """Width of the hidden states."""
     intermediate_size: Positive = 688
     """Width of the feed-forward layers."""
-    num_hidden_layers: Positive = 4
+    num_hidden_layers: Annotated[int, Field(ge=1, le=DEEPEST)] = 4
     """Number of blocks."""
     num_attention_heads: Positive = 8
     """Number of query heads."""

@@ -9,7 +9,6 @@ same hardware that is fitted too, and how far predictions are off is found by le
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,6 +21,7 @@ from slipstream.interconnect.model.step_time import Compute, predict
 from slipstream.interconnect.profile import NetworkProfile
 from slipstream.machine.peaks import data_sheet_peak
 from slipstream.plan.measured import Measured
+from slipstream.toml_file import read_toml
 
 FILE = Path(__file__).with_name("gpus.toml")
 #: Bytes that a step moves for each parameter in fp32: read forward and backward, the gradient written, and Adam's read
@@ -88,7 +88,7 @@ class WorkTime:
 @cache
 def gpus() -> dict[str, Gpu]:
     """The kinds of GPU that are known, the more special first."""
-    data = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    data = read_toml(FILE)
     order = sorted(data, key=lambda name: -len(data[name]["words"]))
     return {
         name: Gpu(name, tuple(data[name]["words"]), data[name]["gb"] * 1e9, data[name]["gb_per_s"] * 1e9)

@@ -10,6 +10,8 @@ import click
 from slipstream.errors import UserError
 
 TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|min|h|d)?")
+#: The longest time, in seconds: a hundred years.
+LONGEST_S = 100 * 365 * 86400.0
 SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -25,11 +27,11 @@ class Time(click.ParamType):
         if isinstance(value, float):
             return value
         match = TIME.fullmatch(str(value).strip())
-        if not match or not float(match[1]):
+        number, unit = (float(match[1]), match[2] or self.unit) if match else (0.0, self.unit)
+        if not 1e-9 <= number * SECONDS[unit] <= LONGEST_S:
             option = param.opts[0] if param else "time"
-            raise UserError(f"{option} {value}: expected a time above 0, such as {self.such_as}")
-        unit = match[2] or self.unit
-        return float(match[1]) * (SECONDS[unit] / SECONDS[self.unit])
+            raise UserError(f"{option} {value}: expected a time above 0, such as {self.such_as}, up to 100 years")
+        return number * (SECONDS[unit] / SECONDS[self.unit])
 
 
 def milliseconds(seconds: float) -> str:

@@ -12,14 +12,16 @@ from pydantic import Field
 
 from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
-from slipstream.settings import Natural, Positive, Settings, settings, to_dict
+from slipstream.settings import LARGEST, Natural, Positive, Settings, settings, to_dict
 
 #: What a container asks for GPUs by if its placement does not say otherwise; only these does Flyte know.
 NVIDIA = "nvidia.com/gpu"
 EFA = "vpc.amazonaws.com/efa"
 #: The label by which all clouds say what type of machine a node is.
 TYPE_LABEL = "node.kubernetes.io/instance-type"
-WHOLE = re.compile("[0-9]+")
+WHOLE = re.compile("[0-9]{1,9}")
+#: A pod that is preempted every minute does no work. The most dollars of an hour of a pod, far from those of any.
+MOST_PREEMPTIONS, MOST_DOLLARS = 24 * 60, 1e6
 #: GiB of local disk besides the prepared data: outputs, checkpoints on their way, logs.
 DISK_BESIDES_GIB = 20
 #: Whose nodes carry labels and taints that begin so.
@@ -96,7 +98,7 @@ class Placement(Settings):
     the topology manager is set so. Requests equal limits in all cases, so the pod's class is Guaranteed."""
 
     interruptible: bool = False
-    preemptions_per_day: Annotated[float, Field(ge=0)] = 0.0
+    preemptions_per_day: Annotated[float, Field(ge=0, le=MOST_PREEMPTIONS)] = 0.0
     """How often one pod is preempted on average: sizes ``retries`` where they are not set."""
     retries: Natural = 0
     """Flyte's budget for user failures. If it is not set and preemptions_per_day is: enough for 99 of 100 executions
@@ -134,7 +136,7 @@ class Placement(Settings):
     Flyte keeps its raw output; on one machine ``.slipstream``."""
     checkpoint_days: Annotated[float, Field(gt=0)] = 14.0
     """Days after its last sign of life from which on a training's checkpoints may be freed."""
-    data_cache_gib: Annotated[float, Field(gt=0)] = 100.0
+    data_cache_gib: Annotated[float, Field(gt=0, le=LARGEST)] = 100.0
     """Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
     from S3 ahead of use."""
 
@@ -195,8 +197,8 @@ class Placement(Settings):
         if self.efa and not self.hugepages:
             raise self.reject("hugepages", "an amount with profile.efa, such as 5120Mi")
         for name in ("price_per_hour", "spot_price_per_hour"):
-            if getattr(self, name) < 0:
-                raise self.reject(name, "dollars per hour of one pod, 0 if not given")
+            if not 0 <= getattr(self, name) <= MOST_DOLLARS:
+                raise self.reject(name, f"dollars per hour of one pod, 0 if not given, at most {MOST_DOLLARS:,.0f}")
         if self.price_per_hour and self.spot_price_per_hour > self.price_per_hour:
             raise self.reject("spot_price_per_hour", f"at most profile.price_per_hour, {self.price_per_hour:g}")
         kinds = ("nodeAffinity", "podAffinity", "podAntiAffinity")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,6 +27,7 @@ from slipstream.profiles.planned import Planned, planned_from
 from slipstream.profiles.retries import retries_for
 from slipstream.settings import to_dict, unknown
 from slipstream.stages import DISTRIBUTED, STAGES
+from slipstream.toml_file import BadToml, read_toml
 
 CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
@@ -40,6 +40,8 @@ CPU_PROCESSES = 2
 JOIN_MINUTES = 15
 #: Retries for what is no preemption: a store that stays away, a worker that is lost.
 OTHER_CAUSES = 2
+#: Preemptions of a stage on average, above which its retries do not follow from them: no stage gets anywhere.
+MOST_OUTLASTED = 10_000
 #: A table of a TOML file.
 Table = dict[str, Any]
 
@@ -82,7 +84,9 @@ def parse(name: str, data: Table) -> Profile:
     stages = data.get("stages", {})
     for table in (*(data.get(key, {}) for key in TABLES), *(stages.values() if isinstance(stages, dict) else ())):
         if not isinstance(table, dict):
-            raise UserError(f"profile {name}: {json.dumps(table)} is not allowed; expected a table, such as [default]")
+            raise UserError(
+                f"profile {name}: {json.dumps(table, default=str)} is not allowed; expected a table, such as [default]"
+            )
     for stage in stages:
         if stage not in STAGES:
             raise UserError(unknown(f"profile {name}.stages", stage, tuple(STAGES)))
@@ -113,6 +117,12 @@ def placement(stage: str, data: Table) -> Placement:
         return asked
     pods = asked.nodes if stage in DISTRIBUTED else 1
     hours = 2 * asked.timeout_minutes / 60
+    if (mean := asked.preemptions_per_day * hours / 24 * pods) > MOST_OUTLASTED:
+        raise asked.reject(
+            "preemptions_per_day",
+            f"fewer, or retries: {pods} pods are preempted {mean:.3g} times in the {hours:g} h of the stage "
+            f"(twice timeout_minutes), and retries are counted for up to {MOST_OUTLASTED:,}",
+        )
     return replace(asked, retries=OTHER_CAUSES + retries_for(asked.preemptions_per_day, hours, pods))
 
 
@@ -147,16 +157,17 @@ def read(choice: str, through: tuple[Path, ...]) -> Table:
     if path in through:
         raise UserError(f"{where}: goes round in a circle; a profile cannot extend itself")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = read_toml(path)
     except FileNotFoundError:
         raise UserError(f"{where}: no such profile; choose one of {', '.join(names())}, or a path to a .toml") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, BadToml) as error:
         raise UserError(f"{where}: {path} cannot be read: {error}") from None
     base = data.pop("extends", None)
     if base is None:
         return data
     if not isinstance(base, str):
-        raise UserError(f"{path}: extends: {json.dumps(base)} is not allowed; expected the name or path of a profile")
+        shown = json.dumps(base, default=str)
+        raise UserError(f"{path}: extends: {shown} is not allowed; expected the name or path of a profile")
     below = read(base, (*through, path))
     below.pop(PLAN, None)
     return over(below, data)

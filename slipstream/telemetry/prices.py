@@ -7,7 +7,6 @@ partition, a shared one) and pods without GPUs have the price that the profile g
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -18,12 +17,16 @@ from typing import Any
 
 from slipstream.errors import UserError
 from slipstream.profiles.placement import TYPE_LABEL, Placement
+from slipstream.toml_file import BadToml, read_toml
 
 FILE = Path(__file__).with_name("prices.toml")
 #: GKE's label of nodes, beside ``TYPE_LABEL`` of all clouds, if the placement selects by them.
 ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 TABLES = ("sources", "instances", "accelerators", "cpu_instances")
 OLD_DAYS = 90
+#: The most GPUs or cores of an instance, and the least and most dollars of its hour, far from those of any.
+MOST_PARTS = 100_000
+LEAST_DOLLARS, MOST_DOLLARS = Decimal("1e-6"), Decimal("1e6")
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,8 @@ def built_in_prices() -> PriceList:
 def read_prices(path: Path) -> PriceList:
     """Read a file of prices. Raises ``UserError`` that names the entry and what is wrong with it."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data = read_toml(path, parse_float=Decimal)
+    except (OSError, BadToml) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     if extra := sorted(set(data) - set(TABLES)):
         raise UserError(f"{path}: {extra[0]}: unknown table; expected {', '.join(TABLES)}")
@@ -140,7 +143,7 @@ def read_prices(path: Path) -> PriceList:
     read = {name: instance(f"{path}: {name}", name, instances[name], sources) for name in instances}
     read_cpus = {name: cpu_instance(f"{path}: {name}", name, cpus[name], sources) for name in cpus}
     for accelerator, name in accelerators.items():
-        if name not in read:
+        if not isinstance(name, str) or name not in read:
             raise UserError(f"{path}: accelerators.{accelerator}: there is no instance {name}")
     return PriceList(read, accelerators, read_cpus)
 
@@ -182,7 +185,7 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
         if high > on_demand:
             raise UserError(f"{where}: spot: {high} is above on_demand, {on_demand}; expected at most that")
         spot, spread = (low + high) / 2, float((high - low) / (high + low))
-    region, gpu = str(entry["region"]), str(entry.get("gpu", ""))
+    region, gpu = (words(f"{where}: {key}", entry.get(key, "")) for key in ("region", "gpu"))
     return Instance(name, gpus, region, on_demand, spot, source, dated, gpu, spread)
 
 
@@ -193,14 +196,14 @@ def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any
         raise UserError(f"{where}: expected {', '.join(sorted(required))}")
     if not isinstance(entry["cpu"], str) or not entry["cpu"]:
         raise UserError(f"{where}: cpu: {entry['cpu']}; expected a word of the name that Linux gives it, as 8481C")
-    cores = whole(f"{where}: cores", entry["cores"])
-    return CpuInstance(name, entry["cpu"], cores, str(entry["region"]), *priced(where, entry, sources))
+    cores, region = whole(f"{where}: cores", entry["cores"]), words(f"{where}: region", entry["region"])
+    return CpuInstance(name, entry["cpu"], cores, region, *priced(where, entry, sources))
 
 
 def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Decimal, str, str]:
     """Dollars on demand, and the address and the date of their source."""
     on_demand = dollars(f"{where}: on_demand", entry["on_demand"])
-    source = sources.get(entry["source"])
+    source = sources.get(words(f"{where}: source", entry["source"]))
     if not isinstance(source, dict) or set(source) != {"address", "date"}:
         raise UserError(f"{where}: source: {entry['source']}; expected a table of sources with address and date")
     if type(source["date"]) is not date or not str(source["address"]).startswith("https://"):
@@ -220,15 +223,23 @@ def spot_range(where: str, value: object) -> tuple[Decimal, Decimal]:
     return low, high
 
 
+def words(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {value}; expected text in quotes")
+    return value
+
+
 def whole(where: str, value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise UserError(f"{where}: {value}; expected a whole number from 1 on")
+    if type(value) is not int or not 1 <= value <= MOST_PARTS:
+        raise UserError(f"{where}: {value}; expected a whole number from 1 to {MOST_PARTS:,}")
     return value
 
 
 def dollars(where: str, value: object) -> Decimal:
-    """A price of more than nothing."""
+    """Return a price of more than nothing. Raises ``UserError`` for one that no instance has."""
     price = Decimal(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else Decimal(0)
     if not price.is_finite() or price <= 0:
         raise UserError(f"{where}: {value}; expected dollars per hour above 0; leave the entry out if it is not known")
+    if not LEAST_DOLLARS <= price <= MOST_DOLLARS:
+        raise UserError(f"{where}: {value}; expected dollars per hour from {LEAST_DOLLARS:f} to {MOST_DOLLARS:,f}")
     return price

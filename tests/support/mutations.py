@@ -1,22 +1,44 @@
-"""Seeded changes of bytes and of JSON, as accidents and attacks make them."""
+"""Seeded changes of bytes, of JSON, of text that people write, and of archives, as accidents and attacks make them."""
 
 from __future__ import annotations
 
 import copy
 import json
 import random
+import re
 from typing import Any
 
 from tests.support.hostile_names import HOSTILE
 
+#: The place of a value in JSON that Python cannot write.
+PLACE = "a place of a raw value"
 #: What takes the place of a value: wrong types, the ends of number types, what leads elsewhere, what is deep or long.
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308, 1e-320),
+    *(None, True, False, 0, -1, 1, 2**31 - 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30, 10**400),
+    *(0.5, -0.0, 1e9, 1e15, 1e308, 1e-320, 5e-324, 1.7976931348623157e308),
     *("", " ", "0", "nan", "name", "\x1b[2J", "{{ 7 * 7 }}", "os:system", "torch:load", "a" * 5000, *HOSTILE),
     *([], {}, [[]], {"": None}, [None] * 50, {"__class__": "x"}, [{}], {"a": {"a": {"a": []}}}),
+    PLACE,
 )
 #: What JSON's own rules leave to its readers.
-RAW = (b"NaN", b"-Infinity", b"1e999", b"-0", b'"\\ud800"', b'"\\u0000"', b"[" * 3000, b'{"a":' * 3000, b"\xff\xfe")
+RAW = (
+    *(b"NaN", b"-Infinity", b"1e999", b"-0", b'"\\ud800"', b'"\\u0000"', b"[" * 3000, b'{"a":' * 3000, b"\xff\xfe"),
+    *(b"9" * 5000, b"1e400", b"0." + b"0" * 5000 + b"1"),
+)
+#: What takes the place of a word or a number in text: numbers at the ends of their types, the ends of the calendar,
+#: digits, nesting, and other types.
+WORDS = (
+    *("0", "-1", "1", "2147483647", "2147483648", "9223372036854775807", "9223372036854775808", "1e9", "1e15", "1e21"),
+    *("999999999999999999999", "1e308", "1e-320", "5e-324", "1e400", "1e999999999999999999999", "inf", "-inf", "nan"),
+    *("9" * 400, "9" * 5000, "0x" + "f" * 5000, "0." + "0" * 5000 + "1", "1" + "_0" * 3000, "-0.0", "true", '""', "[]"),
+    *("0001-01-01T00:00:00+14:00", "0001-01-01", "9999-12-31T23:59:59-14:00", "9999-12-31", "1969-12-31", "2206-11-02"),
+    *("2206-11-02T03:00", "-62135596800", "253402300800", "2026-11-02T01:00Z", "1600000000.5"),
+    *("[" * 3000, "{a=" * 3000, "[" * 40 + "]" * 40, "(" * 3000, '["a"]', "{a = 1}", ".".join("a" * 20_000), "\x1b[2J"),
+)
+WORD = re.compile(r'"[^"\n]*"|[\w.+:-]+')
+#: Fields of a member's header in an archive: where each begins, and its length.
+SIZE, KIND, SUM = (124, 12), (156, 1), (148, 8)
+SIZES = (0, 1, 511, 2**20, 2**32, 2**33 - 1, 2**63, -1, -512, -1024)
 
 
 def changed_bytes(draw: random.Random, data: bytes) -> bytes:
@@ -67,6 +89,38 @@ def changed_json(draw: random.Random, data: bytes) -> bytes:
     """A JSON file with another value, or with other bytes."""
     if draw.random() < 0.2:
         return changed_bytes(draw, data)
-    return json.dumps(changed_tree(draw, json.loads(data)), ensure_ascii=draw.random() < 0.5).encode(
-        errors="surrogatepass"
-    )
+    tree = changed_tree(draw, json.loads(data))
+    text = json.dumps(tree, ensure_ascii=draw.random() < 0.5).encode(errors="surrogatepass")
+    return text.replace(json.dumps(PLACE).encode(), draw.choice(RAW))
+
+
+def changed_text(draw: random.Random, data: bytes) -> bytes:
+    """A file of CSV, TOML or YAML with some other words, or with other bytes."""
+    if draw.random() < 0.2:
+        return changed_bytes(draw, data)
+    text = data.decode()
+    for _ in range(draw.choice([1, 1, 1, 2, 4])):
+        if words := list(WORD.finditer(text)):
+            at = draw.choice(words)
+            text = text[: at.start()] + draw.choice(WORDS) + text[at.end() :]
+    return text.encode()
+
+
+def binary_size(size: int) -> bytes:
+    """The size of a member as GNU's tar writes what octal digits cannot say."""
+    content = size.to_bytes(SIZE[1], "big", signed=True)
+    return bytes([content[0] | 0x80]) + content[1:]
+
+
+def changed_archive(draw: random.Random, data: bytes) -> bytes:
+    """A tar file of which a member has another size or kind, or with other bytes."""
+    if draw.random() < 0.3:
+        return changed_bytes(draw, data)
+    changed = bytearray(data)
+    at = draw.choice([at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"])
+    field, length = draw.choice([SIZE, KIND])
+    new = draw.choice(b"0125LKxgS") if field == KIND[0] else binary_size(draw.choice(SIZES))
+    changed[at + field : at + field + length] = bytes([new]) if isinstance(new, int) else new
+    header = bytes(changed[at : at + SUM[0]]) + b" " * SUM[1] + bytes(changed[at + sum(SUM) : at + 512])
+    changed[at + SUM[0] : at + sum(SUM)] = b"%06o\0 " % sum(header)
+    return bytes(changed)

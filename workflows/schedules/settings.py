@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -13,6 +12,7 @@ from slipstream.config import RunConfig
 from slipstream.cron import flaw
 from slipstream.errors import UserError
 from slipstream.settings import Settings, settings
+from slipstream.toml_file import BadToml, read_toml
 
 CHOICE = "SLIPSTREAM_SCHEDULES"
 DEFAULT = "development"
@@ -116,11 +116,11 @@ def read_schedules(choice: str) -> dict[str, AnySchedule]:
     """The schedules by name, in the order of the file. Raises ``UserError`` naming the file and the setting."""
     path = path_of(choice)
     try:
-        data: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, object] = read_toml(path)
     except FileNotFoundError:
         names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
         raise UserError(f"{CHOICE}={choice}: no such schedules; choose one of {names}, or a path to a .toml") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, BadToml) as error:
         raise UserError(f"{path}: the schedules cannot be read: {error}") from None
     return {name: schedule(f"{path}, [{name}]", name, table) for name, table in data.items()}
 

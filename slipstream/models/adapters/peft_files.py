@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -145,8 +144,8 @@ def lora_of(config: Mapping[str, Any], where: str) -> LoraConfig:
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout", 0.0)
     if type(rank) is not int or not 1 <= rank <= LARGEST:
         raise refused("r", "a positive integer")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
-        raise refused("lora_alpha", "a positive number")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= LARGEST:
+        raise refused("lora_alpha", f"a positive number, up to {LARGEST}")
     if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
         raise refused("lora_dropout", "a number from 0 to below 1")
     return LoraConfig(rank, float(alpha), float(dropout), [layer for layer in LINEAR_LAYERS if layer in targets])

@@ -6,6 +6,7 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -34,6 +35,11 @@ WHOLE_DAY_S = DAY_S - HOUR_S
 POISSON = 1.0
 #: Seconds that are counted at once if there is a line for each request.
 SECOND = 1
+#: The longest recording, whose every minute is held in memory; and the years of times that any zone's clock can show.
+LONGEST_DAYS = 3660
+YEARS = range(1970, 9999)
+#: Requests a second in the busiest minute that are planned for.
+MOST_A_SECOND = 1e9
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,16 @@ def read_load(path: Path) -> Load:
             counts, length = counted(path, file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"--load {path}: cannot be read: {error}; {EXPECTED}") from None
-    if not sum(counts.values()):
+    if sum(counts.values()) < 1:
         raise UserError(f"--load {path}: there is no request in it; {EXPECTED}")
     return load_of(path.name, counts, length)
 
 
 def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
-    """Of requests by the second at which their interval of ``length`` begins. Raises ``UserError`` if that is not a
-    day."""
+    """Return the load of requests by the second at which their interval of ``length`` begins.
+
+    Raises ``UserError`` for less than a day, more than :data:`LONGEST_DAYS`, and more requests than any service gets.
+    """
     block = max(length, MINUTE_S)
     begin, end = min(counts) // block * block, -(-(max(counts) + length) // block) * block
     if end - begin < WHOLE_DAY_S:
@@ -82,25 +90,45 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
             f"--load {name}: covers {(end - begin) / HOUR_S:.3g} h; expected a day or more, as replicas are planned "
             "for each hour of the day"
         )
-    fine = np.zeros(((end - begin) // block, block // length))
-    for at, requests in counts.items():
-        fine[(at - begin) // block, (at - begin) % block // length] = requests
-    blocks = fine.sum(axis=1)
+    if end - begin > LONGEST_DAYS * DAY_S:
+        raise UserError(
+            f"--load {name}: covers {(end - begin) / DAY_S:,.0f} days, from {said(min(counts))} to "
+            f"{said(max(counts))}; expected {LONGEST_DAYS:,} at most; correct the times that are wrong"
+        )
+    at = np.array(list(counts)) - begin
+    requests = np.array(list(counts.values()))
+    blocks = np.bincount(at // block, requests, minlength=(end - begin) // block)
+    if blocks.max() / block > MOST_A_SECOND:
+        raise UserError(
+            f"--load {name}: has {blocks.max() / block:.3g} requests a second in its busiest minute; expected at most "
+            f"{MOST_A_SECOND:g}; correct the column {REQUESTS}"
+        )
     hours = (begin + block * np.arange(len(blocks))) % DAY_S // HOUR_S
     rates = tuple(float(blocks[hours == hour].max(initial=0.0)) / block for hour in HOURS)
-    cv2, cv2_from = unevenness(fine, length)
+    cv2, cv2_from = unevenness(blocks, at // block, requests, block // length, length)
     idle = tuple(float(block * len(list(spell))) for empty, spell in groupby(blocks == 0) if empty)
     return Load(name, rates, float(blocks.sum()) * MONTH_S / (end - begin), float(end - begin), cv2, cv2_from, idle)
 
 
-def unevenness(fine: np.ndarray, length: int) -> tuple[float, str]:
-    """The index of dispersion of counts within minutes ``[minutes, windows]``, which is that of gaps squared if these
-    are independent (Cox and Lewis 1966); and how it is known."""
-    windows = fine.shape[1]
+def unevenness(
+    blocks: np.ndarray, block_of: np.ndarray, requests: np.ndarray, windows: int, length: int
+) -> tuple[float, str]:
+    """Return the index of dispersion of counts within minutes, and how it is known.
+
+    It is that of the squared gaps if these are independent (Cox and Lewis 1966). ``blocks`` are the requests of every
+    minute of ``windows`` windows, ``requests`` those of the windows that have any, ``block_of`` the minutes of these.
+    """
     if windows < WINDOWS:
         return POISSON, "Poisson arrivals assumed: intervals are too long to tell"
-    spread = np.square(fine - fine.mean(axis=1, keepdims=True)).sum() / (windows - 1)
-    return float(spread / fine.mean(axis=1).sum()), f"by the counts of each {length} s"
+    means = blocks / windows
+    empty = windows - np.bincount(block_of, minlength=len(blocks))
+    spread = np.square(requests - means[block_of]).sum() + (empty * np.square(means)).sum()
+    return float(spread / (windows - 1) / means.sum()), f"by the counts of each {length} s"
+
+
+def said(second: int) -> str:
+    """Return the day of a second since 1970."""
+    return (datetime(1970, 1, 1) + timedelta(seconds=second)).date().isoformat()
 
 
 def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
@@ -135,18 +163,17 @@ def second(where: str, at: datetime, first: datetime) -> int:
 
 
 def instant(where: str, text: str) -> datetime:
-    """A time in ISO 8601, or in seconds since 1970."""
-    text = text.strip()
-    try:
-        return datetime.fromtimestamp(float(text), UTC)
-    except (ValueError, OverflowError, OSError):
-        pass
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
+    """Return a time in ISO 8601, or in seconds since 1970. Raises ``UserError`` also for one before 1970."""
+    text, at = text.strip(), None
+    with suppress(ValueError, OverflowError, OSError):
+        at = datetime.fromtimestamp(float(text), UTC)
+    with suppress(ValueError):
+        at = at or datetime.fromisoformat(text)
+    if at is None or at.year not in YEARS:
         raise UserError(
             f"{where}: {TIME} {text or 'is missing'}: expected a time such as 2026-11-01T09:00, or seconds since 1970"
-        ) from None
+        )
+    return at
 
 
 def requests_of(where: str, text: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +21,7 @@ from slipstream.machine.description import VNNI
 from slipstream.plan.estimate import FORWARD, Gpu, gpu_of
 from slipstream.plan.measured import SUMMARY, figures_of_run
 from slipstream.plan.serving.queueing import Service
+from slipstream.toml_file import read_toml
 
 CPUS = Path(__file__).with_name("cpus.toml")
 EXPECTED = "expected an exported model: runs/…, its directory model, or a version of a registry"
@@ -99,7 +99,7 @@ def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
 @cache
 def cpus() -> dict[str, float]:
     """Operations a second of a core, by the word that names the CPU."""
-    data = tomllib.loads(CPUS.read_text(encoding="utf-8"))
+    data = read_toml(CPUS)
     return {word: entry["gflops"] * 1e9 for word, entry in data.items()}
 
 

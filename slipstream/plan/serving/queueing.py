@@ -21,6 +21,8 @@ BEYOND = 0.01
 #: simulated queues, and above it a load that is a tenth higher never ends.
 MOST_BUSY = 0.9
 HALVINGS = 60
+#: The logarithm of a probability that adds nothing to a share of :data:`BEYOND` in floating-point numbers.
+NEVER = -40.0
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,19 @@ class Service:
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """The probability that a request of M/M/c waits; 1 from a load on that the servers cannot carry."""
+    """Return the probability that a request of M/M/c waits; 1 from a load on that the servers cannot carry.
+
+    It is at most about the probability of ``servers`` or more Poisson arrivals with the mean ``load`` (Chernoff's
+    bound), divided by the share of idle servers. Where that is as good as 0 it is 0, so that no more than some
+    thousands of steps are taken at the shares of :data:`MOST_BUSY`.
+    """
     if load >= servers:
         return 1.0
+    if not load:
+        return 0.0
+    idle = 1 - load / servers
+    if servers * (idle + math.log(load) - math.log(servers)) - math.log(idle) < NEVER:
+        return 0.0
     lost = 1.0
     for busy in range(1, servers + 1):
         lost = load * lost / (busy + load * lost)

@@ -12,15 +12,15 @@ from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import BUFFERS
-from slipstream.train.loop.step import micro_batches, padded_rows
+from slipstream.train.loop.step import padded_rows
 from slipstream.train.memory.processes import Untraced, largest
 from slipstream.train.memory.trace import Footprint, TracedStep
 from slipstream.train.parallel.config import Shard
 
 Recompute = Literal["none", "full"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)
-#: Numbers of micro-batches that are tried of each layout.
-NUMBERS = 3
+#: Numbers of micro-batches that are tried of each layout, and the most of a pipeline, which are all traced.
+NUMBERS, MOST_IN_PIPELINE = 3, 1024
 
 
 def with_precision(training: TrainingConfig, precision: str) -> TrainingConfig:
@@ -54,9 +54,10 @@ class Job:
     def step(self) -> TracedStep:
         """Its step, on rank 0. The number of micro-batches has to be known."""
         number = self.training.micro_batches
-        pieces = micro_batches(padded_rows(self.share, number), number)
+        share = padded_rows(self.share, number)
+        rows = -(-share // number)  # as `micro_batches` divides it, of which there may be too many to list
         plain = replace(self.training, compile=False)
-        return TracedStep(self.model, self.signature, plain, len(pieces), pieces[0].stop, self.devices, self.nodes)
+        return TracedStep(self.model, self.signature, plain, -(-share // rows), rows, self.devices, self.nodes)
 
     def with_(
         self, *, shard: Shard | None = None, recompute: Recompute | None = None, number: int | None = None
@@ -99,12 +100,13 @@ def trace_all(jobs: Sequence[Job]) -> list[Traced]:
 
 
 def numbers_to_try(job: Job) -> list[int]:
-    """Some numbers of micro-batches, from the fewest that the layout allows to one row in each."""
+    """Return some numbers of micro-batches, from the fewest that the layout allows to one row in each."""
     doubled = [job.fewest]
-    while doubled[-1] * 2 < job.share:
-        doubled.append(doubled[-1] * 2)
     rounds = job.training.parallel.pipeline
-    doubled.append(max(job.share // rounds * rounds, job.fewest))
+    most = job.share if rounds == 1 else min(job.share, MOST_IN_PIPELINE)
+    while doubled[-1] * 2 < most:
+        doubled.append(doubled[-1] * 2)
+    doubled.append(max(most // rounds * rounds, job.fewest))
     places = {round(place * (len(doubled) - 1) / (NUMBERS - 1)) for place in range(NUMBERS)}
     asked = {job.training.accumulation} if isinstance(job.training.accumulation, int) else set[int]()
     return sorted({doubled[place] for place in places} | {number for number in asked if number <= job.share})

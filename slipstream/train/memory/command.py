@@ -17,6 +17,7 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import visible_gpus
 from slipstream.models.base.shape import shaped_for, with_base_shape
 from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from slipstream.models.transformer import read_config
 from slipstream.text_table import aligned, size
 from slipstream.train.checks import rows_of_text
@@ -27,6 +28,8 @@ from slipstream.train.memory.tracker import KINDS
 
 BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+#: The most of what may be asked for: far more than any training has.
+MOST_DEVICES, LONGEST, MOST_BYTES = 100_000, 1 << 20, 2.0**50
 COLUMNS = ("shard", "recompute", "micro-batches", "rows", "peak", *KINDS)
 LEFT = ("shard", "recompute", "")
 
@@ -38,9 +41,10 @@ class Memory(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         match = BYTES.fullmatch(str(value).strip())
-        if not match or not float(match[1]):
+        size = float(match[1]) * UNITS[match[2]] if match else 0.0
+        if not 1 <= size <= MOST_BYTES:
             raise UserError(f"--memory {value}: expected a device's memory, such as 24GiB or 80GB")
-        return float(match[1]) * UNITS[match[2]]
+        return size
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,10 @@ def main(  # noqa: PLR0913 - an argument for each option
     Example: slipstream memory run.yaml --length 8192 --devices 8 --memory 80GiB
     """
     devices = visible_gpus() or 1 if devices is None else devices
-    for name, number in (("devices", devices), ("nodes", nodes), ("length", 1 if length is None else length)):
-        if number < 1:
-            raise UserError(f"--{name} {number}: expected a whole number from 1 on")
+    asked = (("devices", devices, MOST_DEVICES), ("nodes", nodes, MOST_DEVICES), ("length", length, LONGEST))
+    for name, number, most in asked:
+        if number is not None and not 1 <= number <= most:
+            raise UserError(f"--{name} {number}: expected a whole number from 1 to {most:,}")
     if devices % nodes:
         raise UserError(f"--nodes {nodes}: does not divide the {devices} devices; expected a divisor of that")
     run = RunConfig.from_file(config)
@@ -99,6 +104,7 @@ def main(  # noqa: PLR0913 - an argument for each option
         signature = rows_of_tokens(run.model, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
     job = Job(shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes)
+    build(job.model, signature, seed=0, shapes_alone=True)  # which says what no trace could go on from
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)

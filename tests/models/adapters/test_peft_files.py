@@ -118,6 +118,14 @@ REFUSED = {
 }
 
 
+def test_an_alpha_beyond_floating_point_numbers_is_refused_in_one_line(tmp_path: Path) -> None:
+    written(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"lora_alpha": 10**400}))
+    with pytest.raises(UserError, match=r"lora_alpha: 1000.* is not built here; expected a positive number, up to"):
+        read_peft(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_plain_lora_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     written(tmp_path)

@@ -99,3 +99,14 @@ def test_a_limit_below_the_service_is_refused() -> None:
 def test_what_are_no_times_is_refused(times: tuple[float, ...], shares: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="expected ascending times"):
         Service(times, shares, 0.1, 0.0)
+
+
+def test_no_request_waits_where_the_chance_is_as_good_as_none() -> None:
+    """Against the recursion that takes a step for each server, which is cut off."""
+    for busy in (0.01, 0.5, 0.9, 0.99):
+        for servers in (1, 2, 10, 100, 1_000, 10_000):
+            load, lost = busy * servers, 1.0
+            for each in range(1, servers + 1):
+                lost = load * lost / (each + load * lost)
+            assert erlang_c(servers, load) == pytest.approx(lost / (1 - busy * (1 - lost)), rel=1e-9, abs=1e-17)
+    assert erlang_c(10**15, 0.9 * 10**15) == 0 and erlang_c(3, 5e-324) == 0

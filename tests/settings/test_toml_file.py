@@ -1,0 +1,57 @@
+"""TOML files are read as `tomllib` reads them, or refused in one line: too long, too deep, too large numbers."""
+
+from __future__ import annotations
+
+import tomllib
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from slipstream.artifacts.versions import ROOT
+from slipstream.toml_file import DEEPEST, LARGEST_BYTES, LARGEST_INTEGER, BadToml, read_toml
+
+TABLES = [path for floor in ("slipstream", "workflows") for path in sorted((ROOT / floor).rglob("*.toml"))]
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_every_file_of_this_project_is_read_as_tomllib_reads_it(path: Path) -> None:
+    assert read_toml(path) == tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
+    nested = "[" * (DEEPEST - 2) + "1" + "]" * (DEEPEST - 2)
+    text = f'a = {LARGEST_INTEGER}\nb = {nested}\n"c.d"."e\\"" = [{"0.5, " * 99}]\r\n'
+    (tmp_path / "t.toml").write_bytes(text.encode())
+    assert read_toml(tmp_path / "t.toml", Decimal) == tomllib.loads(text, parse_float=Decimal)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"a = {'9' * 5000}", "whole number of more than 64 bits"),
+        (f"a = [{{b = {LARGEST_INTEGER + 1}}}]", "whole number of more than 64 bits"),
+        (f"a = 0x{'f' * 5000}", "whole number of more than 64 bits"),
+        (f"a = {'[' * 3000}", "nested too deeply"),
+        (f"a = {'{a=' * 3000}", "nested too deeply"),
+        (f"a = {'[' * DEEPEST}{']' * DEEPEST}", "nested too deeply"),
+        (f"{'.'.join('a' * 32_000)} = 1", "nested too deeply"),
+        (f"[{' . '.join(['a']) + ' . b' * 99}]", "nested too deeply"),
+        ('"a\\"".' * 99 + "b = 1", "nested too deeply"),
+        (f"a = 1e{'9' * 30}", "exponent is too large"),
+        ("a = [", "Invalid value"),
+        ("a = \udcff", "utf-8"),
+        ("#" * (LARGEST_BYTES + 1), "is larger than 1 MiB"),
+    ],
+    ids=range(13),
+)
+def test_what_is_beyond_them_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "t.toml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(BadToml, match=said):
+        read_toml(tmp_path / "t.toml", Decimal)
+
+
+def test_nothing_else_reads_toml() -> None:
+    """A second reader would have limits of its own, or none."""
+    readers = [path for floor in ("slipstream", "tasks", "workflows") for path in (ROOT / floor).rglob("*.py")]
+    assert [path.name for path in readers if "import tomllib" in path.read_text(encoding="utf-8")] == ["toml_file.py"]

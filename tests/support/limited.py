@@ -1,0 +1,36 @@
+"""Limits of CPU time and memory for a block of a test, in its own process."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.little_memory import data_bytes
+
+#: What reading an input may take more than starting the command.
+CPU_S, BYTES = 5.0, 1 << 30
+
+
+class TooMuch(Exception):
+    """The block took more CPU time than it may."""
+
+
+@contextmanager
+def limited(seconds: float = CPU_S, more_bytes: int = BYTES) -> Iterator[None]:
+    """End the block with ``TooMuch`` after its CPU time, and with ``MemoryError`` where it allocates too much."""
+
+    def end(*_: object) -> None:
+        raise TooMuch(f"more than {seconds:g} s of CPU time")
+
+    before, kept = signal.signal(signal.SIGPROF, end), resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes(os.getpid()) + more_bytes, kept[1]))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, kept)
+        signal.signal(signal.SIGPROF, before)
