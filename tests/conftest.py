@@ -154,4 +154,5 @@ def quieten(server: FaultyS3) -> FaultyS3:
     server.plan.clear()
     server.fired.clear()
     server.requests.clear()
+    server.ignores_conditions, server.clock_ahead_s = False, 0.0
     return server

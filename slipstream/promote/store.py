@@ -25,7 +25,15 @@ from slipstream.artifacts.workspaces import put_in_place, workspace
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files
 from slipstream.export.package.sign import sign
-from slipstream.storage import AlreadyThere, Storage, cannot_write, path_below, storage_for
+from slipstream.storage import (
+    STORES,
+    AlreadyThere,
+    Storage,
+    cannot_write,
+    check_conditional_writes,
+    path_below,
+    storage_for,
+)
 from slipstream.storage.local import LocalStorage
 
 VERSIONS, PROMOTED = "versions", "promoted"
@@ -58,6 +66,12 @@ class Registry:
     @property
     def storage(self) -> Storage:
         return storage_for(self.uri)
+
+    def check(self) -> None:
+        """Raise ``UserError`` if no promotion could be made here, before the work that leads to one."""
+        self.promoted()
+        if self.uri.startswith(STORES):
+            check_conditional_writes(self.storage)
 
     def promoted(self) -> Pointer | None:
         """The promotion that counts; None if there is none yet."""
