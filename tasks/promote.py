@@ -22,7 +22,7 @@ def open_registry(registry: str, config: RunConfig) -> str:
     from slipstream.export.package.sign import private_key
     from slipstream.promote.store import Registry
 
-    Registry(registry).promoted()
+    Registry(registry).check()
     if config.promotion.signing_key:
         private_key(Path(config.promotion.signing_key))
     return registry

@@ -155,4 +155,5 @@ def quieten(server: FaultyS3) -> FaultyS3:
     server.fired.clear()
     server.requests.clear()
     server.silent_until = 0.0
+    server.ignores_conditions, server.clock_ahead_s = False, 0.0
     return server

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from slipstream.errors import UserError
+from slipstream.storage import disk_time
 from slipstream.storage.locks import lock_of
 
 #: What a workspace and its lock are called, behind a name that they share.
@@ -87,8 +87,13 @@ def sweep(parent: Path) -> None:
 
 
 def is_forsaken(lock: Path) -> bool:
-    """Whether a lock that is free here is free everywhere."""
-    return lock.read_text(encoding="ascii") == running_system() or time.time() - lock.stat().st_mtime > FORSAKEN_S
+    """Return True if a lock that is free here is free everywhere.
+
+    Its age is by the clock of the disk: a machine whose clock is wrong must not remove what another one works in.
+    """
+    if lock.read_text(encoding="ascii") == running_system():
+        return True
+    return disk_time(lock.parent) - lock.stat().st_mtime > FORSAKEN_S
 
 
 def running_system() -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from slipstream.doctor.findings import Reading
 from slipstream.machine.gpus import in_time
 from slipstream.machine.limits import cpu_quota, memory_limit, visible_cores
-from slipstream.storage import S3, storage_for
+from slipstream.storage import STORES, ConditionIgnored, check_conditional_writes, storage_for, store_time
 
 ROOT = Path("/")
 STORE_MIB = 16
@@ -60,6 +60,7 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
         *readings("network", lambda: interfaces(root)),
         *readings("InfiniBand, EFA", lambda: fabric(root)),
         *readings("store", lambda: store_speed(store)),
+        *readings("conditional writes", lambda: conditional_writes(store)),
         *readings("clock", lambda: clock(store, endpoint)),
     ]
 
@@ -154,26 +155,40 @@ def store_speed(uri: str) -> Iterator[Reading]:
     yield Reading("store", found, "" if same else "the bytes that were read are not those that were written")
 
 
+def conditional_writes(uri: str) -> Iterator[Reading]:
+    """Create one object twice: the second write has to be refused."""
+    if not uri:
+        yield Reading("conditional writes", "not read: no --store was given")
+        return
+    try:
+        check_conditional_writes(storage_for(uri))
+    except ConditionIgnored:
+        problem = "two runs could take the same attempt, trial or promotion; use a store that honours the condition"
+        yield Reading("conditional writes", f"{uri}: the second write of a key replaced the first", problem)
+    else:
+        yield Reading("conditional writes", f"{uri}: the second write of a key was refused, as it must be")
+
+
 def clock(store: str, endpoint: str) -> Iterator[Reading]:
     """This machine's clock against the Date header of an HTTP(S) endpoint, or of the store."""
-    if endpoint:
-        source, ask = endpoint, lambda: date_of(endpoint)
-    elif store.startswith(S3):
-        source, ask = store, lambda: date_of_store(store)
-    else:
-        why = "of stores only S3's clock is read" if store else "there is no store to compare with"
+    if not endpoint and not store.startswith(STORES):
+        why = "a directory has this machine's clock" if store else "there is no store to compare with"
         yield Reading("clock", f"not read: {why}; give --endpoint URL")
         return
     before = time.time()
-    header = ask()
+    if endpoint:
+        header = date_of(endpoint)
+        there = parsedate_to_datetime(header).timestamp() if header else None
+    else:
+        there = store_time(store)
     middle = (before + time.time()) / 2
-    if not header:
-        yield Reading("clock", f"not read: {source} sent no Date")
+    if there is None:
+        yield Reading("clock", f"not read: {endpoint} sent no Date")
         return
     # The header has whole seconds, cut off.
-    skew = middle - (parsedate_to_datetime(header).timestamp() + 0.5)
+    skew = middle - (there + 0.5)
     problem = f"signatures and certificates may be refused; it is {datetime.now(UTC):%H:%M:%S} UTC here, start NTP"
-    yield Reading("clock", f"{skew:+.0f} s against {source}", problem if abs(skew) > SKEW_S else "")
+    yield Reading("clock", f"{skew:+.0f} s against {endpoint or store}", problem if abs(skew) > SKEW_S else "")
 
 
 def date_of(endpoint: str) -> str:
@@ -183,13 +198,6 @@ def date_of(endpoint: str) -> str:
             return answer.headers.get("Date", "")
     except urllib.error.HTTPError as refusal:  # it has a clock, too
         return refusal.headers.get("Date", "")
-
-
-def date_of_store(uri: str) -> str:
-    from slipstream.storage.s3 import client, split_uri
-
-    answer = client().head_bucket(Bucket=split_uri(uri)[0])
-    return answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
 
 
 def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:

@@ -28,7 +28,16 @@ from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_fil
 from slipstream.export.package.copies import copy_package
 from slipstream.export.package.sign import sign
 from slipstream.number_in_name import number_in_name
-from slipstream.storage import AlreadyThere, Storage, cannot_write, check_name, read_below, storage_for
+from slipstream.storage import (
+    STORES,
+    AlreadyThere,
+    Storage,
+    cannot_write,
+    check_conditional_writes,
+    check_name,
+    read_below,
+    storage_for,
+)
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.names import number_as_name
 from slipstream.text_table import numbered
@@ -68,6 +77,12 @@ class Registry:
     @property
     def storage(self) -> Storage:
         return storage_for(self.uri)
+
+    def check(self) -> None:
+        """Raise ``UserError`` if no promotion could be made here, before the work that leads to one."""
+        self.promoted()
+        if self.uri.startswith(STORES):
+            check_conditional_writes(self.storage)
 
     def promoted(self) -> Pointer | None:
         """The promotion that counts; None if there is none yet."""

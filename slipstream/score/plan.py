@@ -18,7 +18,7 @@ from slipstream.source.config import DataConfig, Format
 from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile, list_source
 from slipstream.source.fingerprint import fingerprint_source
 from slipstream.source.resolved import TEXT, ResolvedSource, format_of_all, one_format
-from slipstream.storage import STORES
+from slipstream.storage import STORES, check_conditional_writes, storage_for
 from slipstream.storage.local import local_path
 
 #: A part of the table is made of so many bytes of the data's files, or one file: whoever scores it, it is the same.
@@ -83,6 +83,8 @@ def plan_scoring(
         model = address.fetch(Path(scratch, "model"), public_key(config))
         check_kept(config.keep, model)
         source = resolve(listing, as_the_model(reading, model), model)
+    if output.startswith(STORES):
+        check_conditional_writes(storage_for(output))
     fingerprint = fingerprint_source(listing)
     made_of = {"form": FORM, "data": fingerprint, "model": address.manifest, **settings_of(source.config, config)}
     key = hashlib.sha256(canonical_json(made_of)).hexdigest()[:16]

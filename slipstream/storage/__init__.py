@@ -6,6 +6,7 @@ The store is chosen by the path or URI. A store's client is imported for its URI
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,10 +25,12 @@ from slipstream.storage.base import (
     fetch_listed,
     ranged_reader,
 )
+from slipstream.storage.conditional import ConditionIgnored, check_conditional_writes
 from slipstream.storage.limits import within
 from slipstream.storage.local import (
     LocalStorage,
     cannot_write,
+    disk_time,
     free_bytes,
     list_files,
     local_path,
@@ -41,14 +44,17 @@ __all__ = [
     "S3",
     "STORES",
     "AlreadyThere",
+    "ConditionIgnored",
     "MissingObject",
     "ObjectInfo",
     "Replaced",
     "Storage",
     "StorageUnavailable",
     "cannot_write",
+    "check_conditional_writes",
     "check_name",
     "copy_within_s3",
+    "disk_time",
     "download_all",
     "free_bytes",
     "list_names",
@@ -62,6 +68,7 @@ __all__ = [
     "read_range",
     "stat_object",
     "storage_for",
+    "store_time",
     "within",
     "writing_to",
 ]
@@ -102,6 +109,21 @@ def list_names(uri: str) -> dict[str, ObjectInfo]:
     of a directory, so that nothing is fetched of a listing that cannot be trusted."""
     base = uri.rstrip("/") + "/"
     return {check_name(info.uri.removeprefix(base), uri): info for info in list_objects(base)}
+
+
+def store_time(uri: str) -> float:
+    """Return the time in seconds by the clock of the store at ``uri``, not by this machine's.
+
+    It comes from the date of the store's answer, which has whole seconds, or from a new file of a local directory.
+    Raises ``UserError`` if the store sends no date, ``StorageUnavailable``.
+    """
+    if not uri.startswith(STORES):
+        return disk_time(local_path(uri))
+    date = store_of(uri).date(uri)
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        raise UserError(f"{uri}: the store's answer has the date {date!r}; expected a Date header of HTTP") from None
 
 
 def download_all(uri: str, directory: Path) -> Path:

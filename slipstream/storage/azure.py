@@ -134,6 +134,19 @@ class AzureContainer:
         ]
         return stats, pages.continuation_token or ""
 
+    def date(self, prefix: str) -> str:
+        return self._call(self._date, prefix)
+
+    async def _date(self, prefix: str) -> str:
+        dates: list[str] = []
+
+        def note(response: Any) -> None:
+            dates.append(response.http_response.headers.get("Date", ""))
+
+        options = {**ONCE, "results_per_page": 1, "raw_response_hook": note}
+        await anext(self._containers().list_blobs(prefix, **options).by_page())
+        return dates[-1] if dates else ""
+
     def stat(self, key: str) -> ObjectStat:
         properties = self._call(self._blob(key).get_blob_properties, **ONCE)
         return ObjectStat(key, properties.size, properties.etag.strip('"'))

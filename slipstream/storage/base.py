@@ -77,9 +77,13 @@ class Storage(Protocol):
     def put(self, key: str, source: Path | bytes) -> None:
         """Store a file or bytes under ``key``, whole or not at all. A file is moved: ``source`` is gone afterwards."""
 
-    def create(self, key: str, data: bytes) -> None:
-        """Store bytes under a ``key`` that does not exist, whole or not at all. Raises ``AlreadyThere`` if it does, so
-        that of several writers exactly one succeeds; each must write bytes of its own."""
+    def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
+        """Store bytes under a ``key`` that does not exist, whole or not at all.
+
+        Raises ``AlreadyThere`` if it does, so that of several writers exactly one succeeds; each must write bytes of
+        its own. Raises ``UserError`` if the store does not keep to that. Work that can do without passes
+        ``exactly_one=False``: then this is not checked.
+        """
 
     def get(self, key: str, directory: Path) -> Path:
         """The local path of the file: in a local store the file itself, otherwise a download below ``directory``.
@@ -99,6 +103,9 @@ class RequestStore(Protocol):
 
     def listed(self, uri: str) -> Iterator[ObjectInfo]:
         """All objects whose addresses begin with ``uri``."""
+
+    def date(self, uri: str) -> str:
+        """Return the ``Date`` header of the answer to a listing; "" without one."""
 
     def stat(self, uri: str) -> ObjectInfo:
         """The object as it is now. Raises ``MissingObject``."""
@@ -138,6 +145,9 @@ class Bucket(Protocol):
     def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
         """Objects whose keys begin with ``prefix``, and the token of the next page ("" for none)."""
 
+    def date(self, prefix: str) -> str:
+        """Return the ``Date`` header of the answer to a listing; "" without one."""
+
     def stat(self, key: str) -> ObjectStat: ...
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
@@ -158,12 +168,11 @@ class Bucket(Protocol):
 
 
 def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes) -> bool:
-    """Whether the object at ``uri``, where this process found that another was first, holds ``data`` after all: if the
-    answer to its first attempt was lost, the second one finds what the first one wrote."""
+    """Return True if the object at ``uri`` has exactly the bytes ``data``."""
     try:
         stored = stat(uri)
         return stored.size == len(data) and (not data or fetch(stored, 0, stored.size) == data)
-    except (MissingObject, AlreadyThere):  # deleted or replaced meanwhile, so it was another's
+    except (MissingObject, AlreadyThere):  # deleted or replaced meanwhile
         return False
 
 

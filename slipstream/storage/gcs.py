@@ -108,6 +108,10 @@ class GoogleBucket:
         page = json.loads(answer.body)
         return [object_stat(item) for item in page.get("items", [])], page.get("nextPageToken", "")
 
+    def date(self, prefix: str) -> str:
+        answer = call("GET", "b/{}/o", self._name, prefix=prefix, maxResults=1, fields="kind")
+        return answer.headers.get("Date", "")
+
     def stat(self, key: str) -> ObjectStat:
         return object_stat(json.loads(call("GET", "b/{}/o/{}", self._name, key).body))
 

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -76,7 +78,8 @@ class LocalStorage:
         with self._written(source) if isinstance(source, bytes) else self._synced(source) as file:
             self._place(file, target, Path.replace)
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
+        # A disk that can do neither of the two ways refuses.
         target = path_below(self.directory, key)
         with self._written(data) as file:
             self._place(file, target, self._rename_to_new)
@@ -181,6 +184,18 @@ def out_of_space(error: Exception) -> bool:
     """Whether a disk or a quota is full. Writers that are not Python's (Rust's, ONNX Runtime's) and those of many files
     say it in their text only."""
     return getattr(error, "errno", None) in FULL or any(os.strerror(code) in str(error) for code in FULL)
+
+
+def disk_time(directory: Path) -> float:
+    """Return the time in seconds by the clock of the disk, which another machine may serve.
+
+    A directory that cannot be written has this machine's time: nothing in it can be deleted either.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def free_bytes(directory: Path) -> int:

@@ -32,6 +32,7 @@ from slipstream.storage.base import (
     holds,
     not_deleted,
 )
+from slipstream.storage.conditional import Creation
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import retried
 
@@ -85,6 +86,11 @@ def listed(uri: str) -> Iterator[ObjectInfo]:
             return
 
 
+def date(uri: str) -> str:
+    bucket, _, prefix = locate(uri)
+    return ask(bucket, uri, partial(bucket.date, prefix))
+
+
 def stat(uri: str) -> ObjectInfo:
     bucket, _, key = locate(uri)
     status = ask(bucket, uri, partial(bucket.stat, key))
@@ -124,14 +130,11 @@ class ObjectStorage:
             check_size(stat(uri), source.stat().st_size)
             source.unlink()
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
         uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
-        try:
-            ask(self._bucket, uri, partial(self._bucket.put_bytes, name, data, fresh=True))
-        except AlreadyThere:
-            if not holds(stat, fetch, uri, data):
-                raise
-        check_size(stat(uri), len(data))
+        write = partial(ask, self._bucket, uri, partial(self._bucket.put_bytes, name, data, fresh=True))
+        creation = Creation(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
+        creation.run(exactly_one=exactly_one)
 
     def get(self, key: str, directory: Path) -> Path:
         path = path_below(directory, key, self.base)

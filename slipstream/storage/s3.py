@@ -40,6 +40,7 @@ from slipstream.storage.base import (
     not_deleted,
     ranged_reader,
 )
+from slipstream.storage.conditional import Creation
 from slipstream.storage.limits import current_limit
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import (
@@ -219,6 +220,14 @@ def listed(uri: str) -> Iterator[ObjectInfo]:
                 yield ObjectInfo(f"{S3}{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'), modified)
 
 
+def date(uri: str) -> str:
+    bucket, prefix = split_uri(uri)
+    with explained(uri):
+        answer = client().list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+    headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
+    return headers.get("date", "")
+
+
 def stat(uri: str) -> ObjectInfo:
     bucket, key = split_uri(uri)
     with explained(uri):
@@ -300,15 +309,15 @@ class S3Storage:
             check_size(stat(uri), size)
             source.unlink()
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
         uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
-        try:
+
+        def write() -> None:
             with explained(uri):
                 client().put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*")
-        except AlreadyThere:
-            if not holds(stat, fetch, uri, data):
-                raise
-        check_size(stat(uri), len(data))
+
+        creation = Creation(uri, write, partial(holds, stat, fetch, uri, data), partial(self.delete, [key]))
+        creation.run(exactly_one=exactly_one)
 
     def get(self, key: str, directory: Path) -> Path:
         path = path_below(directory, key, self.base)

@@ -68,7 +68,8 @@ class OutputPrefix:
         document = error_document(error)
         data, storage = document.SerializeToString(), storage_for(self.uri)
         try:
-            storage.create(ERROR, data)
+            # A job that ends because its store ignores conditional writes must still report that.
+            storage.create(ERROR, data, exactly_one=False)
         except AlreadyThere:
             if is_cause(error) and self._kind(ERROR) is not ContainerError.NON_RECOVERABLE:
                 storage.put(ERROR, data)

@@ -80,13 +80,20 @@ def test_where_there_are_no_locks_nothing_of_others_is_removed(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_another_system_whose_locks_may_be_unseen_here_only_what_is_old_is_removed(tmp_path: Path) -> None:
+def test_of_another_system_whose_locks_may_be_unseen_here_only_what_is_old_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with owner(tmp_path) as (process, left):
         process.kill()
     lock = left.with_suffix(LOCK)
     lock.write_text("another boot")
     with workspace(tmp_path):
         assert left.exists()
+    now = time.time
+    with monkeypatch.context() as patched:  # a clock that is ahead is not that of the disk
+        patched.setattr(time, "time", lambda: now() + workspaces.FORSAKEN_S + 1)
+        with workspace(tmp_path):
+            assert left.exists()
     old = time.time() - workspaces.FORSAKEN_S - 1
     os.utime(lock, (old, old))
     with workspace(tmp_path):

@@ -11,7 +11,9 @@ import pytest
 
 from slipstream.export.check import check
 from slipstream.promote.store import Registry
-from tests.support.command_line import run_in
+from slipstream.storage import storage_for
+from tests.support.command_line import one_message, run_in
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.tables import table_text
 
@@ -45,6 +47,18 @@ def test_a_registry_that_cannot_be_used_is_found_first(
     ended = run_in(tmp_path, "--registry", registry, "--config", settings, workflow="train_and_promote")
     assert ended.returncode == 1 and message in ended.stdout
     assert not (tmp_path / ".slipstream").exists() and not (tmp_path / "registry").exists()
+
+
+def test_a_registry_whose_store_ignores_conditions_is_found_first(tmp_path: Path, store: FaultyS3) -> None:
+    """Two promotions would replace each other there."""
+    store.ignores_conditions = True
+    uri = f"s3://bucket/{tmp_path.name}/registry"
+    environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": store.url}
+    ended = run_in(tmp_path, "--registry", uri, workflow="train_and_promote", **environment)
+    said = one_message(ended.stdout)
+    assert ended.returncode == 1 and f"{uri}: the store replaced an existing object" in said
+    assert f"slipstream doctor --node --store {uri}" in said and len(store.fired) == 2
+    assert not (tmp_path / ".slipstream").exists() and storage_for(uri).list() == []
 
 
 @pytest.mark.prove

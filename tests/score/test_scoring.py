@@ -310,3 +310,8 @@ def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store
     assert parts and parts == [name for name in read_manifest(str(tmp_path / "out"), here).files if "part-" in name]
     with pytest.raises(UserError, match="lies in the output"):
         score(served.uri, str(tmp_path / "**/*.parquet"), str(tmp_path / "out"), DataConfig(), KEEP)
+    store.requests.clear()
+    store.ignores_conditions = True
+    with pytest.raises(UserError, match=rf"^{prefix}/other: the store replaced an existing object"):
+        score(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/other", DataConfig(), KEEP)
+    assert not [line for line in store.requests if "part-" in line], "nothing was scored"

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import multiprocessing
 import os
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +25,9 @@ from slipstream.storage import (
     open_reader,
     s3,
     storage_for,
+    store_time,
 )
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
 from tests.support.large_objects import LARGE, put_file
 
@@ -204,3 +207,26 @@ def test_a_listing_leaves_out_what_is_written_and_what_is_gone(tmp_path: Path) -
     (storage.scratch() / "step-000000000001.a0001" / "tensors").touch()
     (tmp_path / "gone").symlink_to("absent")
     assert [info.uri for info in list_objects(str(tmp_path))] == [str(tmp_path / "a"), str(tmp_path / "b/c")]
+
+
+def test_the_time_is_by_the_clock_of_the_store(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1e6)
+    monkeypatch.setattr(remote.proxy, "clock_ahead_s", -2e6)
+    assert abs(store_time(f"{remote.base}/") - (now - 1e6)) < 60
+    empty = "s3://bucket" if remote.base.startswith("s3://") else remote.base
+    assert store_time(empty) == pytest.approx(now - 1e6, abs=60)
+
+
+def test_the_time_of_a_directory_is_by_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1e6)
+    assert abs(store_time(str(tmp_path)) - now) < 60 and not list(tmp_path.iterdir())
+    assert store_time(str(tmp_path / "absent")) == now + 1e6, "nothing can be deleted there either"
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Mon, 01 Jan 99999 00:00:00 GMT"])
+def test_a_store_without_a_date_is_one_line(date: str, store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "date", lambda uri: date)
+    with pytest.raises(UserError, match=r"^s3://bucket/x: the store's answer has the date .*; expected a Date header"):
+        store_time("s3://bucket/x")

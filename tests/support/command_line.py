@@ -21,7 +21,7 @@ import click
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
 from slipstream.profiles import profile
-from slipstream.storage import s3
+from slipstream.storage import conditional, s3
 from tests.support import REPOSITORY
 from tests.support.captured import Captured
 
@@ -112,6 +112,7 @@ def forget(directory: Path) -> None:
     """Forget what was read from the environment, and the modules that were imported from ``directory``."""
     profile.current_profile.cache_clear()
     s3.client_of.cache_clear()
+    conditional.HONOURING.clear()
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(f"{directory}{os.sep}"):
             del sys.modules[name]

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -34,6 +35,8 @@ class FaultyS3(ThreadingHTTPServer):
     ``slow`` delays the storing of every object whose path contains the text, by so many seconds.
     ``down_until`` (``time.monotonic``) makes every connection end at once without an answer, ``silent_until`` makes it
     stay without one until the client ends it.
+    ``ignores_conditions`` drops the condition of a write, as some services do; ``fired`` names each such write.
+    ``clock_ahead_s`` moves the date of all answers.
     """
 
     daemon_threads = True
@@ -51,6 +54,8 @@ class FaultyS3(ThreadingHTTPServer):
         #: Told of every request, by method and path, before anything is done about it.
         self.watcher: Callable[[str, str], None] = lambda method, path: None
         self.down_until = self.silent_until = 0.0
+        self.ignores_conditions = False
+        self.clock_ahead_s = 0.0
         self.slow: dict[str, float] = {}
         self.stall_s = 1.0
         self.lock = threading.Lock()
@@ -115,23 +120,28 @@ class Handler(BaseHTTPRequestHandler):
             body, refused = without(body, *kept.groups())
         if fault == "corrupt" and body:
             body = flipped(body)
-        if refusal := None if kept else self.refusal(body):
+        path, headers = self.path, {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        if server.ignores_conditions:
+            path = self.drop_condition(path, headers)
+        elif refusal := None if kept else self.refusal(body):
             return self.error(*refusal)
         if fault == "cut":
             body = body[: len(body) // 2]
         if self.command == "PUT":
             time.sleep(max((seconds for text, seconds in server.slow.items() if text in self.path), default=0.0))
         connection = http.client.HTTPConnection(*server.upstream, timeout=60)
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
         headers.pop("Transfer-Encoding", None)
         if body:
             headers["Content-Length"] = str(len(body))
-        connection.request(self.command, self.path, body, headers)
+        connection.request(self.command, path, body, headers)
         answer = connection.getresponse()
         data = answer.read()
         connection.close()
         skipped = ("transfer-encoding", "connection", "content-length")
         answered = [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped]
+        if server.clock_ahead_s:
+            date = formatdate(time.time() + server.clock_ahead_s, usegmt=True)
+            answered = [(name, date if name.lower() == "date" else value) for name, value in answered]
         size = int(answer.getheader("Content-Length") or len(data))
         if refused:
             data = data.replace(b"</DeleteResult>", refused + b"</DeleteResult>")
@@ -150,6 +160,13 @@ class Handler(BaseHTTPRequestHandler):
         self.forward()
 
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def drop_condition(self, path: str, headers: dict[str, str]) -> str:
+        """Remove the condition of a write from the headers. Returns the path without one."""
+        for name in [name for name in headers if name.lower() == "if-none-match"]:
+            del headers[name]
+            self.server.fired.append((self.command, f"ignored the condition of {path}"))
+        return path
 
     def refusal(self, body: bytes) -> tuple[int, str] | None:
         """Status and code with which the store answers a request that its stand-in would accept."""

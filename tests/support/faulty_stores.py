@@ -10,13 +10,15 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from azure.core.exceptions import ResourceNotFoundError
+from azure.storage.blob import BlobClient
 from gcp_storage_emulator.server import create_server
 
 from slipstream.storage import Storage, storage_for
@@ -61,6 +63,12 @@ class GoogleHandler(Handler):
         with self.turn:
             super().forward()
 
+    def drop_condition(self, path: str, headers: dict[str, str]) -> str:
+        # The emulator knows no condition: what it is asked for must not be refused here.
+        if parse_qs(urlsplit(path).query).get("ifGenerationMatch") == ["0"]:
+            self.server.fired.append((self.command, f"ignored the condition of {path}"))
+        return path
+
     def refusal(self, body: bytes) -> tuple[int, str] | None:
         asked = urlsplit(self.path)
         wanted = parse_qs(asked.query).get("ifGenerationMatch")
@@ -101,6 +109,16 @@ def page_of(listing: dict[str, Any], most: int, token: str) -> bytes:
 
 class AzureHandler(Handler):
     """Refuses bytes that are not those of their MD5 with Azure's code; Azurite has another."""
+
+    def drop_condition(self, path: str, headers: dict[str, str]) -> str:
+        # The signature covers the condition, so what stands in its way is deleted instead.
+        if "If-None-Match" in headers:
+            _, _, container, key = unquote(urlsplit(path).path).split("/", 3)
+            url = f"http://{self.server.upstream[0]}:{self.server.upstream[1]}"
+            with suppress(ResourceNotFoundError):
+                BlobClient.from_connection_string(connection_string(url), container, key).delete_blob()
+            self.server.fired.append((self.command, f"ignored the condition of {path}"))
+        return path
 
     def refusal(self, body: bytes) -> tuple[int, str] | None:
         sent = self.headers.get("Content-MD5")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -15,7 +15,7 @@ from slipstream.artifacts.format import MANIFEST
 from slipstream.artifacts.homes import HOMES, Holder
 from slipstream.artifacts.store import STORE
 from slipstream.profiles.profile import current_profile
-from slipstream.storage import STORES, ObjectInfo, list_objects, storage_for
+from slipstream.storage import STORES, ObjectInfo, list_objects, storage_for, store_time
 from slipstream.storage.local import LocalStorage, local_path
 from slipstream.text_table import DAY_S, age, aligned, size
 from slipstream.train.checkpoint.home import (
@@ -31,7 +31,7 @@ from slipstream.train.checkpoint.home import (
     lease_key,
     newest,
 )
-from slipstream.train.checkpoint.lease import Sign, is_unlocked, sign_of
+from slipstream.train.checkpoint.lease import Sign, is_locked, is_unlocked, sign_of
 
 #: What the first files below a home are called, besides checkpoints.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
@@ -45,7 +45,7 @@ class HomeSummary:
     #: The address of its home, and that below the directory of all homes: project, domain and key, or the key alone.
     uri: str
     name: str
-    keys: tuple[str, ...]
+    files: Mapping[str, ObjectInfo]
     bytes: int
     #: When something was last written, in seconds of the store's clock.
     modified: float
@@ -56,10 +56,9 @@ class HomeSummary:
     state: str
 
 
-def homes_below(store: str, now: float) -> list[HomeSummary]:
-    """All homes below ``store`` at the time ``now``, the last written first. Raises ``UserError``,
+def homes_below(base: str, now: float) -> list[HomeSummary]:
+    """All homes below ``base`` at the time ``now`` of the store's clock, the last written first. Raises ``UserError``,
     ``StorageUnavailable``."""
-    base = f"{store.rstrip('/')}/{HOMES}" if store.startswith(STORES) else str(local_path(store) / HOMES)
     files_of_home: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
     for info in list_objects(f"{base}/"):
         name, key = split_path(info.uri.removeprefix(f"{base}/"))
@@ -95,7 +94,7 @@ def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) 
     return HomeSummary(
         f"{base}/{name}",
         name,
-        tuple(listed),
+        listed,
         sum(info.size for info in listed.values()),
         modified,
         checkpoints[0].step if checkpoints else None,
@@ -104,18 +103,31 @@ def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) 
     )
 
 
+def reason_to_keep(home: HomeSummary) -> str:
+    """Return what shows that a process uses this checkpoint directory, which was listed before; "" if nothing does."""
+    if is_locked(storage_for(home.uri)):
+        return "a process holds its lock"
+    listed = {info.uri.removeprefix(f"{home.uri}/"): info for info in list_objects(f"{home.uri}/")}
+    return "" if versions(listed) == versions(home.files) else "it was written to in the meantime"
+
+
+def versions(files: Mapping[str, ObjectInfo]) -> set[tuple[str, str, float]]:
+    """Return what changes whenever one of the files is written."""
+    return {(key, info.etag, info.modified) for key, info in files.items()}
+
+
 def free(home: HomeSummary) -> None:
     """Delete a home, manifests first: what is left of a sweep that is interrupted looks complete to nobody."""
     storage = storage_for(home.uri)
-    storage.delete([f"{name}/{MANIFEST}" for name in complete(home.keys)])
-    storage.delete(home.keys)
+    storage.delete([f"{name}/{MANIFEST}" for name in complete(home.files)])
+    storage.delete(home.files)
     if isinstance(storage, LocalStorage):
         shutil.rmtree(storage.directory, ignore_errors=True)  # what was on its way, and the lock
 
 
 @click.command()
 @click.argument("store", default="")
-@click.option("--free", "frees", is_flag=True, help="Delete those that are older than the profile's checkpoint_days.")
+@click.option("--free", "frees", is_flag=True, help="Delete unused ones older than the profile's checkpoint_days.")
 def main(store: str, frees: bool) -> None:
     """List the checkpoints below STORE, a directory or the prefix of Flyte's raw output in a store.
 
@@ -123,9 +135,11 @@ def main(store: str, frees: bool) -> None:
 
     Example: slipstream checkpoints s3://flyte/raw --free
     """
-    asked, now = current_profile().placement("train"), time.time()
+    asked = current_profile().placement("train")
     store = store or asked.checkpoints or str(STORE)
-    homes = homes_below(store, now)
+    base = f"{store.rstrip('/')}/{HOMES}" if store.startswith(STORES) else str(local_path(store) / HOMES)
+    now = store_time(f"{base}/")
+    homes = homes_below(base, now)
     if not homes:
         click.echo(f"no checkpoints below {store}")
         return
@@ -135,10 +149,28 @@ def main(store: str, frees: bool) -> None:
         if old:
             click.echo(f"{len(old)} of {len(homes)} are older than {asked.checkpoint_days:g} days: --free deletes them")
         return
-    for home in old:
+    freed = free_unused(old, now)
+    click.echo(f"freed {len(freed)} of {len(homes)}, {size(sum(home.bytes for home in freed))}")
+
+
+def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
+    """Delete checkpoint directories that no process uses, and return these.
+
+    A wrong clock makes a directory look old. So every one of them is looked at again after the timeout of a lease, in
+    which a living holder writes a heartbeat.
+    """
+    if homes:
+        click.echo(f"waiting {Sign().silence_s:.0f} s (the timeout of a lease): directories that are in use stay")
+        time.sleep(Sign().silence_s)
+    freed = []
+    for home in homes:
+        if reason := reason_to_keep(home):
+            click.echo(f"kept {home.uri}: {reason}, so it is in use")
+            continue
         free(home)
         click.echo(f"freed {home.uri}: {size(home.bytes)}, {age(now - home.modified)} old")
-    click.echo(f"freed {len(old)} of {len(homes)}, {size(sum(home.bytes for home in old))}")
+        freed.append(home)
+    return freed
 
 
 def row(home: HomeSummary, now: float) -> list[str]:

@@ -242,13 +242,26 @@ class Lease:
 
 def process_lock(storage: Storage) -> FileLock | None:
     """A lock that shows other processes on this machine that this one lives; None if there is none to be had."""
+    try:
+        return acquired_lock(storage)
+    except Timeout:  # of an attempt that was superseded and still lives
+        return None
+
+
+def acquired_lock(storage: Storage) -> FileLock | None:
+    """Acquire the lock of a local checkpoint directory; None in a store, and on a disk without locks.
+
+    Raises ``Timeout`` if another process holds it.
+    """
     if not isinstance(storage, LocalStorage):
         return None
     lock = lock_of(storage.scratch() / "holder.lock", thread_local=False)
     try:
         lock.acquire(blocking=False)
-    except (Timeout, OSError):
-        return None  # of an attempt that was superseded and still lives; or on a disk without locks
+    except Timeout:
+        raise
+    except OSError:
+        return None
     return lock
 
 
@@ -259,6 +272,17 @@ def is_unlocked(storage: Storage) -> bool:
         return False
     lock.release()
     return True
+
+
+def is_locked(storage: Storage) -> bool:
+    """Return True if a process holds the lock of a local checkpoint directory."""
+    try:
+        lock = acquired_lock(storage)
+    except Timeout:
+        return True
+    if lock is not None:
+        lock.release()
+    return False
 
 
 class Watch:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from slipstream.artifacts.homes import Holder
 from slipstream.storage import storage_for
+from slipstream.train.checkpoint import lease
 from slipstream.train.checkpoint.command import main
 from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.lease import Lease
@@ -25,13 +26,14 @@ def lost(address: str, holder: Holder, step: int) -> Home:
     """A home as one leaves it whose machine is lost after ``step``."""
     home = Home(storage_for(address))
     attempt = home.claim(holder)
-    lease = Lease(home, attempt, lambda: False, lambda why: None)
+    held = Lease(home, attempt, lambda: False, lambda why: None)
     home.inherit(attempt)
     home.storage.put(f"{Name(attempt, step)}/tensors-00000.bin", bytes(3000))
     home.storage.put(f"{Name(attempt, step)}/manifest.json", b"{}")
-    lease._over.set()
-    if lease._process_lock is not None:
-        lease._process_lock.release()
+    held._over.set()
+    held._thread.join()
+    if held._process_lock is not None:
+        held._process_lock.release()
     return home
 
 
@@ -39,6 +41,13 @@ def aged(directory: Path, days: float) -> None:
     then = time.time() - days * DAY_S
     for path in directory.rglob("*"):
         os.utime(path, (then, then))
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases that expire after 0.9 s, and heartbeats every 0.1 s."""
+    monkeypatch.setattr(lease, "PERIOD_S", 0.1)
+    monkeypatch.setattr(lease, "GLANCE_S", 0.02)
 
 
 @pytest.fixture
@@ -78,6 +87,7 @@ def test_what_there_is(invoke: Callable[..., Result], tmp_path: Path) -> None:
     assert found[-1][0] == "aaaa", "the last written come first"
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_only_what_is_old_is_freed_and_it_is_named(invoke: Callable[..., Result], tmp_path: Path) -> None:
     below = tmp_path / ".slipstream/checkpoints"
     for name, days in (("old", 15), ("older", 40), ("young", 13)):
@@ -92,6 +102,7 @@ def test_only_what_is_old_is_freed_and_it_is_named(invoke: Callable[..., Result]
     assert [row[0] for row in rows(invoke())] == ["training", "young"]
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_the_profile_says_how_old_and_where(
     invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +126,61 @@ def test_the_same_in_a_store(invoke: Callable[..., Result], store: FaultyS3) -> 
     (_, row) = rows(invoke("s3://bucket/overview/"))
     assert row[0] == "project/production/key" and row[-7:] == ["300", "at", "work", "attempt", "1", "of", "f1"]
     assert "freed 0 of 1, 0 B" in invoke("s3://bucket/overview", "--free").output
+
+
+@pytest.mark.usefixtures("short_leases")
+def test_a_clock_that_is_ahead_frees_nothing(
+    invoke: Callable[..., Result], tmp_path: Path, store: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The age is by the store's clock. This machine's deleted the directory of a living process."""
+    below = tmp_path / ".slipstream/checkpoints"
+    working = Run(below / "held", holder=Holder("f1", 0))
+    working.save(8)
+    lost("s3://bucket/ahead/checkpoints/project/production/key", Holder("f2", 0), 300)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 15 * DAY_S)
+    store.clock_ahead_s = -15 * DAY_S  # it runs in this process
+    for where, row_end in ((), "f1"), (("s3://bucket/ahead",), "f2"):
+        _, row, freed = rows(invoke(*where, "--free"))
+        assert row[-1] == row_end and " ".join(freed) == "freed 0 of 1, 0 B"
+        assert " d ago" not in " ".join(row)
+    working.checkpoints.end()
+    assert Home(storage_for(str(below / "held"))).checkpoints()
+
+
+@pytest.mark.usefixtures("short_leases")
+def test_what_a_process_holds_is_kept_however_old_it_looks(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    """As after the clock of a disk was set ahead."""
+    below = tmp_path / ".slipstream/checkpoints"
+    for name in ("held", "lost"):
+        lost(str(below / name), Holder(f"f-{name}", 0), 100)
+    lock = lease.process_lock(storage_for(str(below / "held")))
+    assert lock is not None
+    aged(below, 15)
+    said = invoke("--free").output
+    assert "waiting 1 s (the timeout of a lease)" in said
+    assert "kept .slipstream/checkpoints/held: a process holds its lock, so it is in use" in said
+    assert "freed .slipstream/checkpoints/lost: " in said and "freed 1 of 2, " in said
+    assert [path.name for path in below.iterdir()] == ["held"] and (below / "held/claims/0001").exists()
+    lock.release()
+    aged(below, 15)
+    assert "freed 1 of 1, " in invoke("--free").output
+
+
+@pytest.mark.usefixtures("short_leases")
+def test_what_changes_while_it_waits_is_kept(invoke: Callable[..., Result], store: FaultyS3) -> None:
+    """A heartbeat shows a living holder, whatever the clock of the store says."""
+    base = "s3://bucket/changing/checkpoints/project/production"
+    for name in ("held", "lost"):
+        lost(f"{base}/{name}", Holder(f"f-{name}", 0), 100)
+    held = Lease(Home(storage_for(f"{base}/held")), 1)
+    store.clock_ahead_s = 15 * DAY_S
+    said = invoke("s3://bucket/changing", "--free").output
+    held.end()
+    assert f"kept {base}/held: it was written to in the meantime, so it is in use" in said
+    assert f"freed {base}/lost: " in said and "15 d old" in said and "freed 1 of 2, " in said
+    keys = storage_for("s3://bucket/changing/checkpoints").list()
+    assert {key.split("/")[2] for key in keys} == {"held"} and "project/production/held/claims/0001" in keys
 
 
 def test_nothing_there_is_no_error_and_an_absent_bucket_is_one_line(

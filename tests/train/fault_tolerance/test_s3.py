@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.storage import download_all, storage_for
+from slipstream.storage import conditional, download_all, storage_for
 from tests.support.faulty_s3 import CREDENTIALS, SECRET, FaultyS3
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
@@ -37,6 +37,21 @@ def test_a_run_survives_every_kind_of_bad_answer(job: Job, store: FaultyS3, undi
     assert outcome(job) == undisturbed(2)
     download_all(job.home, job.place / "stored")
     assert not [path for path in job.place.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+def test_a_store_that_ignores_conditions_is_refused_before_the_first_step(
+    job: Job, store: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two attempts would both have the number 1 there."""
+    monkeypatch.setattr(conditional, "HONOURING", set())
+    store.ignores_conditions = True
+    ended = attempt(job)
+    assert not ended.finished and len(store.fired) == 2 and "/claims/0001" in store.fired[0][1]
+    for rank in range(2):
+        said = (job.place / f"log-{rank}").read_text()
+        assert "s3://bucket: the store replaced an existing object although the write was conditional" in said
+        assert "epoch 1" not in said
+    assert storage_for(job.home).list() == []
 
 
 @pytest.mark.parametrize(

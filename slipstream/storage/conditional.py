@@ -1,0 +1,88 @@
+"""Conditional writes: of several writers of one key exactly one succeeds.
+
+That holds only if the store honours the condition of a write: ``If-None-Match: *`` on S3 and Azure,
+``ifGenerationMatch=0`` on Google. A store that ignores it answers 200 to all of them. Nothing else shows this, so the
+first object that a process creates in a bucket is sent a second time, which has to be refused.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from slipstream.errors import UserError
+from slipstream.storage.base import AlreadyThere, Storage, StorageUnavailable
+
+#: The buckets that have refused a write of an existing key in this process.
+HONOURING: set[str] = set()
+
+
+class ConditionIgnored(UserError):
+    """The store replaces an object although it must not."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where}: the store replaced an existing object although the write was conditional, so two runs could "
+            "take the same number; expected a store that honours conditional writes; use another one, and check it "
+            f"with slipstream doctor --node --store {where}"
+        )
+
+
+@dataclass(frozen=True)
+class Creation:
+    """The creation of one object."""
+
+    uri: str
+    #: Sends the object with the condition. Raises ``AlreadyThere`` if the store refuses it.
+    write: Callable[[], object]
+    #: Returns True if the object has the bytes that ``write`` sends.
+    is_ours: Callable[[], bool]
+    delete: Callable[[], object]
+
+    @property
+    def bucket(self) -> str:
+        scheme, _, rest = self.uri.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+
+    def run(self, *, exactly_one: bool) -> None:
+        """Create the object. Raises ``AlreadyThere``, ``UserError`` and ``StorageUnavailable`` as ``create`` of
+        :class:`slipstream.storage.base.Storage` does."""
+        try:
+            self.write()
+        except AlreadyThere:
+            HONOURING.add(self.bucket)
+            # If the answer to the first try was lost, the second try finds the object of the first.
+            if not self.is_ours():
+                raise
+            return
+        if exactly_one and self.bucket not in HONOURING:
+            self._write_again()
+        if not self.is_ours():
+            raise StorageUnavailable(f"{self.uri}: the store holds other bytes than were sent")
+
+    def _write_again(self) -> None:
+        """Raise :class:`ConditionIgnored` unless the store refuses a second write."""
+        try:
+            self.write()
+        except AlreadyThere:
+            HONOURING.add(self.bucket)
+            return
+        with suppress(UserError, StorageUnavailable):
+            self.delete()
+        raise ConditionIgnored(self.bucket)
+
+
+def check_conditional_writes(storage: Storage) -> None:
+    """Raise :class:`ConditionIgnored` unless the store refuses to create an object twice, which is then deleted."""
+    key = f"probe-{uuid.uuid4().hex}"
+    try:
+        storage.create(key, b"first", exactly_one=False)
+        storage.create(key, b"second", exactly_one=False)
+    except AlreadyThere:
+        return
+    finally:
+        with suppress(UserError, StorageUnavailable):
+            storage.delete([key])
+    raise ConditionIgnored(storage.base)
