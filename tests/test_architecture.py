@@ -15,14 +15,12 @@ FLOORS = ("workflows", "tasks", "slipstream")
 #: beside each other: none imports another, but for promotion, which judges the packages that export writes, scoring,
 #: which runs what was promoted, and the sweep, whose trials are trainings.
 ERRORS = {"errors"}
-NAMES = {"number_in_name"}
 BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {
     "toml_file",
     "stages",
     "logs",
     "one_line",
-    "number_in_name",
     "text_table",
     "untrusted_files",
     "artifacts",
@@ -41,7 +39,6 @@ FOUNDATIONS = BASE | {
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
     "one_line": set(),
-    "number_in_name": set(),
     "errors": {"one_line"},
     "logs": {"one_line"},
     "cron": set(),
@@ -52,18 +49,16 @@ ALLOWED: dict[str, set[str]] = {
     "toml_file": set(),
     "stages": set(),
     "settings": ERRORS,
-    "storage": ERRORS | NAMES | {"untrusted_files"},
+    "storage": ERRORS | {"untrusted_files"},
     "machine": ERRORS,
     "distributed": ERRORS | {"machine"},
     "profiles": BASE | {"stages", "text_table", "toml_file", "machine"},
-    "artifacts": BASE | NAMES | {"logs", "stages", "storage", "distributed", "untrusted_files"},
+    "artifacts": BASE | {"logs", "stages", "storage", "distributed", "untrusted_files"},
     "source": BASE | {"logs", "artifacts", "storage"},
     "language": BASE | {"one_line", "artifacts", "storage", "distributed"},
     "models": BASE | {"logs", "artifacts", "storage"},
     "comparison": BASE | {"artifacts", "models"},
-    "telemetry": BASE
-    | NAMES
-    | {"logs", "one_line", "text_table", "toml_file", "artifacts", "storage", "machine", "profiles"},
+    "telemetry": BASE | {"logs", "one_line", "text_table", "toml_file", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
@@ -74,9 +69,8 @@ ALLOWED: dict[str, set[str]] = {
     "manifests": FOUNDATIONS,
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
-    "cli": {"subcommands", "export"},
     "subcommands": ERRORS,
-    "__main__": {"cli", "distributed"},
+    "__main__": {"subcommands", "export", "distributed"},
 }
 #: Commands read the configuration of a run, which names the settings of every stage.
 READ_CONFIG = {

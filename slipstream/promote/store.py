@@ -27,7 +27,6 @@ from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_file
 from slipstream.export.package.copies import copy_package
 from slipstream.export.package.sign import sign
-from slipstream.number_in_name import number_in_name
 from slipstream.storage import (
     STORES,
     AlreadyThere,
@@ -39,7 +38,7 @@ from slipstream.storage import (
     storage_for,
 )
 from slipstream.storage.local import LocalStorage
-from slipstream.storage.names import number_as_name
+from slipstream.storage.names import number_as_name, number_in_name
 from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slipstream.errors import UserError
-from slipstream.number_in_name import MOST_DIGITS
 
+#: The most digits of a number in a name: it fits into 64 bits, signed or not, and so does its successor.
+MOST_DIGITS = 18
 #: Bytes of UTF-8 in a name, as in the keys of S3 and Google's store, and in each of its parts: Linux has 255, of which
 #: some are left for what is put after the name of a file until it is whole.
 LONGEST, LONGEST_PART = 1024, 200
@@ -76,8 +77,17 @@ def path_below(directory: Path, name: str, where: object = "") -> Path:
     return path
 
 
+def number_in_name(digits: str, width: int = 0) -> int | None:
+    """Return the number that a part of a name stands for, or None unless it is written as our writers do: at most
+    :data:`MOST_DIGITS` ASCII digits, with zeros only up to ``width``. No number has two names."""
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS):
+        return None
+    number = int(digits)
+    return number if digits == f"{number:0{width}d}" else None
+
+
 def number_as_name(number: int, width: int = 0) -> str:
-    """Return a number as part of a name, with zeros up to ``width`` digits, as :func:`.number_in_name` reads it. Raises
+    """Return a number as part of a name, with zeros up to ``width`` digits, as :func:`number_in_name` reads it. Raises
     ``UserError`` for one of more than :data:`MOST_DIGITS` digits."""
     if number >= 10**MOST_DIGITS:
         raise UserError(

@@ -25,11 +25,10 @@ from slipstream.artifacts.records import LARGEST_RECORD
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
-from slipstream.number_in_name import number_in_name
 from slipstream.settings import to_dict, with_defaults
 from slipstream.storage import AlreadyThere, MissingObject, Storage, open_reader, storage_for
 from slipstream.storage.local import LocalStorage
-from slipstream.storage.names import number_as_name
+from slipstream.storage.names import number_as_name, number_in_name
 from slipstream.sweep.records import (
     Ended,
     Identity,

@@ -34,7 +34,7 @@ from pathlib import Path
 from zlib import crc32
 
 from slipstream.artifacts.strict_json import parse_json
-from slipstream.number_in_name import number_in_name
+from slipstream.storage.names import number_in_name
 from slipstream.telemetry.records import THROTTLED, DeviceReading, HostReading, Sample
 
 MAGIC = b"SLT1"

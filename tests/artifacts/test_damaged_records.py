@@ -36,12 +36,11 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.errors import UserError
 from slipstream.export import check
 from slipstream.export.package.opened import OpenedPackage
-from slipstream.number_in_name import MOST_DIGITS, number_in_name
 from slipstream.plan.measured import figures_of_run
 from slipstream.promote.store import Pointer, Registry
 from slipstream.score.publish import publications
 from slipstream.storage import storage_for
-from slipstream.storage.names import number_as_name
+from slipstream.storage.names import MOST_DIGITS, number_as_name, number_in_name
 from slipstream.sweep.records import Ended, Identity, Point, Proposed, Reported, Started
 from slipstream.sweep.records import decode as decode_sealed
 from slipstream.sweep.store import SweepStore, place_of
@@ -569,7 +568,7 @@ PARSERS = {"load", "loads", "validate_json", "literal_eval", "raw_decode"}
 LIBRARIES = {"json", "pydantic_core", "ast", "pickle", "marshal", "msgpack", "orjson", "ujson"}
 #: Modules that ask whether texts are digits, and why that is no name in a store or a shared directory.
 OTHER_DIGITS = {
-    "slipstream/number_in_name.py": "the one place",
+    "slipstream/storage/names.py": "the one place",
     "slipstream/cron.py": "a setting",
     "slipstream/collectives/launch/numa.py": "Linux's /sys",
     "slipstream/doctor/manifests.py": "a name of the user's",
@@ -624,4 +623,4 @@ def test_every_module_that_reads_a_record_is_tested_with_damaged_ones() -> None:
 
 def test_no_other_module_reads_numbers_in_names() -> None:
     found = modules_that(lambda _, name: name in ("isdigit", "isdecimal", "isnumeric"))
-    assert found == OTHER_DIGITS.keys(), "read numbers in names with slipstream.number_in_name"
+    assert found == OTHER_DIGITS.keys(), "read numbers in names with slipstream.storage.names.number_in_name"

@@ -28,7 +28,7 @@ import numpy as np
 from slipstream.artifacts.format import Artifact, DamagedArtifact
 from slipstream.artifacts.prepared.card import Card, read_card
 from slipstream.artifacts.records import read_record
-from slipstream.number_in_name import number_in_name
+from slipstream.storage.names import number_in_name
 
 KIND = "prepare"
 SIGNATURE = "signature.json"

@@ -33,10 +33,9 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.records import LARGEST_RECORD, Extra, decode_record, to_json
 from slipstream.errors import Interrupted, UserError
 from slipstream.logs import logger
-from slipstream.number_in_name import number_in_name
 from slipstream.storage import AlreadyThere, MissingObject, Replaced, Storage, StorageUnavailable, open_reader
 from slipstream.storage.local import LocalStorage
-from slipstream.storage.names import number_as_name
+from slipstream.storage.names import number_as_name, number_in_name
 
 LATEST = "latest.json"
 DECISION = "accumulation.json"

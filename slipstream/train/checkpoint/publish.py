@@ -23,8 +23,8 @@ from slipstream.distributed.process_group import Peers
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.number_in_name import number_in_name
 from slipstream.storage import Storage, StorageUnavailable, writing_to
+from slipstream.storage.names import number_in_name
 from slipstream.train.checkpoint.home import LATEST, Home, Name, Retention, Superseded
 from slipstream.train.checkpoint.lease import Lease
 from slipstream.train.checkpoint.shards import FileWriter, ShardWriter

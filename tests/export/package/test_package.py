@@ -117,7 +117,7 @@ def test_it_is_checked_with_numpy_and_onnxruntime_alone(model: Path) -> None:
     code = (
         "import sys\n"
         "before = set(sys.modules)\n"
-        "from slipstream.cli import main\n"
+        "from slipstream.__main__ import main\n"
         "sys.argv.insert(1, 'check')\n"
         "assert main() == 0\n"
         "from importlib.metadata import packages_distributions\n"
