@@ -41,8 +41,8 @@ ENDS = {
 }
 #: How an attempt comes about after one that ended: as the next of its execution, or in an execution of another name.
 NEXT = ("retried", "retried", "recovered", "relaunched")
-#: Whoever shows no sign of life for half a second has gone.
-LEASE = {"PERIOD_S": 0.1, "HASTE_S": 0.1, "GLANCE_S": 0.02, "SILENT_PERIODS": 6}
+#: Whoever shows no sign of life for half a second has gone. A half of that would be too short for a new client of S3.
+LEASE = {"PERIOD_S": 0.1, "HASTE_S": 0.1, "GLANCE_S": 0.02, "SILENT_PERIODS": 6, "SHARE_OF_TIMEOUT": 20}
 RESUMED = re.compile(r"resumes from step (\d+) \((\S+)\)")
 
 
