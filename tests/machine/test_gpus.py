@@ -34,10 +34,10 @@ def deny(monkeypatch: pytest.MonkeyPatch, denied: set[str]) -> None:
     """Refuse to read of these nodes as ``node_show`` does of GPUs outside of the device cgroup: EPERM on reading."""
     read_text = Path.read_text
 
-    def guarded(path: Path) -> str:
+    def guarded(path: Path, encoding: str) -> str:
         if path.name == "properties" and path.parent.name in denied:
             raise PermissionError(1, "Operation not permitted", str(path))
-        return read_text(path)
+        return read_text(path, encoding=encoding)
 
     monkeypatch.setattr(Path, "read_text", guarded)
 
