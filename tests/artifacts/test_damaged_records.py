@@ -51,7 +51,7 @@ from slipstream.telemetry.records import Sample
 from slipstream.telemetry.series import condense
 from slipstream.telemetry.totals import NodeTotals, read_node, read_totals
 from slipstream.train import so_far
-from slipstream.train.applied_tuning import AppliedTuning, with_checked_variables
+from slipstream.train.applied_tuning import AppliedTuning, checked_record
 from slipstream.train.checkpoint.home import Claim, Finished, Home, Inherited, Name, newest
 from slipstream.train.checkpoint.lease import Sign, Watch, sign_of
 from slipstream.train.checkpoint.manager import read_states
@@ -121,13 +121,14 @@ def identity(directory: Path, content: bytes) -> object:
     home.storage.put(f"{CHECKPOINT}/state.json", b"{}")
     found = newest_identity(str(directory), HOLDER, "auto")
     network = None if found is None else found.get("network")
-    with_checked_variables(network if isinstance(network, dict) else {})
+    with suppress(UserError):
+        checked_record(network)
     return found
 
 
 def applied(directory: Path, content: bytes) -> object:
     with suppress(ValueError):
-        return with_checked_variables(parse_json(content))
+        return checked_record(parse_json(content))
     return None
 
 
@@ -215,7 +216,7 @@ def sealed(kind: type, number: str = "0000/0001") -> Callable[[Path, bytes], obj
         storage = storage_for(str(directory))
         storage.put("records/0000/0001.json", sealed_good(Proposed({})))
         storage.put(f"records/{number}.json", seal)
-        store = SweepStore(str(directory))
+        store = SweepStore(str(directory), ())
         trials = store.trials()
         if kind is Identity:
             return store.identity()
@@ -334,7 +335,7 @@ READERS: dict[str, Reader] = {
         to_json(Decision(2, MADE_FOR)), lambda path, data: read_decision(stored(path, "accumulation.json", data))
     ),
     "slipstream/train/checkpoint/restore.py identity": Reader(manifest_of({"network": {"gradients": {}}}), identity),
-    "slipstream/train/applied_tuning.py tuning": Reader(to_json(AppliedTuning({}, {}, "ab")), applied),
+    "slipstream/train/applied_tuning.py tuning": Reader(to_json(AppliedTuning({}, {}, "ab")), applied, UserError),
     "slipstream/train/checkpoint/shards.py index": Reader(canonical_json(INDEX), index, DamagedArtifact),
     "slipstream/train/checkpoint/manager.py rank": Reader(
         to_json(RankState({"a": 1}, [])), state("rank-00000.json"), DamagedArtifact

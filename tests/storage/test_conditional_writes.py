@@ -90,7 +90,7 @@ def test_a_refusal_does_not_depend_on_lost_answers(remote: Remote) -> None:
 WORK = {
     "an attempt": lambda uri, n: Home(storage_for(uri)).claim_exactly(1, Holder(f"f{n}", 0)),
     "a promotion": lambda uri, n: Registry(uri).point(1, f"{n}" * 16, f"{n}" * 64, "better"),
-    "a trial": lambda uri, n: SweepStore(uri).propose(lambda trials: Proposed({"training.lr": n})),
+    "a trial": lambda uri, n: SweepStore(uri, ()).propose(lambda trials: Proposed({})),
 }
 
 

@@ -54,7 +54,7 @@ def test_a_lease_outlives_requests_that_are_not_answered(home: Home, store: Faul
 
 
 def test_a_claim_ends_within_half_of_the_timeout(home: Home, store: FaultyS3, tmp_path: Path) -> None:
-    occupation = Occupation(SweepStore(f"s3://bucket/{tmp_path.name}/sweep"), HOLDER)
+    occupation = Occupation(SweepStore(f"s3://bucket/{tmp_path.name}/sweep", ()), HOLDER)
     silence(store, 60)
     for claim in (
         lambda: Lease.take(home, HOLDER, lambda: False, lambda why: None),
