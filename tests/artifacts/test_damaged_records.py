@@ -128,8 +128,8 @@ def identity(directory: Path, content: bytes) -> object:
 
 def applied(directory: Path, content: bytes) -> object:
     with suppress(ValueError):
-        return checked_record(parse_json(content))
-    return None
+        return checked_record(parse_json(content)) or UserError  # null says that nothing was applied
+    return UserError
 
 
 def index(directory: Path, content: bytes) -> object:

@@ -17,7 +17,7 @@ from slipstream.errors import UserError
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import FILE as PROFILE_FILE
 from slipstream.prepare.base_set import BaseSet, fetch
-from slipstream.promote.store import Registry
+from slipstream.promote.store import Pointer, Registry
 from slipstream.storage import storage_for
 from slipstream.storage.names import fault
 from slipstream.train.checkpoint import restore
@@ -113,13 +113,14 @@ def test_a_registry_fetches_versions_of_its_own_only(
     version: str, store: str, memory: MemoryBucket, tmp_path: Path
 ) -> None:
     uri = str(tmp_path / "registry") if store == "local" else store
-    pointer = {"number": 1, "version": version, "manifest": "", "why": "", "at": "", "run": ""}
+    pointer: dict[str, Any] = {"number": 1, "version": version, "manifest": "", "why": "", "at": "", "run": ""}
     storage_for(uri).put("promoted/00000001.json", json.dumps(pointer).encode())
-    served, registry = Registry(uri).promoted(), Registry(uri)
-    assert served is not None
+    registry = Registry(uri)
+    with pytest.raises(UserError, match="no promotion"):
+        registry.promoted()
     before = outside(tmp_path, tmp_path / "model")
     with pytest.raises(UserError, match=r"the name .*expected a relative path"):
-        registry.fetch(served, tmp_path / "model")
+        registry.fetch(Pointer(**pointer), tmp_path / "model")
     assert outside(tmp_path, tmp_path / "model") == before and not (tmp_path / "model").exists()
 
 
