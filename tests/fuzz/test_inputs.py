@@ -18,6 +18,7 @@ from slipstream.doctor.archive import Limits, read_limits, read_package
 from slipstream.doctor.package import Save, check_package
 from slipstream.manifests.command import main as manifests
 from slipstream.models.adapters.peft_files import Adapter, peft_files, read_peft
+from slipstream.models.base.shape import SIZES
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.transformer_config import to_hugging_face
@@ -157,7 +158,9 @@ def read_tables(place: Path) -> None:
 
 def shape(place: Path) -> None:
     place.mkdir()
-    (place / "config.json").write_text(json.dumps(to_hugging_face(plain_network().config)))
+    whole = to_hugging_face(plain_network().config)
+    # What else it says has defaults, and would be changed as often.
+    (place / "config.json").write_text(json.dumps({name: whole[name] for name in ("model_type", *SIZES)}))
 
 
 def read_shape(place: Path) -> None:

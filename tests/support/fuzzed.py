@@ -92,6 +92,7 @@ class Whole:
                 with limited():
                     self._kinds[kind][1](target)
             except (UserError, BadPackage) as error:
+                assert not isinstance(error.__cause__, MemoryError), f"took more than its memory: {error}"
                 one_line(error)
                 found = "refused"
             else:

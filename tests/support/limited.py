@@ -14,22 +14,25 @@ from tests.support.little_memory import data_bytes
 CPU_S, BYTES = 5.0, 1 << 30
 
 
-class TooMuch(Exception):
-    """The block took more CPU time than it may."""
+class TooMuch(BaseException):
+    """Ends a block that takes more CPU time than it may; nothing on the way takes it for an error of its own."""
 
 
 @contextmanager
 def limited(seconds: float = CPU_S, more_bytes: int = BYTES) -> Iterator[None]:
-    """End the block with ``TooMuch`` after its CPU time, and with ``MemoryError`` where it allocates too much."""
+    """Raise ``AssertionError`` for a block that takes more CPU time. Where it allocates too much it has
+    ``MemoryError``."""
 
     def end(*_: object) -> None:
-        raise TooMuch(f"more than {seconds:g} s of CPU time")
+        raise TooMuch
 
     before, kept = signal.signal(signal.SIGPROF, end), resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes(os.getpid()) + more_bytes, kept[1]))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
+    except TooMuch:
+        raise AssertionError(f"took more than {seconds:g} s of CPU time") from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_DATA, kept)
