@@ -4,6 +4,9 @@ All inputs and outputs of stages are artifacts. The manifest is written last, so
 artifact. It holds the size and the SHA-256 of every file, computed while writing, and the XXH3-128 of every block,
 which is verified on every read, because XXH3 is as fast as memory and SHA-256 is not. The SHA-256 of the manifest is
 the artifact's fingerprint. Manifests hold no timestamps, so that equal work has equal fingerprints.
+
+The fingerprint also covers who made the artifact, the code version among it. Keys and identities use the artifact's
+content instead: the names and digests of the files that decide the result.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from slipstream.errors import UserError
+from slipstream.stages import STAGES
 from slipstream.storage.names import check_name, path_below
 
 FORMAT = 1
@@ -189,6 +193,11 @@ class Manifest:
             check_name(name, where, DamagedArtifact)
         return parsed
 
+    @property
+    def content(self) -> str:
+        """As :attr:`Artifact.content`."""
+        return content_of(str(self.kind), self.files)
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -225,6 +234,11 @@ class Artifact:
             if size != record.size:
                 raise DamagedArtifact(f"{directory / name}: {size} bytes, the manifest says {record.size}")
         return cls(directory, kind, manifest.made_by, files, hashlib.sha256(raw).hexdigest())
+
+    @property
+    def content(self) -> str:
+        """The digest (hex) of the files that decide the result: equal for equal results, whatever code made them."""
+        return content_of(self.kind, self.files)
 
     def path(self, name: str) -> Path:
         """Where the file lies. Raises ``DamagedArtifact`` if the name leads out of the directory."""
@@ -267,6 +281,13 @@ class Artifact:
             if hash_file(self.path(name)).sha256 != self.files[name].sha256:
                 raise DamagedArtifact(f"{self.directory / name}: its SHA-256 is not the manifest's")
         return self
+
+
+def content_of(kind: str, files: Mapping[str, FileRecord]) -> str:
+    """Return the SHA-256 (hex) of kind, names and digests of an artifact's files, without the figures of its stage."""
+    figures = STAGES[kind].figures if kind in STAGES else ()
+    digests = {name: record.sha256 for name, record in files.items() if name not in figures}
+    return hashlib.sha256(canonical_json({"kind": kind, "files": digests})).hexdigest()
 
 
 def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:

@@ -9,7 +9,6 @@ map tasks do, is a plain directory to Flyte.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -20,6 +19,7 @@ from flytekit.models.types import LiteralType
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.directory.types import FlyteDirToMultipartBlobTransformer
 
+from slipstream.artifacts.format import MANIFEST, Manifest
 from slipstream.stages import StageRun
 
 
@@ -46,12 +46,11 @@ class ArtifactOf(FlyteDirToMultipartBlobTransformer):
 
 
 def fingerprint_of(directory: FlyteDirectory) -> str:
-    """What Flyte's cache keys on: the artifact's content, not its location."""
-    path = Path(directory.path)
-    manifest = path / "manifest.json"
+    """Return what Flyte's cache keys on: the artifact's content, not its location or the code that made it."""
+    manifest = Path(directory.path) / MANIFEST
     if not manifest.exists():
         return uri_of(directory)
-    return hashlib.sha256(manifest.read_bytes()).hexdigest()
+    return Manifest.parse(manifest.read_bytes(), manifest).content
 
 
 def uri_of(directory: FlyteDirectory) -> str:

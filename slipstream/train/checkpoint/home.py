@@ -127,6 +127,8 @@ class Finished:
 
     holder: Holder
     artifact: str
+    #: The code version of the stage that finished it; "" in records of older releases.
+    code: str = ""
 
 
 class Home:
@@ -218,12 +220,12 @@ class Home:
 
     # The end
 
-    def finish(self, holder: Holder, artifact: str) -> None:
+    def finish(self, holder: Holder, artifact: str, code: str) -> None:
         """Record where the trained model lies, and delete all that nobody needs any more. Nothing if another attempt
         has taken the home over."""
         if self.holder_of(newest(self.storage.list(CLAIMS))) != holder:
             return
-        record = {"holder": holder.to_json(), "artifact": artifact}
+        record = {"holder": holder.to_json(), "artifact": artifact, "code": code}
         self.storage.put(FINISHED, canonical_json(record))
         with not_needed():
             self.sweep()
@@ -232,7 +234,7 @@ class Home:
         record = self.read(FINISHED)
         if not isinstance(artifact := record.get("artifact"), str):
             return None
-        return Finished(Holder.from_json(record.get("holder")), artifact)
+        return Finished(Holder.from_json(record.get("holder")), artifact, str(record.get("code", "")))
 
     def reopen(self) -> None:
         """Begin afresh in a home whose training is finished."""

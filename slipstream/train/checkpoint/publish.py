@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -100,7 +100,7 @@ class Publisher:
     #: This attempt's; None but on rank 0.
     lease: Lease | None
     #: What manifests say about the run: its identity and its id.
-    made_by: Mapping[str, object]
+    made_by: Mapping[str, Any]
     #: What they say of the ranks: their number and their layout.
     ranks: Mapping[str, object]
     retention: Retention
