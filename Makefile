@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The index of torch's CPU wheels, or a folder of them (the CUDA build is gigabytes larger): make run TORCH_WHEELS=URL
+TORCH_WHEELS ?=
+INDEX := $(if $(TORCH_WHEELS),--extra-index-url '$(TORCH_WHEELS)')
 
 # OpenMP's threads wait for work by spinning. Beside other tests' processes on the same cores they keep the processors
 # from them: fitting a small model took 40 s instead of 2.
@@ -43,7 +46,7 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	$(GPU_PYTHON) -m slipstream gpu-proof --readme README.md $(ARGS)
 
 bench: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	$(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt --editable '.[dev,bench]'
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --quick || exit 1; done
 
 clean:
@@ -52,5 +55,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Slipstream needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt --editable '.[dev]'
 	touch $@

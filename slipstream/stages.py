@@ -61,6 +61,8 @@ class StageRun:
 
 TRAINED = ("torch", "numpy", "safetensors")
 JUDGED = (*TRAINED, "scikit-learn", "scipy")
+#: Tokenizers and their chat templates.
+TEXT = ("jinja2", "tokenizers", "transformers")
 STAGES = {
     stage.name: stage
     for stage in (
@@ -72,7 +74,7 @@ STAGES = {
                 "slipstream.prepare.sharded.merge_partitions",
                 "slipstream.prepare.sharded.shares",
             ),
-            ("jinja2", "numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "tokenizers", "xxhash"),
+            (*TEXT, "numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "xxhash"),
             figures=("card.json", "quarantine.parquet"),
         ),
         Stage(
@@ -88,7 +90,7 @@ STAGES = {
         Stage(
             "export",
             ("slipstream.export.engine",),
-            (*JUDGED, "jinja2", "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "pyarrow", "tokenizers"),
+            (*JUDGED, *TEXT, "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "pyarrow"),
             measured=True,
         ),
         Stage("promote"),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from slipstream.one_line import one_line
 
 DAY_S = 86400.0
 
 
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]) -> str:
-    """The lines of a table: columns named in ``left`` begin at its left edge, all others end at its right."""
-    lines = [columns, *rows]
+    """Return the lines of a table: columns named in ``left`` begin at its left edge, all others end at its right.
+
+    Names in cells may come from untrusted files: every cell is one line that a terminal does not obey.
+    """
+    lines = [columns, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     return "\n".join(
         "  ".join(
@@ -18,6 +23,11 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
         ).rstrip()
         for line in lines
     )
+
+
+def numbered(number: int, cells: Iterable[str]) -> str:
+    """Return a line of a numbered list, with cells as in :func:`aligned`."""
+    return "  ".join([f"{number:>4}", *map(one_line, cells)])
 
 
 def size(number: float) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from flytekit import task
@@ -19,7 +18,6 @@ from slipstream.config import RunConfig
 from slipstream.errors import Preempted, UserError
 from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import current_profile
-from slipstream.storage import STORES, download_all
 from tasks.flyte.artifact_types import Prepared, Trained
 from tasks.flyte.forked_workers import start_server
 from tasks.flyte.homes import home_of, this_attempt
@@ -106,10 +104,11 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
     """
     from slipstream.sweep.engine import ended_trials
     from slipstream.sweep.slots import Occupation
-    from slipstream.sweep.space import with_values
+    from slipstream.sweep.space import parameters_of, with_values
     from slipstream.sweep.store import SweepStore, best_of
 
-    trials = ended_trials(SweepStore(store), Occupation(SweepStore(store), Holder()))
+    swept = SweepStore(store, parameters_of(config))
+    trials = ended_trials(swept, Occupation(swept, Holder()))
     took = [seconds for seconds in searched if seconds is not None]
     if not took:
         ended = sum(trial.ended is not None for trial in trials)
@@ -124,19 +123,24 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
 def compare_with_given(
     trained: Trained, prepared: Prepared, store: str, config: RunConfig, factory: str, seconds: float
 ) -> Sweep:
-    """What the sweep found in so many ``seconds``, and on the test rows the model that was trained with it against the
-    one of trial 0. ``config`` is the one as given, and ``factory`` that of the best settings, if it is the user's."""
+    """Return what the sweep found in so many ``seconds``.
+
+    On the test rows the model that was trained with the best settings is compared with the one that was trained with
+    the settings as given. ``config`` has the latter; ``factory`` is that of the best settings, if it is the user's.
+    """
     from slipstream.models.trained import TrainedModel
     from slipstream.sweep.engine import search_of
+    from slipstream.sweep.records import given_of
     from slipstream.sweep.result import against_given, sweep_of
     from slipstream.sweep.store import SweepStore, best_of
 
-    swept, data = SweepStore(store), open_data(prepared)
+    data = open_data(prepared)
+    search = search_of(config, data)
+    swept = SweepStore(store, search.parameters)
     trials = swept.trials()
-    best, given = best_of(trials), swept.model(0)
+    best, given = best_of(trials), given_of(trials)
     against = None
-    if best and best.number and trials[0].ended and trials[0].ended.state == "complete":
-        as_given = download_all(given, fresh_directory("given")) if given.startswith(STORES) else Path(given)
-        before = TrainedModel.open(as_given, config.model.factory)
-        against = against_given(before, TrainedModel.open(local_path(trained), factory), data)
-    return replace(sweep_of(swept, search_of(config, data), trials, against), seconds=seconds)
+    if best and best.values and given and given.ended and given.ended.state == "complete":
+        chosen = TrainedModel.open(local_path(trained), factory)
+        against = against_given(swept.model(given.number), config.model, fresh_directory("given"), chosen, data)
+    return replace(sweep_of(swept, search, trials, against), seconds=seconds)

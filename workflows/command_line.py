@@ -1,5 +1,6 @@
-"""pyflyte's command line for this project: what it makes of ``--config`` and ``--dataset``, and of a Flyte that refuses
-or cannot be reached. A mistake is one line, not flytekit's traceback, which ``-v`` prints as before.
+"""pyflyte's command line for this project: how it reads ``--config`` and ``--dataset``, runs nested conditionals, and
+explains a Flyte that refuses or cannot be reached. A mistake is one line, not flytekit's traceback, which ``-v`` prints
+as before.
 
 flytekit chooses the click type of an option in one function and has no registry to add to, so that function is wrapped:
 for settings and datasets it answers with the types below, for all else as before. So is the one function in which it
@@ -27,6 +28,7 @@ from flytekit.models.types import LiteralType
 
 from slipstream.errors import UserError
 from slipstream.settings import Settings
+from workflows.nested_conditions import allow_nested_conditions
 from workflows.versions import version_by_structure
 from workflows.waiting import one_line_of_a_failure
 
@@ -68,12 +70,17 @@ def click_type_of(literal_type: LiteralType, python_type: Any) -> click.ParamTyp
 
 
 def prepare_pyflyte() -> None:
-    """Let ``pyflyte`` read options by these types, explain a backend's errors and failed executions, and compute
-    versions of all that is registered; calling it again changes nothing."""
+    """Adapt ``pyflyte`` to this project.
+
+    It reads options by the types above, explains a backend's errors and failed executions, computes the versions of
+    all that is registered, and runs only the branch of a nested conditional that is taken. Calling it again changes
+    nothing.
+    """
     click_types.literal_type_to_click_type = click_type_of
     explain_backend_errors()
     version_by_structure()
     one_line_of_a_failure()
+    allow_nested_conditions()
 
 
 #: The module of flytekit through which every call of the backend goes.

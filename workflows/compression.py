@@ -16,6 +16,9 @@ from tasks.compress import Compressed, choose, propose
 from tasks.config import Sections
 from tasks.flyte.artifact_types import Prepared, Trained
 from tasks.train import fine_tune, train
+from workflows.command_line import prepare_pyflyte
+
+prepare_pyflyte()
 
 
 class ChosenModel(NamedTuple):

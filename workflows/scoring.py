@@ -8,11 +8,9 @@ from slipstream.config import RunConfig
 from slipstream.report.scoring_summary import ScoringSummary
 from tasks.score import after_training, score_rows, without_training
 from workflows.command_line import prepare_pyflyte
-from workflows.nested_conditions import allow_nested_conditions
 from workflows.training import train_and_promote
 
 prepare_pyflyte()
-allow_nested_conditions()
 
 
 @workflow

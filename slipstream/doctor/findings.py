@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from slipstream.one_line import one_line
+
 Severity = Literal["error", "warning"]
 #: Places of one finding that are named; the others are counted.
 NAMED = 3
@@ -44,13 +46,16 @@ class Report:
         """As a table of ``width`` columns, or one line per finding if there is no terminal (``None``)."""
         findings = merge_across_places(self.findings)
         if width is None:
-            lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in findings]
+            lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in map(escaped, findings)]
         else:
-            cells = ((f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"fix: {f.fix}")) for f in findings)
+            cells = (
+                (f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"fix: {f.fix}"))
+                for f in map(escaped, findings)
+            )
             rows = [("" if index else severity, part) for severity, parts in cells for index, part in enumerate(parts)]
             lines = table(rows, width)
-        lines += [f"checked: {line}" for line in self.checked]
-        lines += [f"not checked: {line}" for line in self.unchecked]
+        lines += [f"checked: {one_line(line)}" for line in self.checked]
+        lines += [f"not checked: {one_line(line)}" for line in self.unchecked]
         return "\n".join([*lines, counted(findings)])
 
 
@@ -65,10 +70,16 @@ class Reading:
 
 def readings_text(readings: Iterable[Reading], width: int | None) -> str:
     """As :meth:`Report.text`."""
-    rows = [(reading.what, reading.found, reading.problem) for reading in readings]
+    rows = [tuple(map(one_line, (reading.what, reading.found, reading.problem))) for reading in readings]
     if width is None:
         return "\n".join(f"{what}: {found}{f'; {problem}' if problem else ''}" for what, found, problem in rows)
     return "\n".join(table([("what", "found", "problem"), *rows], width))
+
+
+def escaped(finding: Finding) -> Finding:
+    """Return the finding with names from untrusted files as one line that a terminal does not obey."""
+    where, what, consequence, fix = map(one_line, (finding.where, finding.what, finding.consequence, finding.fix))
+    return Finding(finding.severity, where, what, consequence, fix)
 
 
 def merge_across_places(findings: Iterable[Finding]) -> list[Finding]:

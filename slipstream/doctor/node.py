@@ -45,7 +45,7 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
     import pynvml
 
     gpus = [
-        *readings("NVIDIA driver", lambda: in_time(lambda: list(nvidia(root, pynvml)))),
+        *readings("NVIDIA driver", lambda: in_time(lambda: list(nvidia(root, pynvml, torch_cuda())))),
         *readings("AMD driver", lambda: amd(root)),
     ]
     there = any(" free" in reading.found for reading in gpus)
@@ -192,8 +192,11 @@ def date_of_store(uri: str) -> str:
     return answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
 
 
-def nvidia(root: Path, nvml: Any) -> Iterator[Reading]:
-    """The driver and the GPUs, through ``nvml`` (the module ``pynvml``)."""
+def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:
+    """Yield the driver and the GPUs.
+
+    ``nvml`` is the module ``pynvml``, ``needed`` the CUDA version that torch was built for ("" for none).
+    """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -202,7 +205,7 @@ def nvidia(root: Path, nvml: Any) -> Iterator[Reading]:
     try:
         supported = nvml.nvmlSystemGetCudaDriverVersion_v2()
         found = f"{nvml.nvmlSystemGetDriverVersion()}, CUDA up to {supported // 1000}.{supported % 1000 // 10}"
-        yield Reading("NVIDIA driver", found, driver_problem(supported // 1000, torch_cuda()))
+        yield Reading("NVIDIA driver", found, driver_problem(supported // 1000, needed))
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)

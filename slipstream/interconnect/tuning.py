@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -20,6 +21,9 @@ VARIABLES = (
     *("GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_MAX_CTAS"),
     *("NCCL_MIN_CTAS", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_PROTO"),
 )
+#: Characters of a variable's value, and what it looks like.
+SHOWN = 100
+VALUE = re.compile(rf"[!-~]{{1,{SHOWN}}}")
 #: What stands before an algorithm in NCCL_ALGO, so that it is all_reduce's only. Since NCCL 2.24 a plain one is that of
 #: all operations, and every operation that lacks it fails: broadcast and all_gather know no tree (nccl, tuning.cc).
 FOR_ALL_REDUCE = "allreduce:"
@@ -116,14 +120,18 @@ class Tuning:
         )
 
 
-def check_variables(names: Iterable[str], where: str) -> None:
-    """Raise ``UserError`` naming ``where`` they came from if one of the environment variables is none that the tuner
-    tries."""
-    if odd := next((name for name in names if name not in VARIABLES), None):
-        raise UserError(
-            f"{where}: sets the environment variable {odd!r}, which the tuner never does; expected some of "
-            f"{', '.join(VARIABLES)}; tune again"
-        )
+def check_variables(environment: Mapping[str, str], where: str) -> None:
+    """Raise ``UserError`` naming ``where`` they came from for environment variables that the tuner would not set."""
+    for name, value in environment.items():
+        if name not in VARIABLES:
+            raise UserError(
+                f"{where}: sets the environment variable {name!r}, which the tuner never does; expected some of "
+                f"{', '.join(VARIABLES)}; tune again"
+            )
+        if not VALUE.fullmatch(value):
+            raise UserError(
+                f"{where}: sets {name} to {value[:SHOWN]!r}; expected up to {SHOWN} printable characters; tune again"
+            )
 
 
 def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, object]) -> Artifact:

@@ -1,20 +1,17 @@
 """Conversations as text, by a tokenizer's chat template, and which parts of it are answers.
 
-A template is code that comes with a tokenizer from anywhere. It runs in Jinja2's sandbox, as in transformers, and
-without a clock: no number may depend on the day.
+A template is code that comes with a tokenizer from anywhere: :mod:`slipstream.language.template_process` runs it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from slipstream.errors import UserError
+from slipstream.language.template_process import TemplateFailed, template_process
+from slipstream.language.template_worker import MOST_TEXT
 from slipstream.language.tokenizer import SETTINGS, SPECIAL, TEMPLATE, TURN, TURN_ENDS, entry
 
 #: Of tokenizers that are made here: each turn between two special tokens.
@@ -26,81 +23,96 @@ OWN_TEMPLATE = (
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = "assistant"
+#: Fields of a message with the reasoning before an answer. transformers hands on the first under all of these names.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+#: The names of special tokens in transformers.
+SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+Messages = list[dict[str, str]]
 #: No template can have it in its own text.
 PROBE = "probe-7f3a9c"
 
 
 class CannotRender(Exception):
-    """Why a conversation is none that a template renders, in half a line."""
+    """The reason why a row is no conversation that the template renders, in half a line."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a conversation, and of each answer where in it (characters) it is, with the end of its turn."""
+    """The text of a conversation, and the span (characters) of every answer in it, with the end of its turn."""
 
     text: str
     spans: list[tuple[int, int]]
     answers: list[str]
+    asked_for_date: bool
 
 
 class ChatTemplate:
-    """``tokens`` are the special tokens that a template may name, such as ``bos_token``."""
+    """A compiled chat template.
 
-    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        """Raises ``UserError`` for a template that is none, or has no user turns."""
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = to_json
-        environment.globals["raise_exception"] = refuse
+    ``tokens`` are the special tokens that it may name, such as ``bos_token``. ``date`` (ISO 8601) replaces its clock.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str], date: str) -> None:
+        """Raise ``UserError`` for a template that cannot be compiled, exceeds a limit or shows no user's turn."""
+        self._template = {"source": source, "tokens": dict(tokens), "date": date, "answers": ANSWERS}
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise UserError(f"data.tokenizer: its chat template is none of Jinja2's: {error}") from None
-        self._tokens = dict(tokens)
+            template_process().compile(self._template)
+        except TemplateFailed as error:
+            raise UserError(f"data.tokenizer: its chat template cannot be compiled: it {error}") from None
         self._check_turns()
 
     def _check_turns(self) -> None:
-        asked = [{"role": "user", "content": PROBE}]
         try:
-            text = self._render(asked, prompt=True)
-        except CannotRender as error:
-            raise UserError(f"data.tokenizer: its chat template cannot render a user's turn: {error}") from None
+            text = template_process().prompt([{"role": "user", "content": PROBE}])
+        except TemplateFailed as error:
+            raise UserError(
+                f"data.tokenizer: its chat template cannot render a user's turn: the chat template {error}"
+            ) from None
         if PROBE not in text:
             raise UserError(
                 "data.tokenizer: its chat template has no user turns: what a user says is not in its text; expected "
                 "the template of a model that is asked and answers"
             )
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool) -> str:
-        try:
-            return self._template.render(messages=list(messages), add_generation_prompt=prompt, **self._tokens)
-        except CannotRender:
-            raise
-        except Exception as error:  # a template's own code
-            raise CannotRender(f"the chat template fails: {type(error).__name__}: {one_line(error)}") from None
+    def render(self, conversations: Sequence[Messages]) -> Iterator[Rendered | CannotRender]:
+        """Yield the text of every conversation, or why it has none: the template fails, or shows an answer otherwise
+        once others follow.
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> Rendered:
-        """Raises :class:`CannotRender` for a conversation without an answer, or of which an answer cannot be found: one
-        that the template shows otherwise once others follow."""
-        last = max((place for place, one in enumerate(messages) if one["role"] == ANSWERS), default=-1)
-        if last < 0:
-            raise CannotRender("no answer: no message of the role 'assistant'")
-        messages = messages[: last + 1]
-        text = self._render(messages, prompt=False)
-        spans, answers = [], []
-        for place, message in enumerate(messages):
-            if message["role"] != ANSWERS:
+        Every conversation ends with an answer (:func:`until_last_answer`). Raises ``TemplateStopped`` at one that
+        exceeds a limit.
+        """
+        process = template_process()
+        process.compile(self._template)  # it may have had another template since, or have been killed
+        for messages, found in zip(conversations, process.render(conversations), strict=True):
+            if isinstance(found, str):
+                yield CannotRender(f"the chat template {found}")
                 continue
-            before = self._render(messages[:place], prompt=True) if place else ""
-            after = text if place == last else self._render(messages[: place + 1], prompt=False)
-            if not (text.startswith(after) and after.startswith(before)) or len(after) == len(before):
-                raise CannotRender("the chat template shows an answer otherwise once others follow, or not at all")
-            spans.append((len(before), len(after)))
-            answers.append(str(message["content"]))
-        return Rendered(text, spans, answers)
+            spans = list(zip(found.spans[::2], found.spans[1::2], strict=True))
+            answers = [message for message in messages if message["role"] == ANSWERS]
+            said = [learned(*each) for each in zip(answers, (found.text[a:b] for a, b in spans), strict=True)]
+            yield Rendered(found.text, spans, said, found.asked_for_date)
 
 
-def template_of(files: Mapping[str, str]) -> ChatTemplate:
-    """The chat template of a tokenizer. Raises ``UserError`` if it has none."""
+def learned(answer: Mapping[str, str], shown: str) -> str:
+    """Return what is learned of an answer: its content, after its reasoning if the template has ``shown`` that."""
+    reasoning = next((answer[name].strip() for name in REASONING if name in answer), "")
+    return reasoning + answer["content"] if reasoning and reasoning in shown else answer["content"]
+
+
+def until_last_answer(messages: Messages) -> Messages:
+    """Return the messages up to the last answer. Raises :class:`CannotRender` without one, and for more text than a
+    conversation may have."""
+    last = max((place for place, message in enumerate(messages) if message["role"] == ANSWERS), default=-1)
+    if last < 0:
+        raise CannotRender("no answer: no message of the role 'assistant'")
+    characters = sum(len(text) for message in messages for text in message.values())
+    if characters > MOST_TEXT:
+        raise CannotRender(f"a conversation of {characters:,} characters, more than {MOST_TEXT:,}")
+    return messages[: last + 1]
+
+
+def template_of(files: Mapping[str, str], date: str) -> ChatTemplate:
+    """Return the chat template of a tokenizer. Raises ``UserError`` if it has none, or one that cannot be used."""
     source: object = files.get(TEMPLATE) or entry(files, SETTINGS, "chat_template")
     if isinstance(source, list):  # several by name
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
@@ -110,13 +122,13 @@ def template_of(files: Mapping[str, str]) -> ChatTemplate:
             f"data.tokenizer: has no chat template for conversations; expected {TEMPLATE}, or chat_template in "
             f"{SETTINGS}, or a column 'text'"
         )
-    return ChatTemplate(source, special_tokens(files))
+    return ChatTemplate(source, special_tokens(files), date)
 
 
 def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
-    """The texts of the special tokens that the settings of a tokenizer name, by name."""
+    """Return the special tokens that the settings of a tokenizer name, by the names that transformers gives them."""
     found = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+    for name in SPECIAL_TOKENS:
         for file in (SETTINGS, SPECIAL):
             token = entry(files, file, name)
             token = token.get("content") if isinstance(token, dict) else token
@@ -125,8 +137,11 @@ def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def messages_of(values: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages of a row: its ``messages``, or its ``prompt`` and ``completion``. Raises :class:`CannotRender`."""
+def messages_of(values: Mapping[str, Any]) -> Messages:
+    """Return the messages of a row: its ``messages``, or its ``prompt`` and ``completion``.
+
+    Their fields are the role, the content and those of :data:`REASONING`. Raises :class:`CannotRender`.
+    """
     if "messages" not in values:
         asked = {"user": values.get("prompt"), ANSWERS: values.get("completion")}
         for name, text in zip(("prompt", "completion"), asked.values(), strict=True):
@@ -138,21 +153,15 @@ def messages_of(values: Mapping[str, Any]) -> list[dict[str, str]]:
     messages = values["messages"]
     if not isinstance(messages, list) or not messages:
         raise CannotRender("messages is no list of messages")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise CannotRender("a message has no text 'content'")
-        if message.get("role") not in ROLES:
-            raise CannotRender(f"unknown role {message.get('role')!r}; expected one of {', '.join(ROLES)}")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    return [message_of(message) for message in messages]
 
 
-def to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def refuse(message: str) -> NoReturn:
-    raise CannotRender(f"the chat template says: {one_line(message)}")
-
-
-def one_line(message: object) -> str:
-    return " ".join(str(message).split())[:200]
+def message_of(message: object) -> dict[str, str]:
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        raise CannotRender("a message has no text 'content'")
+    if message.get("role") not in ROLES:
+        raise CannotRender(f"unknown role {message.get('role')!r}; expected one of {', '.join(ROLES)}")
+    reasoning = {name: message[name] for name in REASONING if message.get(name) is not None}
+    if name := next((name for name, text in reasoning.items() if not isinstance(text, str)), None):
+        raise CannotRender(f"{name!r} of a message is no text")
+    return {"role": message["role"], "content": message["content"], **reasoning}

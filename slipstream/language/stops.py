@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.errors import UserError
-from slipstream.language.chat_template import ANSWERS, PROBE, CannotRender, template_of
+from slipstream.language.chat_template import ANSWERS, PROBE, Rendered, template_of
+from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
 
-CONVERSATION = ({"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE})
+#: No template ends an answer otherwise on another day.
+ANY_DAY = "2000-01-01"
+CONVERSATION = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE}]
 
 
 def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
@@ -25,9 +28,14 @@ def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
 
 
 def text_after_an_answer(files: Mapping[str, str]) -> str:
-    """What follows the content of the last answer of a conversation; "" without a template that shows it."""
+    """Return what follows the content of the last answer of a conversation; "" without a template that shows it.
+
+    Raises ``UserError`` for a template that exceeds a limit.
+    """
     try:
-        text = template_of(files).render(CONVERSATION).text
-    except (UserError, CannotRender):
+        (found,) = template_of(files, ANY_DAY).render([CONVERSATION])
+    except TemplateStopped:
+        raise
+    except UserError:
         return ""
-    return text.rpartition(PROBE)[2].lstrip() if PROBE in text else ""
+    return found.text.rpartition(PROBE)[2].lstrip() if isinstance(found, Rendered) and PROBE in found.text else ""

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import click
+from pydantic import Field
 
 from slipstream.artifacts.format import MANIFEST, DamagedArtifact
 from slipstream.artifacts.records import from_json, to_json
@@ -27,6 +29,7 @@ from slipstream.export.check import SIGNATURE, BadPackage, check_files
 from slipstream.export.package.sign import sign
 from slipstream.storage import AlreadyThere, Storage, cannot_write, path_below, storage_for
 from slipstream.storage.local import LocalStorage
+from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"
 POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
@@ -34,12 +37,15 @@ POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
 
 @dataclass(frozen=True)
 class Pointer:
-    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when. ``run`` makes the
-    bytes of each run's its own, so that a store can tell whose it took."""
+    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when.
+
+    The version becomes part of a path. ``run`` makes the bytes of each run's its own, so that a store can tell whose it
+    took.
+    """
 
     number: int
-    version: str
-    manifest: str
+    version: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    manifest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     why: str
     at: str
     run: str
@@ -173,7 +179,7 @@ def main(registry: str, fetch: Path | None) -> None:
     if not history:
         raise UserError(f"{registry}: no model was promoted yet; expected a registry that train_and_promote has filled")
     for pointer in history:
-        click.echo(f"{pointer.number:>4}  {pointer.at}  {pointer.version}  {pointer.why}")
+        click.echo(numbered(pointer.number, (pointer.at, pointer.version, pointer.why)))
     if fetch:
         if fetch.exists():
             raise UserError(f"--fetch: {fetch} is there already; expected a directory that is not")

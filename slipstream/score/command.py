@@ -12,6 +12,7 @@ from slipstream.artifacts.workspaces import put_in_place
 from slipstream.errors import UserError
 from slipstream.score.publish import check_there, fetch, publications, read_scored
 from slipstream.storage import cannot_write
+from slipstream.text_table import numbered
 
 
 @click.command()
@@ -27,7 +28,7 @@ def main(output: str, fetched: Path | None) -> None:
     if not tables:
         raise UserError(f"{output}: no scored table was published yet; expected an output that scoring has filled")
     for number, publication in enumerate(tables, start=1):
-        click.echo(f"{number:>4}  {publication.at}  {described(read_scored(output, publication))}")
+        click.echo(numbered(number, (publication.at, *described(read_scored(output, publication)))))
     check_there(output, tables[-1])
     if fetched:
         if fetched.exists():
@@ -41,9 +42,9 @@ def main(output: str, fetched: Path | None) -> None:
         click.echo(f"newest: {fetched}")
 
 
-def described(table: ScoredTable) -> str:
+def described(table: ScoredTable) -> tuple[str, str, str]:
     aside = f", {table.set_aside:,} set aside" if table.set_aside else ""
-    return f"{table.key}  model {table.model}  {table.scored:,} rows{aside}; {in_words(table.drift)}"
+    return table.key, f"model {table.model}", f"{table.scored:,} rows{aside}; {in_words(table.drift)}"
 
 
 def in_words(drift: DriftFigures) -> str:

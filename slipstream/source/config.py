@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -109,6 +109,9 @@ class DataConfig(Settings):
     "language" takes files as documents, or a column "text", or conversations, and learns each next token."""
     tokenizer: Annotated[str, Field(min_length=1)] = "train"
     """Of language: "train" (byte-level BPE, from the training split), "bytes", or the directory of one."""
+    date: str = "2024-07-26"
+    """Of language: the date that chat templates are given as today's, so that no text depends on the day; by default
+    the one that Llama's templates have without a clock."""
     vocabulary: Annotated[int, Field(ge=260, le=1 << 24)] = 8192
     """Token ids of a tokenizer that is trained here; of little text there are fewer."""
     length: Annotated[int, Field(ge=2, le=1 << 20)] = 512
@@ -142,6 +145,8 @@ class DataConfig(Settings):
     def check(self) -> None:
         if not is_text_encoding(self.encoding):
             raise self.reject("encoding", 'a name of a text encoding such as "utf-8", "latin-1" or "cp1252"')
+        if not is_date(self.date):
+            raise self.reject("date", 'a date such as "2024-07-26"')
         if self.group and self.time:
             raise self.reject("group", "a group or a time to split by, not both")
         if self.weight and self.weight in (self.id, self.group, self.time):
@@ -158,6 +163,13 @@ class DataConfig(Settings):
                 raise self.reject(name, "one ASCII character or none")
             if mark and mark in [taken for other, taken in marks.items() if other != name]:
                 raise self.reject(name, "another character than the other marks of the file")
+
+
+def is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def is_text_encoding(name: str) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 
 from slipstream.errors import UserError
-from slipstream.one_line import one_line
 from slipstream.sweep.progress import in_words
 from slipstream.sweep.records import Trial
-from slipstream.sweep.space import words
+from slipstream.sweep.space import untyped_parameters, words
 from slipstream.sweep.store import SweepStore, best_of
 from slipstream.text_table import age, aligned
 
@@ -26,10 +25,10 @@ def main(store: str) -> None:
 
     Example: slipstream sweep .slipstream/sweeps/623239eeadbcb57d1083f48e6359a9a7
     """
-    swept = SweepStore(store)
-    if swept.identity() is None:
+    identity = SweepStore(store, ()).identity()
+    if identity is None:
         raise UserError(f"{store}: holds no sweep; expected the store of one, which its report and its log name")
-    trials = swept.trials()
+    trials = SweepStore(store, untyped_parameters(identity.space)).trials()
     best = best_of(trials)
     if trials:
         left = ("trial", "settings", "how it went")
@@ -44,7 +43,7 @@ def row(trial: Trial, best: bool) -> list[str]:
     if ended is None:
         at = f"{trial.reports[-1].progress / 1000:.1f}" if trial.reports else "-"
         loss = f"{trial.reports[-1].best:.4g}" if trial.reports else "-"
-        return [str(trial.number), loss, at, "-", one_line(words(trial.values)), "has not ended"]
+        return [str(trial.number), loss, at, "-", words(trial.values), "has not ended"]
     loss = "-" if ended.loss is None else f"{ended.loss:.4g}"
     epochs = f"{ended.curve[-1].progress / 1000:.1f}" if ended.curve else "-"
     went = "complete, the best" if best else ended.state if ended.state != "failed" else in_words(ended)
@@ -53,6 +52,6 @@ def row(trial: Trial, best: bool) -> list[str]:
         loss,
         epochs,
         age(ended.seconds),
-        one_line(words(trial.values)),
-        one_line(went)[:LONGEST],
+        words(trial.values),
+        went[:LONGEST],
     ]

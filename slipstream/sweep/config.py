@@ -53,7 +53,7 @@ class SweepConfig(Settings):
     # A bare dict, as ``model.arguments``; each of its values is a RangeConfig.
     space: dict = field(default_factory=dict)
     """The settings that are searched, by their paths: training.* and model.*, each with low and high (and log), or with
-    choices. Trial 0 has none of it: it is the configuration as given."""
+    choices. One trial has none of it: the first one is the configuration as given."""
     trials: Annotated[int, Field(ge=2, le=MOST_TRIALS)] = 50
     """How many trainings there are at most, the one as given included."""
     workers: Annotated[int, Field(ge=1, le=LARGEST)] = 1

@@ -46,12 +46,13 @@ def begin(config: RunConfig, data: PreparedData, address: str) -> None:
     no argument of the model, or values that it does not take, or if another sweep lies there."""
     from slipstream.models.factory import build
 
-    for parameter in search_of(config, data).parameters:
+    parameters = search_of(config, data).parameters
+    for parameter in parameters:
         if parameter.path.startswith("model."):
             for value in parameter.extremes:
                 tried = with_values(config, {parameter.path: value})
                 build(tried.model, data.signature, tried.training.seed, empty=True)
-    SweepStore(address).open(identity_of(config, data.artifact.content))
+    SweepStore(address, parameters).open(identity_of(config, data.artifact.content))
     LOG.info("the trials of this sweep: slipstream sweep %s", address)
 
 
@@ -59,7 +60,8 @@ def work(config: RunConfig, address: str, pod: Pod) -> None:
     """Work on the sweep at an address until there is nothing left for this worker. Raises as
     :meth:`~slipstream.sweep.worker.Worker.run`, and ``UserError`` if another sweep lies there."""
     data = open_prepared(pod.prepared)
-    search, store = search_of(config, data), SweepStore(address)
+    search = search_of(config, data)
+    store = SweepStore(address, search.parameters)
     store.open(identity_of(config, data.artifact.content))
     pod.scratch.mkdir(parents=True, exist_ok=True)
     Worker(store, search, pod).run()

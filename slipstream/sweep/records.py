@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from slipstream.artifacts.format import DamagedArtifact, canonical_json
 from slipstream.artifacts.records import from_tree, to_tree
+from slipstream.sweep.space import Parameter, objection
 
 State = Literal["complete", "pruned", "failed"]
 
@@ -65,6 +68,14 @@ class Ended:
     seconds: float = 0.0
     weights: str = ""
     reason: str = ""
+
+    @property
+    def has_its_fields(self) -> bool:
+        """Return True if no field of its state is missing."""
+        if self.state == "failed":
+            return bool(self.reason)
+        measured = self.loss is not None and math.isfinite(self.loss)
+        return measured and (self.state == "pruned" or bool(self.weights))
 
 
 @dataclass(frozen=True)
@@ -128,11 +139,35 @@ def decode(content: bytes) -> Record | None:
         return None
 
 
-def trial_of(number: int, records: list[Record]) -> Trial | None:
-    """The trial of records in the order of their numbers; None if they do not say what is tried."""
-    values = next((record.values for record in records if isinstance(record, Proposed)), None)
-    if values is None:
-        return None
+def trials_of(
+    found: Mapping[int, Sequence[Record]], parameters: Sequence[Parameter]
+) -> tuple[list[Trial], dict[int, str]]:
+    """Return the trials, and by number why other proposals are ignored.
+
+    ``found`` are the records of every number, in their order. The first proposal of a number is the only one. It counts
+    if it sets exactly the ``parameters`` to values that can be drawn, or nothing: the first one that sets nothing is
+    the configuration as given.
+    """
+    trials: list[Trial] = []
+    ignored: dict[int, str] = {}
+    for number in sorted(found):
+        values = next((record.values for record in found[number] if isinstance(record, Proposed)), None)
+        if values is None:
+            continue
+        given = given_of(trials)
+        if values:
+            why = objection(values, parameters)
+        else:
+            why = f"sets nothing, as trial {given.number} does already" if given else ""
+        if why:
+            ignored[number] = why
+        else:
+            trials.append(trial_of(number, values, found[number]))
+    return trials, ignored
+
+
+def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> Trial:
+    """Return the trial with these ``values``; an end record that lacks a field of its state does not count."""
     reports: dict[int, Reported] = {}
     for record in records:
         if isinstance(record, Reported):
@@ -142,5 +177,10 @@ def trial_of(number: int, records: list[Record]) -> Trial | None:
         values,
         tuple(reports[progress] for progress in sorted(reports)),
         tuple(record for record in records if isinstance(record, Died)),
-        next((record for record in records if isinstance(record, Ended)), None),
+        next((record for record in records if isinstance(record, Ended) and record.has_its_fields), None),
     )
+
+
+def given_of(trials: Sequence[Trial]) -> Trial | None:
+    """Return the trial of the configuration as given, None if there is none."""
+    return next((trial for trial in trials if not trial.values), None)

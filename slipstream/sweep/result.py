@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.artifacts.results.sweep import AgainstGiven, Sweep, SweepTrial
 from slipstream.comparison.quality import UNITS, loss_of
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.models.config import ModelConfig
 from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
+from slipstream.storage import STORES, download_all
 from slipstream.sweep import study
 from slipstream.sweep.records import Point, Trial
 from slipstream.sweep.space import words
@@ -15,11 +20,12 @@ from slipstream.sweep.store import SweepStore, best_of
 from slipstream.sweep.worker import Search
 
 if TYPE_CHECKING:
-    from slipstream.artifacts.prepared.data import PreparedData
+    from slipstream.artifacts.prepared.data import PreparedData, Signature
     from slipstream.models.trained import TrainedModel
 
 #: Points of a trial's curve that the report has.
 CURVE_POINTS = 30
+LOG = logger("sweep")
 
 
 def sweep_of(store: SweepStore, search: Search, trials: Sequence[Trial], against: AgainstGiven | None) -> Sweep:
@@ -59,13 +65,34 @@ def thinned(curve: Sequence[Point]) -> Sequence[Point]:
     return curve[::-1][::every][::-1]
 
 
-def against_given(given: TrainedModel, best: TrainedModel, data: PreparedData) -> AgainstGiven:
-    """The trained models of the settings as given and of the best ones on the test rows: the best of many trials looks
-    better on the rows by which it was chosen than it is, so others decide. Each limit may err with 2.5 %.
+def against_given(
+    address: str, asked: ModelConfig, directory: Path, best: TrainedModel, data: PreparedData
+) -> AgainstGiven | None:
+    """Return how the ``best`` trained model compares on the test rows with the one of the settings as given.
 
-    Raises ``UserError`` if the test split is empty.
+    The best of many trials looks better on the rows by which it was chosen than it is, so others decide. Each limit may
+    err with 2.5 %. ``address`` is where the sweep's store has the model of the settings ``asked`` for; it is downloaded
+    into ``directory``. Returns None with a warning if that model is missing or damaged, or is another one: whoever may
+    write to the store may replace it. Raises ``UserError`` if the test split is empty.
     """
     records, task = held_out_rows(data), best.signature.task
-    before, after = (predict(model_function(each.load()), each.signature, records) for each in (given, best))
+    try:
+        given = open_given(address, asked, directory, best.signature)
+        before = predict(model_function(given.load()), best.signature, records)
+    except UserError as error:
+        LOG.warning("the best settings are not compared with those as given: %s", error.message)
+        return None
+    after = predict(model_function(best.load()), best.signature, records)
     lost = loss_of(task, targets_of(records), before, after, most=0.0, judged=2)
     return AgainstGiven(0.0 - lost.loss, 0.0 - lost.high, 0.0 - lost.low, UNITS[task], len(records))
+
+
+def open_given(address: str, asked: ModelConfig, directory: Path, signature: Signature) -> TrainedModel:
+    """Open the trained model of the settings as given. Raises ``UserError`` if there is none, or it is another one."""
+    from slipstream.models.trained import TrainedModel
+
+    there = download_all(address, directory) if address.startswith(STORES) else Path(address)
+    model = TrainedModel.open(there, asked.factory)
+    if model.config.base not in ("", asked.base) or model.signature != signature:
+        raise UserError(f"{address}: is not the model of this configuration; expected its model.base and its columns")
+    return model

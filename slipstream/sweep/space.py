@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slipstream.artifacts.results.sweep import AS_GIVEN
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.settings import Settings, to_dict, unknown
@@ -36,6 +38,36 @@ class Parameter:
         assert self.range.low is not None and self.range.high is not None, "a range without choices has both"
         return [int(each) if self.whole else each for each in (self.range.low, self.range.high)]
 
+    def allows(self, value: object) -> bool:
+        """Return True if ``value`` can be drawn from the range."""
+        if self.range.choices:
+            return choice_text(value) in map(choice_text, self.range.choices)
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        low, high = self.extremes
+        return bool(low <= value <= high)
+
+
+def choice_text(value: object) -> str:
+    """Return a choice as JSON with sorted keys; 1, 1.0 and true are different choices."""
+    return json.dumps(value, sort_keys=True)
+
+
+def objection(values: Values, parameters: Sequence[Parameter]) -> str:
+    """Return what no draw from the space would propose, "" if nothing.
+
+    ``values`` come from a store and are not trusted: exactly the paths of the space may be set.
+    """
+    by_path = {each.path: each for each in parameters}
+    if others := sorted(values.keys() - by_path):
+        return f"sets {', '.join(others)}, which sweep.space does not have"
+    for path, parameter in by_path.items():
+        if path not in values:
+            return f"does not set {path}, which sweep.space has"
+        if not parameter.allows(values[path]):
+            return f"sets {path} to {reprlib.repr(values[path])}, which cannot be drawn from sweep.space"
+    return ""
+
 
 def parameters_of(config: RunConfig) -> list[Parameter]:
     """What ``config.sweep.space`` names, in the order of its paths. Raises ``UserError`` for a path that is no setting
@@ -44,6 +76,12 @@ def parameters_of(config: RunConfig) -> list[Parameter]:
     if not ranges:
         raise UserError("sweep.space: is empty; expected settings to search, such as training.learning_rate")
     return [parameter_of(config, path, ranges[path]) for path in sorted(ranges)]
+
+
+def untyped_parameters(space: dict[str, Any]) -> list[Parameter]:
+    """Return the parameters of a space where the types of its settings are not known. Raises ``UserError``."""
+    ranges = SweepConfig(space=space).ranges()
+    return [Parameter(path, ranges[path], whole=False) for path in sorted(ranges)]
 
 
 def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> Parameter:
@@ -112,7 +150,7 @@ def trial_config(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 def words(values: Values) -> str:
     """``learning_rate 0.00213, hidden [64, 64]``"""
     if not values:
-        return "as given"
+        return AS_GIVEN
     return ", ".join(f"{path.rpartition('.')[2]} {in_short(value)}" for path, value in sorted(values.items()))
 
 

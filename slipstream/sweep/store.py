@@ -3,26 +3,43 @@
 ``records/sweep/`` says what the trials have in common, and when executions began; ``records/0007/`` how trial 7 went.
 Records (:mod:`slipstream.sweep.records`) are put if absent, under the next number, so that workers need neither a
 server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, by which slots take the trial one after another,
-``checkpoints/`` of its training until it has ended, and of trial 0 its ``model/``.
+``checkpoints/`` of its training until it has ended, and of the trial with the configuration as given its ``model/``.
+
+Whoever may write to the store may write records, too. So a trial counts only if its settings can be drawn from the
+space (:func:`~slipstream.sweep.records.trials_of`).
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST
 from slipstream.errors import UserError
+from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
 from slipstream.settings import to_dict, with_defaults
 from slipstream.storage import AlreadyThere, MissingObject, Storage, open_reader, storage_for
 from slipstream.storage.local import LocalStorage
-from slipstream.sweep.records import Ended, Identity, Proposed, Record, Started, Trial, decode, encode, trial_of
+from slipstream.sweep.records import (
+    Ended,
+    Identity,
+    Proposed,
+    Record,
+    Started,
+    Trial,
+    decode,
+    encode,
+    given_of,
+    trials_of,
+)
+from slipstream.sweep.space import Parameter
 from slipstream.train.config import TrainingConfig
 
 RECORDS, TRIALS = "records/", "trials/"
@@ -32,16 +49,18 @@ KEY = re.compile(r"(records/(?:sweep|\d{4,})/)(\d{4,})\.json")
 READERS = 8
 #: So many trials that fail at the start, before any other has ended well, are no accident.
 FAILURES = 5
+LOG = logger("sweep")
 
 
 class SweepStore:
-    """The store at an address. Methods raise ``UserError`` and ``StorageUnavailable`` as the store does.
+    """The store at an address, of a sweep that searches these parameters.
 
-    For one thread at a time.
+    Methods raise ``UserError`` and ``StorageUnavailable`` as the store does. For one thread at a time.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, parameters: Sequence[Parameter]) -> None:
         self.address = address
+        self._parameters = parameters
         self.storage: Storage = storage_for(address)
         #: All records that were read, by their directories and numbers; None for what is not as it was written.
         self._read: dict[str, dict[int, Record | None]] = {}
@@ -79,9 +98,11 @@ class SweepStore:
 
     def known(self) -> list[Trial]:
         """The trials as they were read or written last, without asking the store."""
-        found = [(number_of(directory), self._of(directory)) for directory in self._read if directory != SWEEP]
-        trials = [trial_of(number, records) for number, records in sorted(found, key=lambda each: each[0])]
-        return [trial for trial in trials if trial]
+        found = {number_of(directory): self._of(directory) for directory in self._read if directory != SWEEP}
+        trials, ignored = trials_of(found, self._parameters)
+        for number, why in ignored.items():
+            warn_once(f"{self.address.rstrip('/')}/{records_of(number)}", why)
+        return trials
 
     def append(self, trial: int, record: Record) -> None:
         """Add a record to a trial."""
@@ -146,7 +167,7 @@ class SweepStore:
             shutil.rmtree(self.storage.directory / f"{TRIALS}{trial:04d}/checkpoints", ignore_errors=True)
 
     def model(self, trial: int) -> str:
-        """Where the trained model of trial 0 lies once that is complete."""
+        """Return the address of a trained model that was kept."""
         return f"{self.home(trial)}/model"
 
     def keep_model(self, trial: int, directory: Path, names: Iterable[str]) -> None:
@@ -176,13 +197,22 @@ def number_of(directory: str) -> int:
     return int(directory.split("/")[1])
 
 
+@cache
+def warn_once(where: str, why: str) -> None:
+    """Warn of a proposal that is ignored."""
+    LOG.warning("%s: %s; expected a proposal of this sweep; ignored: check who may write to this store", where, why)
+
+
 def refusal(trials: list[Trial]) -> str:
     """Why a sweep is over before it has begun, as all of the first trials failed; "" if it is not."""
-    # The settings as given among them: as long as these are being trained, others may fail.
-    first = [trial.ended for trial in trials[:FAILURES] if trial.ended]
-    if len(first) < FAILURES or any(trial.ended.state != "failed" for trial in trials if trial.ended):
+    given = given_of(trials)
+    if given is None or any(trial.ended.state != "failed" for trial in trials if trial.ended):
         return ""
-    return f"sweep: the first {FAILURES} trials failed; trial {trials[0].number}: {first[0].reason}"
+    # As long as the settings as given are being trained, others may fail.
+    first = [given, *(trial for trial in trials if trial is not given)][:FAILURES]
+    if len(first) < FAILURES or not given.ended or not all(trial.ended for trial in first):
+        return ""
+    return f"sweep: the first {FAILURES} trials failed; trial {given.number}: {given.ended.reason}"
 
 
 def best_of(trials: list[Trial]) -> Trial | None:

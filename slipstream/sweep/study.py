@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream.sweep.config import SweepConfig
-from slipstream.sweep.records import Proposed, Reported, Trial
-from slipstream.sweep.space import Parameter
+from slipstream.sweep.records import Proposed, Reported, Trial, given_of
+from slipstream.sweep.space import Parameter, choice_text
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -47,8 +47,8 @@ def is_due(places: Sequence[int], trial: Trial, progress: int) -> bool:
 
 
 def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Proposed:
-    """What the next trial tries; the first one has the configuration as given."""
-    if not trials:
+    """Return what the next trial tries: the configuration as given, if no trial has that."""
+    if given_of(trials) is None:
         return Proposed({})
     study = study_of(trials, parameters, sampler_of(sweep, len(trials)))
     asked = study.ask({each.path: distribution_of(each) for each in parameters})
@@ -58,7 +58,7 @@ def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequenc
 def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], now: Trial, report: Reported) -> bool:
     """Whether ``now``, one of the ``trials``, stops with this report. The configuration as given never does: the best
     is compared with it at the end."""
-    if sweep.pruning == "none" or now.number == 0 or not places:
+    if sweep.pruning == "none" or not now.values or not places:
         return False
     from optuna.pruners import SuccessiveHalvingPruner
 
@@ -98,8 +98,7 @@ def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict
 
 
 def study_of(trials: Sequence[Trial], parameters: Sequence[Parameter], sampler: Any = None) -> Study:
-    """The trials as Optuna knows them. The configuration as given is no point of the space, so it is left out, as are
-    values that were of another type than the space's now."""
+    """The trials as Optuna knows them. The configuration as given is no point of the space, so it is left out."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -150,7 +149,7 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if parameter.range.choices:
-        return CategoricalDistribution([json.dumps(choice) for choice in parameter.range.choices])
+        return CategoricalDistribution([choice_text(choice) for choice in parameter.range.choices])
     low, high = parameter.extremes
     kind: Any = IntDistribution if parameter.whole else FloatDistribution
     return kind(low, high, log=parameter.range.log)
@@ -158,8 +157,11 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
 
 def value_of(parameter: Parameter, drawn: Any) -> Any:
     """A value of Optuna's as the setting has it: choices are texts of JSON there, which knows no lists."""
-    return json.loads(drawn) if parameter.range.choices else drawn
+    if parameter.range.choices:
+        return json.loads(drawn)
+    low, high = parameter.extremes
+    return min(max(drawn, low), high)  # the exponential of a logarithm may be off by its last bit
 
 
 def optuna_value(parameter: Parameter, value: Any) -> Any:
-    return json.dumps(value) if parameter.range.choices else value
+    return choice_text(value) if parameter.range.choices else value

@@ -221,7 +221,7 @@ class Worker:
         loss = None if outcome.state == "failed" else best
         ended = Ended(outcome.state, loss, curve, seconds, outcome.weights, outcome.reason)
         with self._lock:
-            if number == 0 and outcome.state == "complete":
+            if not taken.trial.values and outcome.state == "complete":
                 self._store.keep_model(number, job.directory, Artifact.open(job.directory, KIND).files)
             if outcome.state == "failed":
                 self._store.keep_log(number, job.log)

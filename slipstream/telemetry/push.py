@@ -6,13 +6,13 @@ A gateway shows what it got for ever. So it gets counters, which stay true; the 
 from __future__ import annotations
 
 import base64
-import re
 import threading
 import urllib.error
 import urllib.request
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from slipstream.logs import logger
 from slipstream.telemetry.metrics import Labels, exposition
@@ -21,33 +21,63 @@ from slipstream.telemetry.totals import read_node, read_totals
 VARIABLE = "SLIPSTREAM_PUSHGATEWAY"
 JOB = "slipstream"
 WITHIN_S = 2.0
+#: What may stand in a path and a query as it is; anything else, such as umlauts, is percent-encoded.
+SAFE = "!$%&'()*+,/:;=?@[]~-._"
 log = logger("telemetry")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway: the address that messages may show, and the secrets that travel beside it."""
+
+    address: str
+    query: str = field(repr=False)
+    #: The value of the header Authorization; "" for none.
+    authorization: str = field(repr=False)
+
+    @classmethod
+    def of(cls, url: str) -> Gateway:
+        """Take a URL apart. Raises ``ValueError``, whose message may quote the URL, if it is not one of a gateway.
+
+        A / or ? in a password ends the name of the host, so that what follows would be shown as a path: an @ that is
+        not the one before the host is refused.
+        """
+        parts = urlsplit(url)
+        user, at, _ = parts.netloc.rpartition("@")
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.port == 0
+            or "#" in url
+            or url.count("@") > len(at)
+            or any(each.isspace() or not each.isprintable() for each in url)
+        ):
+            raise ValueError("not the URL of a gateway")
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        port = f":{parts.port}" if parts.port else ""
+        address = f"{parts.scheme}://{host}{port}{quote(parts.path.rstrip('/'), safe=SAFE)}"
+        name, _, password = user.partition(":")
+        pair = f"{unquote(name)}:{unquote(password)}".encode()
+        authorization = f"Basic {base64.b64encode(pair).decode()}" if at else ""
+        return cls(address, quote(parts.query, safe=SAFE), authorization)
 
 
 def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) -> None:
     """Put the totals in ``directory`` in the place of those of these labels. Whatever fails, or takes longer than
     ``within`` seconds, is one warning."""
-    problem = check(url)
-    if not problem:
-        text = exposition(None, read_node(directory), read_totals(directory), labels, counters_only=True)
-        problem = put(url.rstrip("/") + path_of(labels), text.encode(), within) if text else ""
-    if problem:
-        log.warning("%s=%s: %s; the attempt's totals are not there", VARIABLE, shown(url), problem)
-
-
-def check(url: str) -> str:
-    """What is wrong with a URL, empty if nothing is."""
     try:
-        parts = urlsplit(url)
-        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        gateway = Gateway.of(url)
     except ValueError:
-        is_right = False
-    return "" if is_right else "expected the URL of a gateway, such as http://pushgateway:9091"
-
-
-def shown(url: str) -> str:
-    """The URL without a password."""
-    return re.sub(r"//[^/@]*@", "//", url)
+        log.warning(
+            "%s: cannot be taken apart; expected the URL of a gateway, such as http://pushgateway:9091; in user, "
+            "password and query percent-encode / and @; the attempt's totals are not there",
+            VARIABLE,
+        )
+        return
+    text = exposition(None, read_node(directory), read_totals(directory), labels, counters_only=True)
+    problem = put(gateway, path_of(labels), text.encode(), within) if text else ""
+    if problem:
+        log.warning("%s=%s: %s; the attempt's totals are not there", VARIABLE, gateway.address, problem)
 
 
 def path_of(labels: Labels) -> str:
@@ -64,24 +94,33 @@ def encoded(text: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode() or "="
 
 
-def put(url: str, content: bytes, within: float) -> str:
-    """What went wrong, empty if nothing did. A thread is left behind that still waits: names and connections each have
-    limits of their own."""
+def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
+    """Return what went wrong, "" if nothing did. A thread is left behind that still waits: names and connections each
+    have limits of their own."""
     answers: list[str] = []
+    url = f"{gateway.address}{path}{'?' if gateway.query else ''}{gateway.query}"
+    headers = {"Content-Type": "text/plain; version=0.0.4"}
+    if gateway.authorization:
+        headers["Authorization"] = gateway.authorization
 
     def ask() -> None:
-        request = urllib.request.Request(url, content, {"Content-Type": "text/plain; version=0.0.4"}, method="PUT")
+        request = urllib.request.Request(url, content, headers, method="PUT")
         try:
             with urllib.request.urlopen(request, timeout=within):
                 answers.append("")
         except urllib.error.HTTPError as error:
-            answers.append(f"it refuses ({error.code} {error.reason})")
-        except (OSError, ValueError) as error:
+            answers.append(f"it refuses ({error.code}{phrase_of(error.code)})")
+        except OSError as error:
             answers.append(f"it does not answer ({getattr(error, 'reason', error)})")
-        except Exception as error:
-            answers.append(f"it does not speak HTTP ({error})")
+        except Exception as error:  # whose message may quote the URL, or what the other side says of it
+            answers.append(f"it does not speak HTTP ({type(error).__name__})")
 
     thread = threading.Thread(target=ask, name="push", daemon=True)
     thread.start()
     thread.join(within)
     return answers[0] if answers else f"it has not answered within {within:g} s"
+
+
+def phrase_of(code: int) -> str:
+    """Return the standard's words for a status, and none of the server's, which may repeat a secret."""
+    return f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""

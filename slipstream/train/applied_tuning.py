@@ -8,13 +8,14 @@ the tuner found since; that is part of the checkpoint's identity.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from slipstream.artifacts.records import from_tree
 from slipstream.distributed.process_group import process_group
 from slipstream.distributed.user_errors import AgreedUserError, backend_of
 from slipstream.errors import UserError
@@ -35,6 +36,7 @@ T = TypeVar("T")
 class AppliedTuning:
     """What a run applies; nothing by default."""
 
+    MEND: ClassVar = "delete that checkpoint, or set training.resume: never"
     #: Fields of :class:`~slipstream.train.parallel.config.GradientsConfig` that the tuner changed.
     gradients: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -55,18 +57,18 @@ class AppliedTuning:
 
 def agree_on_tuning(
     training: TrainingConfig,
-    of_checkpoint: Callable[[], Mapping[str, Any] | None],
+    of_checkpoint: Callable[[], object],
     store: dist.Store,
     environment: MutableMapping[str, str],
 ) -> AppliedTuning:
     """What all ranks apply, with its variables set in ``environment``. All must call this, before they join a group.
 
-    ``of_checkpoint``, called on rank 0, gives what the run applied that is resumed; None if there is none. Raises
-    ``UserError`` on all ranks if the tuner's result cannot be read, or if that or the checkpoint sets a variable that
-    is none of the tuner's.
+    ``of_checkpoint``, called on rank 0, gives the record of what the run applied that is resumed; None if there is no
+    such run. Raises ``UserError`` on all ranks if the tuner's result cannot be read, or if that or the checkpoint sets
+    anything that the tuner would not set.
     """
     leads = environment["RANK"] == "0"
-    resumed = from_rank_0(store, "resumed", leads, lambda: with_checked_variables(of_checkpoint()))
+    resumed = from_rank_0(store, "resumed", leads, lambda: checked_record(of_checkpoint()))
     applied = AppliedTuning(**(resumed or {}))
     if applied.environment or (resumed is None and training.network_profile):
         hardware = fingerprint_here(training, store)
@@ -83,10 +85,22 @@ def agree_on_tuning(
     return applied
 
 
-def with_checked_variables(applied: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a checkpoint says was applied. Raises ``UserError`` for a variable that is none of the tuner's."""
-    check_variables((applied or {}).get("environment", {}), "the checkpoint that is resumed")
-    return applied
+def checked_record(tree: object) -> dict[str, Any] | None:
+    """Return the fields of what a checkpoint says was applied, None for None.
+
+    Raises ``UserError`` for any field, setting, variable or value that the tuner would not set.
+    """
+    if tree is None:
+        return None
+    where = "the checkpoint that is resumed"
+    applied = from_tree(tree, AppliedTuning, where)
+    from_tree(applied.gradients, DdpSettings, where)
+    try:
+        GradientsConfig.from_dict(applied.gradients)
+    except UserError as error:
+        raise UserError(f"{where}: {error.message}; {AppliedTuning.MEND}") from None
+    check_variables(applied.environment, where)
+    return asdict(applied)
 
 
 def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]) -> T:

@@ -7,11 +7,9 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,7 +71,7 @@ def run(request: TrainingRequest) -> None:
     end_with_torch_elastic()
     training = request.training
 
-    def tuning_of_checkpoint() -> Mapping[str, Any] | None:
+    def tuning_of_checkpoint() -> object:
         resumed = newest_identity(request.home, request.holder, training.resume, code_version("train"))
         return None if resumed is None else resumed.get("network", {})
 

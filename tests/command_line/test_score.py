@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from slipstream.artifacts.format import canonical_json
 from slipstream.promote.store import Registry
 from slipstream.score.command import main
 from slipstream.score.engine import score
@@ -41,6 +42,15 @@ def test_the_tables_are_listed_and_the_newest_is_fetched(served: Registry, tmp_p
     assert pq.read_table(part).num_rows == 700
     again = CliRunner().invoke(main, [str(output), "--fetch", str(tmp_path / "copy")])
     assert again.exit_code == 1 and "is there already" in again.output
+
+
+def test_a_record_forges_no_line_of_the_list(served: Registry, tmp_path: Path) -> None:
+    data, output = write_files(tmp_path / "in", files=1, of_each=300), tmp_path / "out"
+    publication, _ = score(served.uri, str(data), str(output), DataConfig(), KEEP)
+    pointer = output / f"published/{publication.key}.json"
+    pointer.write_bytes(canonical_json({**json.loads(pointer.read_bytes()), "at": "now\n   2  now  forged\x1b[2J"}))
+    (line,) = CliRunner().invoke(main, [str(output)]).output.splitlines()
+    assert line.startswith(r"   1  now 2 now forged\x1b[2J  ") and line.isprintable()
 
 
 def test_a_table_that_was_damaged_is_named(served: Registry, tmp_path: Path) -> None:

@@ -9,13 +9,20 @@ from typing import Any
 from click.testing import CliRunner
 
 from slipstream.sweep.command import main as sweep_command
+from slipstream.sweep.records import Ended, Proposed, encode
+from slipstream.sweep.space import untyped_parameters
 from slipstream.sweep.store import SweepStore
 from tests.support.command_line import run_in
 from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.tables import table_text
 
 WORKFLOW: dict[str, Any] = {"workflow": "sweep", "file": "sweep"}
-SWEEP = {"trials": 3, "store": "swept", "space": {"training.learning_rate": {"low": 1e-3, "high": 1e-1, "log": True}}}
+SWEEP: dict[str, Any] = {
+    "trials": 3,
+    "store": "swept",
+    "space": {"training.learning_rate": {"low": 1e-3, "high": 1e-1, "log": True}},
+}
+PARAMETERS = untyped_parameters(SWEEP["space"])
 
 
 def config(**sweep: Any) -> str:
@@ -39,7 +46,7 @@ def test_it_searches_trains_the_best_and_goes_on(tmp_path: Path) -> None:
     # The model that is exported was trained with the settings that were found, and by the ordinary stage.
     (trained,) = (tmp_path / ".slipstream/train").glob("*/manifest.json")
     rate = json.loads(trained.read_text())["made_by"]["training"]["learning_rate"]
-    store = SweepStore(str(tmp_path / "swept"))
+    store = SweepStore(str(tmp_path / "swept"), PARAMETERS)
     assert store.trials()[best].values == {"training.learning_rate": rate}
 
     again = run_in(tmp_path, *arguments, config(trials=4), **WORKFLOW)
@@ -54,6 +61,43 @@ def test_it_searches_trains_the_best_and_goes_on(tmp_path: Path) -> None:
     refused = run_in(tmp_path, *arguments, config(space=other), **WORKFLOW)
     assert refused.returncode == 1
     assert "sweep.store: swept holds a sweep of another space" in " ".join(refused.stdout.replace("│", " ").split())
+
+
+#: What a record of somebody else's would set, and in which module it would run code.
+FORGED = {
+    "model.name": "evil:make",
+    "training.checkpoint_uri": "elsewhere",
+    "export.max_loss": 100.0,
+    "promotion.max_loss": 100.0,
+    "promotion.when_in_doubt": "promote",
+}
+EVIL = "open('ran', 'w').close()\ndef make(signature): raise SystemExit\n"
+
+
+def test_records_that_somebody_else_wrote_set_nothing(tmp_path: Path) -> None:
+    """The record of the settings as given is cut, and a trial that sets everything claims to be the best."""
+    (tmp_path / "table.csv").write_text(table_text(600))
+    (tmp_path / "evil.py").write_text(EVIL)
+    records = tmp_path / "swept/records"
+    for number, content in ((0, encode(Proposed({}))[:-9]), (1, encode(Proposed(FORGED)))):
+        (records / f"{number:04d}").mkdir(parents=True)
+        (records / f"{number:04d}/0001.json").write_bytes(content)
+    (records / "0001/0002.json").write_bytes(encode(Ended("complete", -1e9, weights="ab" * 32)))
+    ended = run_in(tmp_path, "--data", "table.csv", "--target", "y", "--config", config(trials=2), **WORKFLOW)
+    assert ended.returncode == 0, ended.stdout
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "elsewhere").exists()
+    (report,) = (tmp_path / "runs").glob("*/summary.json")
+    figures = json.loads(report.read_text())
+    assert [(trial["number"], trial["settings"] == "as given") for trial in figures["sweep"]["trials"]] == [
+        (2, True),
+        (3, False),
+    ]
+    assert (figures["sweep"]["against"] is None) == (figures["sweep"]["best"] == 2)
+    assert (tmp_path / "swept/trials/0002/model/manifest.json").exists()
+    why = "swept/records/0001/: sets export.max_loss, model.name, promotion.max_loss, promotion.when_in_doubt, training"
+    assert ended.stdout.count(why) == 1, ended.stdout
+    listed = CliRunner().invoke(sweep_command, [str(tmp_path / "swept")])
+    assert listed.output.splitlines()[-1] == "2 trials: 2 complete", listed.output
 
 
 def test_a_store_that_holds_no_sweep(tmp_path: Path) -> None:

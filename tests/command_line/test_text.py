@@ -13,8 +13,9 @@ import yaml
 
 from slipstream.artifacts.versions import ROOT
 from slipstream.config import RunConfig
+from slipstream.language.chat_template import OWN_TEMPLATE
 from tests.support.command_line import Run, one_message
-from tests.support.corpora import write_lines, write_stories
+from tests.support.corpora import own_tokenizer, write_lines, write_stories
 from tests.support.quick_config import EXPORT, NETWORK
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -84,4 +85,18 @@ def test_bad_input_is_one_line(
     result = pyflyte_run("--data", "stories", "--config", config, *(["--target", target] if target else []))
     assert result.returncode == 1
     assert expected in " ".join(one_message(result.stdout).split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_template_that_takes_all_memory_is_one_line(pyflyte_run: Run, tmp_path: Path) -> None:
+    write_lines(tmp_path / "asked.jsonl", [{"prompt": f"after {n}?", "completion": f"{n + 1}."} for n in range(60)])
+    takes = "{% if '31?' in messages[0].content %}{{ '%1000000000d' % 1 }}{% endif %}"
+    own_tokenizer(tmp_path / "own", takes + OWN_TEMPLATE)
+    config = json.dumps({**QUICK, "data": {**TEXT, "tokenizer": "own"}})
+    result = pyflyte_run("--data", "asked.jsonl", "--config", config)
+    assert result.returncode == 1
+    message = " ".join(one_message(result.stdout).split())
+    assert (
+        "asked.jsonl, line 32: the chat template of data.tokenizer 'own' needed more than 512 MiB of memory" in message
+    )
     assert not (tmp_path / "runs").exists()

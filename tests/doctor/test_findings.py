@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slipstream.doctor.findings import Finding, Reading, Report, readings_text
 
 DISK = [Finding("warning", f"task {number}", "no disk", "evicted first", "ask for some") for number in range(5)]
@@ -25,6 +27,18 @@ def test_a_table_is_aligned_and_fits_the_terminal() -> None:
     assert [line[:9].strip() for line in lines if line[0] != " "] == ["error", "warning"]
     assert all(line[7:9] == "  " and line[9] != " " for line in lines), "text begins in one column"
     assert [line[9:] for line in lines][-2:] == ["in task 0, task 1, task 2 and 2 more", "fix: ask for some"]
+
+
+FORGED = "train\r\nOK: nothing is missing\x1b[2J"
+
+
+@pytest.mark.parametrize("width", [None, 200])
+def test_names_from_a_package_forge_no_line(width: int | None) -> None:
+    report = Report((Finding("error", FORGED, "no GPU", "runs on a CPU", "set gpu"),), (FORGED,), (FORGED,))
+    said = f"{report.text(width)}\n{readings_text([Reading('GPU', FORGED, FORGED)], width)}"
+    lines = said.split("\n")
+    assert all(line.isprintable() for line in lines), lines
+    assert sum("OK: nothing is missing" in line for line in lines) == sum("train OK" in line for line in lines) == 4
 
 
 def test_readings_are_aligned() -> None:

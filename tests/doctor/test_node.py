@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from slipstream.doctor import node
 from slipstream.doctor.findings import Reading
@@ -46,21 +48,40 @@ class Nvml:
         self.nvmlDeviceGetName = lambda handle: "NVIDIA A100-SXM4-80GB"
 
 
-def test_a_free_gpu_and_one_that_another_process_holds(tmp_path: Path) -> None:
-    driver, free = node.nvidia(tmp_path, Nvml(0, []))
-    assert driver.found == "550.54.15, CUDA up to 12.4" and not driver.problem  # this torch is for CPUs
+#: The CUDA version of every build of torch that pip may install; None is the build for CPUs.
+BUILDS = pytest.mark.parametrize("build", [None, "12.8", "13.0"])
+
+
+@BUILDS
+def test_a_free_gpu_and_one_that_another_process_holds(
+    build: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", build)
+    driver, free = node.nvidia(tmp_path, Nvml(0, []), "12.4")
+    assert driver.found == "550.54.15, CUDA up to 12.4" and not driver.problem
     assert free == Reading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by nobody")
     root = write(tmp_path, {"proc/7/comm": "python\n"})
     holders = [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
-    _, held = node.nvidia(root, Nvml(20 * GIB, holders))
+    _, held = node.nvidia(root, Nvml(20 * GIB, holders), "12.4")
     assert "60.0 GiB of 80.0 GiB free, held by python 7 (20.0 GiB), process 8 of another container" in held.found
     assert "in use already" in held.problem
+
+
+@BUILDS
+def test_a_node_is_compared_with_the_build_of_torch_that_is_installed(
+    build: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(0, []))
+    found = {reading.what: reading for reading in node.read_node(root=tmp_path)}
+    assert found["GPU 0"].found.startswith("NVIDIA A100-SXM4-80GB")
+    assert ("built for CUDA 13.0" in found["NVIDIA driver"].problem) == (build == "13.0")
 
 
 def test_a_library_that_fails_halfway_leaves_what_was_read(tmp_path: Path) -> None:
     broken = Nvml(0, [])
     broken.nvmlDeviceGetCount = lambda: 1 // 0
-    driver, why = node.readings("NVIDIA driver", lambda: node.nvidia(tmp_path, broken))
+    driver, why = node.readings("NVIDIA driver", lambda: node.nvidia(tmp_path, broken, ""))
     assert driver.found.startswith("550") and why.found.startswith("not read: ZeroDivisionError")
 
 

@@ -178,7 +178,7 @@ def install(directory: Path, name: str, torch: str, *, cuda: str | None = None, 
 
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-DEPENDENCIES = [*PROJECT["dependencies"], "tokenizers"]
+DEPENDENCIES = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["text"]]
 CONSTRAINTS = (REPOSITORY / "constraints.txt").read_text().splitlines()
 
 

@@ -13,6 +13,7 @@ from slipstream.profiles.profile import parse
 from slipstream.storage import download_all
 from slipstream.sweep.config import SweepConfig
 from slipstream.sweep.records import Trial
+from slipstream.sweep.space import parameters_of
 from slipstream.sweep.store import SweepStore, best_of
 from tests.support.cluster.kills import BY_THE_CLOCK, LOSSES, WRITES, How, Kill, Kills
 from tests.support.cluster.propeller import Execution
@@ -67,7 +68,7 @@ def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Executi
     execution = here.execution(name, kills=kills)
     inputs = {"data": literal(table(here.bucket)), "target": literal(TARGET), "config": literal(config)}
     execution.run(WORKFLOW, inputs)
-    return execution, config, SweepStore(store).trials()
+    return execution, config, SweepStore(store, parameters_of(config)).trials()
 
 
 def as_alone(prepared: Path, config: RunConfig, trials: list[Trial], place: Path) -> None:

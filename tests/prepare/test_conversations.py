@@ -13,11 +13,11 @@ import pytest
 
 from slipstream.artifacts.prepared.documents import read_documents
 from slipstream.errors import UserError
-from slipstream.language.chat_template import CannotRender, ChatTemplate, messages_of, template_of
-from slipstream.language.tokenizer import Tokenizer, bytes_tokenizer
+from slipstream.language.chat_template import CannotRender, ChatTemplate, Rendered, messages_of, template_of
+from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.language import corpus
 from slipstream.source import quarantine
-from tests.support.corpora import prepare_language, rows_of, story, write_lines
+from tests.support.corpora import own_tokenizer, prepare_language, rows_of, story, write_lines
 
 END, TURN, TURN_ENDS = 256, 257, 258
 LENGTH = 160
@@ -98,17 +98,6 @@ def test_a_trained_tokenizer_knows_the_turns_and_not_their_spelling(tmp_path: Pa
     assert not [token for token in vocabulary if "im_" in token and token not in Tokenizer(files).specials]
 
 
-def own_tokenizer(directory: Path, template: str | None, **settings: Any) -> str:
-    files = bytes_tokenizer(turns=True)
-    directory.mkdir()
-    content = json.loads(files["tokenizer_config.json"]) | settings
-    (directory / "tokenizer.json").write_text(files["tokenizer.json"])
-    (directory / "tokenizer_config.json").write_text(json.dumps(content))
-    if template is not None:
-        (directory / "chat_template.jinja").write_text(template)
-    return str(directory)
-
-
 PLAIN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -147,14 +136,14 @@ def test_a_template_gets_nowhere_from_the_sandbox(attack: str) -> None:
     with pytest.raises(
         UserError, match=r"cannot render a user's turn: the chat template fails: SecurityError|no user turns"
     ):
-        ChatTemplate(attack, {})
+        ChatTemplate(attack, {}, "2024-07-26")
 
 
 def test_a_template_that_changes_what_went_before_is_told() -> None:
     changing = "{% for m in messages %}[{{ m.content }}{{ loop.length }}]{% endfor %}"
-    template = ChatTemplate(changing, {})
-    with pytest.raises(CannotRender, match="shows an answer otherwise once others follow"):
-        template.render(talk(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"])
+    messages = talk(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
+    (found,) = ChatTemplate(changing, {}, "2024-07-26").render([messages])
+    assert isinstance(found, CannotRender) and "shows an answer otherwise once others follow" in str(found)
 
 
 class TestBadInput:
@@ -197,7 +186,9 @@ class TestBadInput:
         where = own_tokenizer(tmp_path / "none", None)
         assert "has no chat template for conversations" in self.refused(tmp_path, rows, tokenizer=where)
         where = own_tokenizer(tmp_path / "broken", "{% for %}")
-        assert "its chat template is none of Jinja2's" in self.refused(tmp_path, rows, tokenizer=where)
+        assert "its chat template cannot be compiled: it fails: TemplateSyntaxError" in self.refused(
+            tmp_path, rows, tokenizer=where
+        )
         where = own_tokenizer(
             tmp_path / "strict", PLAIN + "{% if messages|length > 1 %}{{ raise_exception('no more') }}{% endif %}"
         )
@@ -205,7 +196,7 @@ class TestBadInput:
 
     def test_a_template_may_lie_in_the_settings(self) -> None:
         settings = {"eos_token": {"content": "</s>"}, "chat_template": [{"name": "default", "template": PLAIN}]}
-        found = template_of({"tokenizer_config.json": json.dumps(settings)}).render(
-            talk(("user", "a"), ("assistant", "b"))["messages"]
+        (found,) = template_of({"tokenizer_config.json": json.dumps(settings)}, "2024-07-26").render(
+            [talk(("user", "a"), ("assistant", "b"))["messages"]]
         )
-        assert found.text == "user: a</s>assistant: b</s>" and found.spans == [(22, 27)]
+        assert isinstance(found, Rendered) and found.text == "user: a</s>assistant: b</s>" and found.spans == [(22, 27)]

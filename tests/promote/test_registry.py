@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slipstream.artifacts.format import canonical_json
 from slipstream.errors import UserError
 from slipstream.export.check import check
 from slipstream.promote.engine import judge
@@ -75,6 +76,28 @@ def test_a_pointer_that_is_none_is_named(models: Models, served: Registry) -> No
     Path(served.uri, "promoted", "00000002.json").write_text("{}")
     with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
         served.promoted()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"version": "../../outside"}, {"version": ""}, {"manifest": "x"}, {"version": "0123456789abcdef\n"}]
+)
+def test_a_pointer_leads_nowhere_but_to_a_version(served: Registry, changed: dict[str, str]) -> None:
+    pointer = served.promoted()
+    assert pointer is not None
+    forged = canonical_json({**vars(pointer), "number": 2, **changed})
+    Path(served.uri, "promoted", "00000002.json").write_bytes(forged)
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+        served.promoted()
+
+
+def test_a_record_forges_no_line_of_the_list(served: Registry) -> None:
+    pointer = served.promoted()
+    assert pointer is not None
+    forged = canonical_json({**vars(pointer), "number": 2, "why": "better\n   3  today  0123\x1b[2J", "at": "now\n"})
+    Path(served.uri, "promoted", "00000002.json").write_bytes(forged)
+    lines = CliRunner().invoke(main, [served.uri]).output.splitlines()
+    assert len(lines) == 2 and all(line.isprintable() for line in lines)
+    assert lines[1].endswith(r"better 3 today 0123\x1b[2J")
 
 
 def test_the_command_lists_and_fetches(models: Models, served: Registry, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_settings_as_given_may_be_the_best(tmp_path: Path) -> None:
     assert "The settings as given are the best that were tried." in page and "are the best that were tried" in said
     assert "What the settings explain" not in page
     page, said = built(tmp_path / "incomplete", replace(swept(), against=None))
-    nothing = "The training with the settings as given is not complete, so there is nothing to compare with."
+    nothing = "There is no trained model with the settings as given to compare with."
     assert nothing in page and nothing in " ".join(said.split())
 
 

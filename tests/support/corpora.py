@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.language.tokenizer import bytes_tokenizer
 from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 
@@ -51,3 +52,15 @@ def rows_of(data: PreparedData, split: str) -> np.ndarray:
     """The stored tokens of a split, ``[rows, length + 1]``."""
     stored = data.split(split)
     return np.concatenate([stored["tokens"], stored["target"][:, -1:]], axis=1)
+
+
+def own_tokenizer(directory: Path, template: str | None, **settings: Any) -> str:
+    """Write a tokenizer of the bytes with a chat template, and return its address."""
+    files = bytes_tokenizer(turns=True)
+    directory.mkdir()
+    content = json.loads(files["tokenizer_config.json"]) | settings
+    (directory / "tokenizer.json").write_text(files["tokenizer.json"])
+    (directory / "tokenizer_config.json").write_text(json.dumps(content))
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    return str(directory)

@@ -21,7 +21,7 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.config import RunConfig
 from slipstream.settings import to_dict
 from slipstream.sweep.records import Trial
-from slipstream.sweep.space import trial_config
+from slipstream.sweep.space import parameters_of, trial_config
 from slipstream.sweep.store import SweepStore
 from slipstream.sweep.trial import WEIGHTS
 from tests.support.processes import FORK, workers_of
@@ -115,7 +115,7 @@ class SweepRun:
             assert not failed, (failed, self.said())
             self.restart_the_dead()
             time.sleep(0.1)
-        return SweepStore(self.store).trials()
+        return SweepStore(self.store, parameters_of(self.config)).trials()
 
     def said(self) -> str:
         return "".join(path.read_text()[-3000:] for path in sorted(self.place.glob("*.log")))

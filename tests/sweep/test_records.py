@@ -14,6 +14,7 @@ from slipstream.errors import UserError
 from slipstream.storage import storage_for
 from slipstream.sweep.engine import identity_of
 from slipstream.sweep.records import Died, Ended, Identity, Point, Proposed, Record, Reported, Trial, decode, encode
+from slipstream.sweep.space import untyped_parameters
 from slipstream.sweep.store import SweepStore, best_of, refusal
 
 RECORDS: list[Record] = [
@@ -23,6 +24,7 @@ RECORDS: list[Record] = [
     Ended("complete", 0.125, [Point(1000, 0.5, 0.5), Point(2000, 0.125, 0.125)], 1.5, "ab" * 32),
     Ended("failed", reason="out of memory"),
 ]
+PARAMETERS = untyped_parameters({"training.epochs": {"low": 0, "high": 99}})
 IDENTITY = Identity("data", {"name": "mlp"}, {"epochs": 3}, {"training.epochs": {"low": 1, "high": 3}}, 0)
 
 
@@ -45,6 +47,17 @@ def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
     assert not believed
 
 
+def complete(loss: float) -> Ended:
+    return Ended("complete", loss, weights="ab" * 32)
+
+
+def begin_six(store: SweepStore) -> None:
+    """The settings as given, and five trials of the space."""
+    store.propose(lambda _: Proposed({}))
+    for number in range(1, 6):
+        store.propose(partial(proposed, number))
+
+
 def proposed(number: int, known: object) -> Proposed:
     return Proposed({"training.epochs": number})
 
@@ -53,38 +66,38 @@ def proposed(number: int, known: object) -> Proposed:
 def test_a_record_that_is_cut_is_passed_over(tmp_path: Path, kept: int) -> None:
     """The settings of one trial and the end of another are cut, as a disk may leave them: the one trial is as if it
     had not begun, the other has not ended, and both can go on."""
-    store = SweepStore(str(tmp_path))
+    store = SweepStore(str(tmp_path), PARAMETERS)
     for number in range(3):
         assert store.propose(partial(proposed, number)) == Trial(number, {"training.epochs": number})
-        store.append(number, Ended("complete", 1.0 + number))
+        store.append(number, complete(1.0 + number))
     for name in ("0001/0001.json", "0002/0002.json"):
         file = tmp_path / "records" / name
         file.write_bytes(file.read_bytes()[:kept])
-    again = SweepStore(str(tmp_path))
+    again = SweepStore(str(tmp_path), PARAMETERS)
     assert [(trial.number, trial.ended is not None) for trial in again.trials()] == [(0, True), (2, False)]
-    again.append(2, Ended("complete", 5.0))
+    again.append(2, complete(5.0))
     begun = again.propose(lambda trials: Proposed({"training.epochs": len(trials)}))
     assert begun and begun.number == 3
-    found = {trial.number: trial for trial in SweepStore(str(tmp_path)).trials()}
-    assert found[2].ended == Ended("complete", 5.0) and found[3].values == {"training.epochs": 2}
+    found = {trial.number: trial for trial in SweepStore(str(tmp_path), PARAMETERS).trials()}
+    assert found[2].ended == complete(5.0) and found[3].values == {"training.epochs": 2}
 
 
 def test_what_a_store_begins_with_may_be_cut_too(tmp_path: Path) -> None:
-    SweepStore(str(tmp_path)).open(IDENTITY)
+    SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)
     file = tmp_path / "records/sweep/0001.json"
     file.write_bytes(file.read_bytes()[:-2])
-    SweepStore(str(tmp_path)).open(IDENTITY)
-    assert SweepStore(str(tmp_path)).identity() == IDENTITY
+    SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)
+    assert SweepStore(str(tmp_path), PARAMETERS).identity() == IDENTITY
 
 
 def test_of_two_that_say_the_same_the_first_counts(tmp_path: Path) -> None:
     """A worker that was thought dead ends a trial that its successor has ended."""
-    first, second = SweepStore(str(tmp_path)), SweepStore(str(tmp_path))
+    first, second = SweepStore(str(tmp_path), PARAMETERS), SweepStore(str(tmp_path), PARAMETERS)
     first.propose(lambda _: Proposed({}))
     second.trials()
-    first.append(0, Ended("complete", 0.5))
+    first.append(0, complete(0.5))
     second.append(0, Ended("pruned", 0.7))
-    assert [trial.ended for trial in SweepStore(str(tmp_path)).trials()] == [Ended("complete", 0.5)]
+    assert [trial.ended for trial in SweepStore(str(tmp_path), PARAMETERS).trials()] == [complete(0.5)]
 
 
 def propose_many(store: SweepStore, number: int, mine: list[int]) -> None:
@@ -103,14 +116,14 @@ def test_workers_that_propose_at_once_share_no_number(
         request.getfixturevalue("store")
         address = f"s3://bucket/{tmp_path.name}"
     mine: list[list[int]] = [[] for _ in range(4)]
-    threads = [threading.Thread(target=propose_many, args=(SweepStore(address), 5, each)) for each in mine]
+    threads = [threading.Thread(target=propose_many, args=(SweepStore(address, PARAMETERS), 5, each)) for each in mine]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     numbers = sorted(number for each in mine for number in each)
     assert numbers == list(range(20))
-    assert [trial.number for trial in SweepStore(address).trials()] == numbers
+    assert [trial.number for trial in SweepStore(address, PARAMETERS).trials()] == numbers
 
 
 @pytest.mark.parametrize(
@@ -124,10 +137,10 @@ def test_workers_that_propose_at_once_share_no_number(
     ],
 )
 def test_another_sweep_in_the_same_store_is_refused(tmp_path: Path, changed: dict[str, object], said: str) -> None:
-    SweepStore(str(tmp_path)).open(IDENTITY)
-    SweepStore(str(tmp_path)).open(IDENTITY)
+    SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)
+    SweepStore(str(tmp_path), PARAMETERS).open(IDENTITY)
     with pytest.raises(UserError, match=said):
-        SweepStore(str(tmp_path)).open(Identity(**{**vars(IDENTITY), **changed}))
+        SweepStore(str(tmp_path), PARAMETERS).open(Identity(**{**vars(IDENTITY), **changed}))
 
 
 def test_a_sweep_from_before_a_setting_goes_on_where_it_has_the_default(tmp_path: Path) -> None:
@@ -137,44 +150,44 @@ def test_a_sweep_from_before_a_setting_goes_on_where_it_has_the_default(tmp_path
     model = {name: value for name, value in now.model.items() if name not in younger}
     training = {name: value for name, value in now.training.items() if name != "ema"}
     gradients = {name: value for name, value in now.training["gradients"].items() if name != "hook"}
-    SweepStore(str(tmp_path)).open(replace(now, model=model, training={**training, "gradients": gradients}))
-    SweepStore(str(tmp_path)).open(now)
+    SweepStore(str(tmp_path), PARAMETERS).open(replace(now, model=model, training={**training, "gradients": gradients}))
+    SweepStore(str(tmp_path), PARAMETERS).open(now)
     with pytest.raises(UserError, match="a sweep of another model"):
-        SweepStore(str(tmp_path)).open(replace(now, model={**now.model, "quantise": "nf4"}))
+        SweepStore(str(tmp_path), PARAMETERS).open(replace(now, model={**now.model, "quantise": "nf4"}))
 
 
 def test_five_failures_at_the_start_are_no_accident(tmp_path: Path) -> None:
-    store = SweepStore(str(tmp_path))
+    store = SweepStore(str(tmp_path), PARAMETERS)
+    begin_six(store)
     for number in range(5):
-        store.propose(lambda _: Proposed({}))
         assert not refusal(store.trials())
         store.append(number, Ended("failed", reason=f"reason {number}"))
     assert refusal(store.trials()) == "sweep: the first 5 trials failed; trial 0: reason 0"
-    store.propose(lambda _: Proposed({}))
     store.append(5, Ended("pruned", 1.0))
     assert not refusal(store.trials()) and best_of(store.trials()) is None
 
 
-def test_others_may_fail_while_the_settings_as_given_are_trained(tmp_path: Path) -> None:
-    store = SweepStore(str(tmp_path))
+@pytest.mark.parametrize("given", [0, 3, 7])
+def test_others_may_fail_while_the_settings_as_given_are_trained(given: int, tmp_path: Path) -> None:
+    store = SweepStore(str(tmp_path), PARAMETERS)
     for number in range(8):
-        store.propose(lambda _: Proposed({}))
-        if number:
+        store.propose(partial(proposed, number) if number != given else lambda _: Proposed({}))
+        if number != given:
             store.append(number, Ended("failed", reason=f"reason {number}"))
     assert not refusal(store.trials())
-    store.append(0, Ended("failed", reason="as given"))
-    assert refusal(store.trials()) == "sweep: the first 5 trials failed; trial 0: as given"
+    store.append(given, Ended("failed", reason="as given"))
+    assert refusal(store.trials()) == f"sweep: the first 5 trials failed; trial {given}: as given"
 
 
 def test_minutes_are_counted_from_the_first_start_of_an_execution(tmp_path: Path) -> None:
-    store = SweepStore(str(tmp_path))
+    store = SweepStore(str(tmp_path), PARAMETERS)
     assert store.started("one", 100.0) == 100.0
-    assert SweepStore(str(tmp_path)).started("one", 200.0) == 100.0
+    assert SweepStore(str(tmp_path), PARAMETERS).started("one", 200.0) == 100.0
     assert store.started("two", 300.0) == 300.0
 
 
 def test_what_a_trial_has_left_is_deleted_but_for_its_records(tmp_path: Path) -> None:
-    store = SweepStore(str(tmp_path))
+    store = SweepStore(str(tmp_path), PARAMETERS)
     store.propose(lambda _: Proposed({}))
     storage = storage_for(store.checkpoints(0))
     storage.put("step-000000000020.a0001/manifest.json", b"{}")

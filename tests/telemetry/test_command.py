@@ -234,7 +234,7 @@ def test_names_in_files_do_not_move_the_cursor(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "train-ab")
     ring.add(sample(NOW, replace(device(), name="\x1b[2J")))
     write_totals(tmp_path / "train-ab", rank(0, goodput=0.9, bottlenecks={"\x1b[2J": 0.3}))
-    write_facts(tmp_path / "train-ab", replace(FACTS, node="\x07"))
+    write_facts(tmp_path / "train-ab", replace(FACTS, node="\x07", instance_type="a\nb\x1b[2J"))
     assert all(line.isprintable() for line in page(Snapshot.of(tmp_path / "train-ab", NOW)))
 
 

@@ -23,10 +23,13 @@ from tests.support.sampler_process import LABELS, totals
 class Gateway(BaseHTTPRequestHandler):
     code: ClassVar[int] = 200
     got: ClassVar[list[tuple[str, str]]] = []
+    authorizations: ClassVar[list[str | None]] = []
 
     def do_PUT(self) -> None:
+        self.authorizations.append(self.headers["Authorization"])
         self.got.append((self.path, self.rfile.read(int(self.headers["Content-Length"])).decode()))
-        self.send_response(self.code)
+        # A gateway may repeat what it got.
+        self.send_response(self.code, f"no {self.headers['Authorization']} {self.path}")
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -37,6 +40,7 @@ class Gateway(BaseHTTPRequestHandler):
 def gateway() -> Iterator[str]:
     Gateway.code = 200
     Gateway.got.clear()
+    Gateway.authorizations.clear()
     with HTTPServer(("127.0.0.1", 0), Gateway) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -79,7 +83,7 @@ def test_without_totals_nothing_is_pushed(gateway: str, tmp_path: Path) -> None:
 def warning(url: str, directory: Path, capsys: pytest.CaptureFixture[str], within: float = 2.0) -> str:
     push(url, directory, LABELS, within)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("telemetry    warning: SLIPSTREAM_PUSHGATEWAY=")
+    assert line.startswith("telemetry    warning: SLIPSTREAM_PUSHGATEWAY")
     return line
 
 
@@ -88,6 +92,72 @@ def warning(url: str, directory: Path, capsys: pytest.CaptureFixture[str], withi
 )
 def test_what_is_no_url_is_one_line(url: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected the URL of a gateway, such as http://pushgateway:9091" in warning(url, directory, capsys)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "authorization", "query"),
+    [
+        ("me:SECRET@", "", "me:SECRET", ""),
+        ("me:SECRET%40%2F%3F%23%3A@", "/", "me:SECRET@/?#:", ""),
+        ("SECRET@", "", "SECRET:", ""),
+        (":SECRET@", "", ":SECRET", ""),
+        ("m%C3%A9:SECRETé@", "", "mé:SECRETé", ""),
+        ("", "?token=SECRET", "", "?token=SECRET"),
+        ("me:SECRET@", "?token=SECRET%40&a=é", "me:SECRET", "?token=SECRET%40&a=%C3%A9"),
+    ],
+)
+def test_secrets_travel_beside_the_address_and_reach_no_message(
+    *,
+    before: str,
+    after: str,
+    authorization: str,
+    query: str,
+    gateway: str,
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = gateway.replace("//", f"//{before}") + after
+    push(url, directory, LABELS)
+    ((path, _),) = Gateway.got
+    assert path.endswith(f"/node/node-7{query}") and "SECRET" not in path.removesuffix(query)
+    header = f"Basic {base64.b64encode(authorization.encode()).decode()}" if authorization else None
+    assert Gateway.authorizations == [header] and capsys.readouterr().err == ""
+    for code in (401, 799):
+        Gateway.code = code
+        line = warning(url, directory, capsys)
+        assert f"it refuses ({code}" in line and f"SLIPSTREAM_PUSHGATEWAY={gateway}: " in line
+        assert "SECRET" not in line and (header or "SECRET").split()[-1] not in line
+    Gateway.code = 200
+    dead = warning(f"http://{before}127.0.0.1:{free_port()}{after}", directory, capsys)
+    assert "does not answer" in dead and "SECRET" not in dead
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:SECRET",
+        "http://me:SEC/RET@127.0.0.1:{port}",
+        "http://me:12/SECRET@127.0.0.1:{port}",
+        "http://me:12?SECRET@127.0.0.1:{port}",
+        "http://me:12#SECRET@127.0.0.1:{port}",
+        "http://me:SEC@RET@127.0.0.1:{port}",
+        "http://me:SEC[RET@127.0.0.1:{port}",
+        "http://me:SECRET @127.0.0.1:{port}",
+        "http://me:SECRET\n@127.0.0.1:{port}",
+        "http://127.0.0.1:{port}/a/SECRET@b",
+        "http://127.0.0.1:{port}#SECRET",
+        "http://127.0.0.1:{port}?token=SECRET@",
+        "http://me:SECRET@127.0.0.1:port",
+        "me:SECRET@127.0.0.1:{port}",
+        "//me:SECRET@127.0.0.1:{port}",
+    ],
+)
+def test_a_url_that_cannot_be_taken_apart_is_not_quoted(
+    url: str, gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = warning(url.replace("{port}", gateway.rpartition(":")[2]), directory, capsys)
+    assert "cannot be taken apart; expected the URL of a gateway" in line and "percent-encode / and @" in line
+    assert not Gateway.got and not any(part in line for part in ("SEC", "RET", "127.0.0.1", "me:"))
 
 
 def test_a_dead_gateway_is_one_line_without_its_password(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

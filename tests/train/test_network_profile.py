@@ -195,6 +195,27 @@ def test_a_file_sets_no_variable_but_the_tuners(
     assert environment == {"RANK": "0"}
 
 
+@pytest.mark.parametrize(
+    ("begun", "why"),
+    [
+        ({"gradients": {"hook": "powersgd"}}, "hook: Input should be '' or 'fp16'"),
+        ({"gradients": {"rank": 64}}, "rank: Unexpected keyword argument"),
+        ({"gradients": {"bucket_cap_mb": -1}}, "training.gradients.bucket_cap_mb: -1 is not allowed"),
+        ({"gradients": {"bucket_cap_mb": True}}, "bucket_cap_mb: Input should be a valid integer"),
+        ({"environment": {"NCCL_ALGO": "Ring\0"}}, "sets NCCL_ALGO to 'Ring"),
+        ({"environment": {"NCCL_ALGO": "Ring" * 99}}, "sets NCCL_ALGO to 'Ring"),
+        ({"environment": {"NCCL_ALGO": 3}}, "NCCL_ALGO: Input should be a valid string"),
+        ({"learning_rate": 1e9}, "learning_rate: Unexpected keyword argument"),
+        (["NCCL_ALGO"], "Input should be an object"),
+    ],
+)
+def test_a_checkpoint_sets_nothing_that_the_tuner_would_not(begun: object, why: str) -> None:
+    environment = {"RANK": "0"}
+    with pytest.raises(UserError, match=r"^the checkpoint that is resumed: ") as refused:
+        agree_on_tuning(TrainingConfig(), lambda: begun, dist.HashStore(), environment)
+    assert why in refused.value.message and environment == {"RANK": "0"}
+
+
 def test_all_that_the_tuner_tries_may_be_set() -> None:
     tried = candidates("nccl", [4], [], []) + candidates("gloo", [4], ["eth1"], [])
     assert {name for one in tried for name in one.environment} == set(VARIABLES_OF_THE_TUNER)

@@ -7,6 +7,8 @@ from typing import Literal
 
 State = Literal["complete", "pruned", "failed", "unfinished"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed", "unfinished")
+#: The settings, in words, of the trial that has none of the space.
+AS_GIVEN = "as given"
 
 
 @dataclass(frozen=True)
@@ -16,18 +18,25 @@ class SweepTrial:
 
     number: int
     state: State
-    #: The settings that it tried, in words; "as given" of trial 0.
+    #: The settings that it tried, in words.
     settings: str
     loss: float | None = None
     curve: list[list[float]] = field(default_factory=list)
     seconds: float = 0.0
     reason: str = ""
 
+    @property
+    def is_given(self) -> bool:
+        """Return True for the trial of the configuration as given."""
+        return self.settings == AS_GIVEN
+
 
 @dataclass(frozen=True)
 class AgainstGiven:
-    """The model that was trained with the best settings against that of trial 0, on the same test rows: how much it
-    gains, in points of accuracy or percent of RMSE, with its 95 % interval."""
+    """The gain of the model with the best settings over the model with the settings as given, on the same test rows.
+
+    In points of accuracy or percent of RMSE, with its 95 % interval.
+    """
 
     gain: float
     low: float
@@ -50,10 +59,13 @@ class AgainstGiven:
 
 @dataclass(frozen=True)
 class Sweep:
-    """``best`` is the number of the trial whose settings the model was trained with; ``against`` is None if these are
-    the settings as given, or if trial 0 is not complete. ``rungs`` are the epochs at which trials were compared;
-    ``importance`` the share of each setting in the differences between complete trials, the largest first, empty if
-    there are too few."""
+    """A sweep.
+
+    ``best`` is the number of the trial whose settings the model was trained with. ``against`` is None if these are the
+    settings as given, or if there is no trained model with those. ``rungs`` are the epochs at which trials were
+    compared. ``importance`` is the share of each setting in the differences between complete trials, the largest first,
+    empty if there are too few.
+    """
 
     store: str
     trials: list[SweepTrial]
@@ -75,9 +87,9 @@ class Sweep:
         """Whether it is shown that the settings that were found are better, as a sentence without its full stop."""
         if self.against:
             return self.against.sentence
-        if self.best == 0:
+        if self.best_trial.is_given:
             return "the settings as given are the best that were tried"
-        return "the training with the settings as given is not complete, so there is nothing to compare with"
+        return "there is no trained model with the settings as given to compare with"
 
     @property
     def best_trial(self) -> SweepTrial:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from slipstream.errors import UserError
+from slipstream.one_line import one_line
 from slipstream.plan.serving.advice import number, per_million, sentences
 from slipstream.plan.serving.decide import Replicas, Row, Wanted, plan, recommended, sleeping
 from slipstream.plan.serving.hosts import hosts, why_not
@@ -128,10 +129,11 @@ def text(made: Plan) -> str:
         f"{load.name}: {number(load.month)} requests a month by {load.seconds / HOUR_S:,.3g} hours recorded; "
         f"{number(max(load.rates))} requests/s in the busiest minute, at {busiest:02}h; idle for {load.idle_share:.2%}"
     )
-    hours = f"{made.best.variant} on {made.best.host.name}, by the hour of the day\n{by_hour(made.best, load)}"
-    advice = " ".join(sentences(made.rows, load, made.wanted))
-    notes = "\n".join(f"  {note}" for note in made.notes)
-    return "\n\n".join([head, table(made.rows, made.best, load), hours, advice, notes])
+    best = one_line(f"{made.best.variant} on {made.best.host.name}")
+    hours = f"{best}, by the hour of the day\n{by_hour(made.best, load)}"
+    advice = " ".join(map(one_line, sentences(made.rows, load, made.wanted)))
+    notes = "\n".join(f"  {one_line(note)}" for note in made.notes)
+    return "\n\n".join([one_line(head), table(made.rows, made.best, load), hours, advice, notes])
 
 
 def tree(made: Plan) -> dict[str, object]:

@@ -24,6 +24,7 @@ from slipstream.artifacts.records import write_record
 from slipstream.artifacts.resume import ResumableScratch
 from slipstream.errors import UserError
 from slipstream.language.chat_template import OWN_TEMPLATE, template_of
+from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import (
     TEMPLATE,
     Tokenizer,
@@ -140,12 +141,18 @@ def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:
     conversations = pieces[0].shape != "text"
     template = source.tokenizer or (with_template(bytes_tokenizer(turns=True)) if conversations else {})
     if conversations:
-        template_of(template)  # before any row is read
+        template_of(template, source.config.date)  # before any row is read
     jobs = (
         ReadJob(piece, source.config, scratch.root / f"text-{number:06d}.arrow", template)
         for number, piece in enumerate(pieces)
     )
-    units = list(shown("read", scratch.map(read, jobs), [len(piece.files) for piece in pieces]))
+    units = list[ReadPiece]()
+    try:
+        for unit in shown("read", scratch.map(read, jobs), [len(piece.files) for piece in pieces]):
+            units.append(unit)
+    except TemplateStopped as error:
+        line = error.line + first_lines(pieces[: len(units) + 1], units)[-1]
+        raise TemplateStopped(error.reason, error.tokenizer, error.file, line) from None
     before = first_lines(pieces, units)
     bad = [row for unit, lines in zip(units, before, strict=True) for row in moved(unit.bad, lines)]
     corpus = Corpus(units, bad, conversations, before, [0] * len(SPLITS))
@@ -228,7 +235,9 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedPiece]
     read = sum(corpus.documents) + len(corpus.bad)
     tokens = np.sum([piece.tokens for piece in encoded], axis=0).tolist()
     what = "conversations" if corpus.conversations else "documents"
-    copies = [f"{corpus.copies:,} {what} are copies of others; copies share a split"] if corpus.copies else []
+    notes = [f"{corpus.copies:,} {what} are copies of others; copies share a split"] if corpus.copies else []
+    if any(unit.asked_for_date for unit in corpus.units):
+        notes.append(f"the chat template asked for the date and was given {source.config.date} (data.date)")
     return DataCard(
         source=source.name,
         rows=counted(read, corpus.documents, len(corpus.bad)),
@@ -236,7 +245,7 @@ def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedPiece]
         target=signature.target,
         columns=[ColumnCard("text", "text", "document", missing=0)],
         classes={},
-        warnings=copies,
+        warnings=notes,
         tokens=dict(zip(SPLITS, tokens, strict=True)),
         bytes=dict(zip(SPLITS, corpus.bytes, strict=True)),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,16 +14,26 @@ import pyarrow as pa
 import xxhash
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.language.chat_template import CannotRender, ChatTemplate, messages_of, template_of
+from slipstream.language.chat_template import (
+    CannotRender,
+    ChatTemplate,
+    Messages,
+    messages_of,
+    template_of,
+    until_last_answer,
+)
+from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.fit.splits import assign
-from slipstream.prepare.language.corpus import Piece, Record, read_piece
+from slipstream.prepare.language.corpus import Piece, Record, Shape, read_piece
 from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
 
 #: Of the documents that are kept whole beside the rows; another one than that of the splits.
 SAMPLE_SEED = np.uint64(0x5EED)
+#: Conversations, and characters of them, that the template renders at a time.
+AT_ONCE, CHARACTERS_AT_ONCE = 256, 1 << 18
 SPOOL = pa.schema(
     [
         ("name", pa.string()),
@@ -56,6 +67,15 @@ class Text(NamedTuple):
     text: str
     spans: list[int]
     answers: list[str]
+    asked_for_date: bool = False
+
+
+class Conversation(NamedTuple):
+    """A conversation to render: its ``messages`` end with an answer, and ``content`` is all that the user gave."""
+
+    record: Record
+    content: str
+    messages: Messages
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,8 @@ class ReadPiece:
     bytes: list[int]
     hashes: np.ndarray
     bad: list[BadRow] = field(default_factory=list)
+    #: The chat template asked for the date.
+    asked_for_date: bool = False
 
     @property
     def files(self) -> list[Path]:
@@ -77,22 +99,27 @@ class ReadPiece:
 
 
 def read(job: ReadJob) -> ReadPiece:
-    """Read, hash and split a piece. Runs in a worker process."""
-    texts: list[Text] = []
+    """Read, hash and split a piece. Runs in a worker process.
+
+    Raises ``TemplateStopped`` for a conversation at which the chat template exceeds a limit.
+    """
     bad: list[BadRow] = []
     lines = 0
-    template = template_of(job.tokenizer) if job.piece.shape != "text" else None
-    specials = Tokenizer(job.tokenizer).specials if template else []
-    for found in read_piece(job.piece, job.config.encoding):
-        lines = found.line
-        if isinstance(found, BadRow):
-            bad.append(found)
-        elif isinstance(found, Record):
-            try:
-                texts.append(rendered(found, template, specials) if template else document(found))
-            except CannotRender as error:
-                raw = repr(found.values.get(job.piece.shape))
-                bad.append(BadRow(found.file, found.line, job.piece.shape, str(error), raw))
+
+    def records() -> Iterator[Record]:
+        nonlocal lines
+        for found in read_piece(job.piece, job.config.encoding):
+            lines = found.line
+            if isinstance(found, BadRow):
+                bad.append(found)
+            elif isinstance(found, Record):
+                yield found
+
+    if job.piece.shape == "text":
+        texts = list(documents(records(), bad))
+    else:
+        texts = list(conversations(job, records(), bad))
+        bad.sort(key=lambda row: row.line)  # those that the template renders come in batches
     hashes = np.array([xxhash.xxh3_64_intdigest(each.content.encode()) for each in texts], np.uint64)
     splits = assign(hashes, job.config.split)
     sizes = np.array([len(each.text.encode()) for each in texts], np.int64)
@@ -115,12 +142,23 @@ def read(job: ReadJob) -> ReadPiece:
         bytes=[int(sizes[splits == split].sum()) for split in range(len(SPLITS))],
         hashes=hashes,
         bad=bad,
+        asked_for_date=any(each.asked_for_date for each in texts),
     )
 
 
-def document(record: Record) -> Text:
-    """Raises :class:`CannotRender` for a row that has no text."""
-    text = record.values.get("text")
+def documents(records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
+    """Yield the documents, and add the rows without one to ``bad``."""
+    for record in records:
+        try:
+            text = document(record.values.get("text"))
+        except CannotRender as error:
+            bad.append(bad_row(record, "text", error))
+        else:
+            yield Text(record, text, text, [], [])
+
+
+def document(text: object) -> str:
+    """Return a text that can be learned. Raises :class:`CannotRender` for anything else."""
     if not isinstance(text, str):
         raise CannotRender("no text")
     try:
@@ -129,20 +167,59 @@ def document(record: Record) -> Text:
         raise CannotRender("half of a surrogate pair, which is no text") from None
     if not text:
         raise CannotRender("the text is empty")
-    return Text(record, text, text, [], [])
+    return text
 
 
-def rendered(record: Record, template: ChatTemplate, specials: Sequence[str]) -> Text:
-    """Raises :class:`CannotRender` for a row that is no conversation, or in which a message spells a special token: as
-    text of the template it would end the turn."""
+def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
+    """Yield the rendered conversations, and add the rows that are none to ``bad``."""
+    template = template_of(job.tokenizer, job.config.date)
+    specials = Tokenizer(job.tokenizer).specials
+    batch: list[Conversation] = []
+    characters = 0
+    for record in records:
+        try:
+            batch.append(conversation(record, specials))
+        except CannotRender as error:
+            bad.append(bad_row(record, job.piece.shape, error))
+            continue
+        characters += len(batch[-1].content)
+        if len(batch) >= AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+            yield from rendered(job, template, batch, bad)
+            batch, characters = [], 0
+    yield from rendered(job, template, batch, bad)
+
+
+def conversation(record: Record, specials: Sequence[str]) -> Conversation:
+    """Return the conversation of a row.
+
+    Raises :class:`CannotRender` for a row that is none, or in which a message spells a special token: as text of the
+    template it would end the turn.
+    """
     messages = messages_of(record.values)
-    for message in messages:
-        document(Record(record.file, record.line, {"text": message["content"] or " "}))
-        if spelled := next((special for special in specials if special in message["content"]), None):
+    for text in (text for message in messages for name, text in message.items() if name != "role"):
+        document(text or " ")
+        if spelled := next((special for special in specials if special in text), None):
             raise CannotRender(f"a message spells the special token {spelled!r}")
-    found = template.render(messages)
-    content = json.dumps(messages, ensure_ascii=False)
-    return Text(record, content, found.text, [place for span in found.spans for place in span], found.answers)
+    return Conversation(record, json.dumps(messages, ensure_ascii=False), until_last_answer(messages))
+
+
+def rendered(job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation], bad: list[BadRow]) -> Iterator[Text]:
+    """Yield the texts of a batch. Raises ``TemplateStopped``, which names the row."""
+    found = template.render([each.messages for each in batch])
+    for record, content, _ in batch:
+        try:
+            one = next(found)
+        except TemplateStopped as error:
+            raise TemplateStopped(error.reason, job.config.tokenizer, record.file, record.line) from None
+        if isinstance(one, CannotRender):
+            bad.append(bad_row(record, job.piece.shape, one))
+        else:
+            spans = [place for span in one.spans for place in span]
+            yield Text(record, content, one.text, spans, one.answers, one.asked_for_date)
+
+
+def bad_row(record: Record, shape: Shape, error: CannotRender) -> BadRow:
+    return BadRow(record.file, record.line, shape, str(error), repr(record.values.get(shape)))
 
 
 def spooled(path: Path) -> pa.Table:
@@ -150,12 +227,16 @@ def spooled(path: Path) -> pa.Table:
         return pa.ipc.open_file(file).read_all()
 
 
-def first_lines(pieces: list[Piece], units: list[ReadPiece]) -> list[int]:
-    """How many lines of its file lie before each piece of JSON Lines; of others their lines say it."""
+def first_lines(pieces: Sequence[Piece], units: Sequence[ReadPiece]) -> list[int]:
+    """Return how many lines of its file lie before every piece of JSON Lines; 0 for others, whose rows know it.
+
+    The last piece may have no unit yet.
+    """
     before, of_file = [], dict[str, int]()
-    for piece, unit in zip(pieces, units, strict=True):
-        before.append(of_file.get(unit.file, 0) if piece.format == "json" else 0)
-        of_file[unit.file] = of_file.get(unit.file, 0) + unit.lines
+    for piece, unit in zip_longest(pieces, units):
+        file = piece.files[0].uri
+        before.append(of_file.get(file, 0) if piece.format == "json" else 0)
+        of_file[file] = of_file.get(file, 0) + (unit.lines if unit else 0)
     return before
 
 

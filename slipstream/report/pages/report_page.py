@@ -109,7 +109,7 @@ def listed_trials(sweep: Sweep) -> list[SweepTrial]:
     order = {state: place for place, state in enumerate(STATES)}
     ranked = sorted(sweep.trials, key=lambda each: (order[each.state], each.loss is None, each.loss or 0.0))
     shown = ranked[:TRIALS_SHOWN]
-    return shown + [each for each in ranked if each.number == 0 and each not in shown]
+    return shown + [each for each in ranked if each.is_given and each not in shown]
 
 
 def exchange_of(results: Results) -> str:

@@ -13,8 +13,9 @@ import click
 
 from slipstream.artifacts.store import STORE
 from slipstream.errors import UserError
+from slipstream.one_line import one_line
 from slipstream.telemetry.ring import newest
-from slipstream.telemetry.view.page import Snapshot, page, printable
+from slipstream.telemetry.view.page import Snapshot, page
 from slipstream.telemetry.watch import SAMPLES
 from slipstream.text_table import age
 
@@ -101,5 +102,5 @@ def look_at(stage: Stage) -> Snapshot:
 
 
 def listed(others: Sequence[Stage], now: float) -> list[str]:
-    names = [f"  {printable(stage.directory.name)}  {age(now - stage.at)} ago" for stage in others]
+    names = [f"  {one_line(stage.directory.name)}  {age(now - stage.at)} ago" for stage in others]
     return ["", "older:", *names] if names else []

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.one_line import one_line
 from slipstream.telemetry.bottleneck import DECISIVE, weigh
 from slipstream.telemetry.metrics import STEP
 from slipstream.telemetry.node import NodeFacts, read_facts
@@ -62,7 +63,7 @@ def page(shown: Snapshot, width: int | None = None) -> list[str]:
 def head(shown: Snapshot) -> str:
     ago = age(shown.silent_s)
     when = f"ended {ago} ago" if shown.has_ended else f"sampled {ago} ago"
-    return f"{printable(shown.name)}{where(shown.facts)}: {when}"
+    return one_line(f"{shown.name}{where(shown.facts)}: {when}")
 
 
 def where(facts: NodeFacts | None) -> str:
@@ -70,7 +71,7 @@ def where(facts: NodeFacts | None) -> str:
         return ""
     spot = " on spot" if facts.spot else ""
     beside = f" ({facts.instance_type}{spot})" if facts.instance_type else spot
-    return f" on {printable(facts.node)}{beside}"
+    return f" on {facts.node}{beside}"
 
 
 def devices_lines(shown: Snapshot, width: int | None) -> list[str]:
@@ -84,7 +85,7 @@ def device_row(device: DeviceReading) -> list[str]:
     throttled = ", ".join(reason.replace("_", " ") for reason in device.throttled)
     state = f"throttled: {throttled}" if throttled else "ok"
     return [
-        printable(f"{device.index} {device.name}"),
+        f"{device.index} {device.name}",
         percent(device.busy),
         percent(device.sm_active),
         memory(device.memory_used_bytes, device.memory_limit_bytes),
@@ -147,8 +148,8 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
     notes = {verdict: "the verdict", **dict.fromkeys(also, "worth a look")}
     said = f"held back by: {verdict}" if verdict else f"no cause took {percent(DECISIVE)} of the training's time"
     ordered = sorted(known.bottlenecks.items(), key=lambda item: -item[1])
-    rows = [[printable(cause), percent(share), notes.get(cause, "")] for cause, share in ordered]
-    lines = [f"goodput {percent(known.goodput)}; {printable(said)}"]
+    rows = [[cause, percent(share), notes.get(cause, "")] for cause, share in ordered]
+    lines = [one_line(f"goodput {percent(known.goodput)}; {said}")]
     return [*lines, *table(CAUSES, rows, width)] if rows else lines
 
 
@@ -158,6 +159,7 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """The lines of a table. Columns that do not fit into ``width`` follow below, beside the first one again."""
     lines = list[str]()
+    rows = [[one_line(cell) for cell in row] for row in rows]  # as wide as they are shown
     for part in parts_of([max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width):
         chosen = [[line[place] for place in part] for line in (columns, *rows)]
         lines += aligned(chosen[0], chosen[1:], WORDS).split("\n")
@@ -184,8 +186,3 @@ def memory(used: float | None, limit: float | None) -> str:
     if used is None or not limit:
         return UNKNOWN if used is None else f"{used / GIB:.1f} GiB"
     return f"{used / GIB:.1f} of {limit / GIB:.1f} GiB, {percent(used / limit)}"
-
-
-def printable(text: str) -> str:
-    """Without what would move a terminal's cursor: names come from files."""
-    return "".join(each if each.isprintable() else "?" for each in text)

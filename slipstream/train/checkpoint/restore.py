@@ -277,7 +277,7 @@ def newest_identity(address: str, holder: Holder, resume: str, version: str) -> 
         for name in home.checkpoints():
             with suppress(KeyError, TypeError):
                 made_by = home.read(f"{name}/{MANIFEST}")["made_by"]
-                if policy.uses(name, made_by):
+                if policy.uses(name, made_by) and isinstance(made_by["identity"], dict):
                     return made_by["identity"]
     return None
 

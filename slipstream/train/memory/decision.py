@@ -97,7 +97,7 @@ class Decision:
 
     def number_for(self, asked: int | str, made_for: MadeFor) -> int:
         """The number to take where the settings ask for so many or for "auto"; 0 if this says nothing of that."""
-        if self.made_for != made_for or self.accumulation < 1:
+        if self.made_for != made_for or not 1 <= self.accumulation <= made_for.batch_size:
             return 0
         return self.accumulation if asked == "auto" or int(asked) <= self.ran_out else 0
 

@@ -65,6 +65,15 @@ def planned(*arguments: object) -> dict[str, Any]:
     return found
 
 
+def test_a_name_among_the_prices_forges_no_line(model: str, load: Path, tmp_path: Path) -> None:
+    forged = DATED.replace("[cpu_instances.mine]", '[cpu_instances."mine\\n▸ fp32 \\u001b[2J"]')
+    (tmp_path / "prices.toml").write_text(forged)
+    ran = called(model, "--load", load, "--p99", "0.3ms", "--prices", tmp_path / "prices.toml")
+    assert ran.exit_code == 0 and "mine" in ran.output, ran.output
+    assert all(line.isprintable() for line in ran.output.split("\n")), ran.output
+    assert not [line for line in ran.output.split("\n") if line.startswith("▸ fp32")]
+
+
 def row(found: dict[str, Any], variant: str, instance: str) -> dict[str, Any]:
     return next(each for each in found["rows"] if (each["variant"], each["instance"]) == (variant, instance))
 

@@ -137,6 +137,8 @@ MADE_FOR = MadeFor(2, "none", "none", "fp32", 24, 5, "data", "model")
 def test_another_memory_or_layout_is_another_decision() -> None:
     found = Decision(3, MADE_FOR, peak=1)
     assert found.number_for("auto", MADE_FOR) == 3 and found.number_for(1, MADE_FOR) == 0
+    # No batch can be cut into more pieces than it has rows, whatever the store says.
+    assert Decision(25, MADE_FOR).number_for("auto", MADE_FOR) == 0
     changes: dict[str, Any] = {"processes": 1, "layout": "shard weights", "recompute": "full", "memory": 4}
     others = {"precision": "bf16", "batch_size": 8, "data": "other rows", "model": "a deeper one"}
     for name, value in {**changes, **others}.items():
