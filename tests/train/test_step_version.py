@@ -30,6 +30,7 @@ KINDS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "mlp, clipped": (ModelConfig("mlp", {"hidden": [16]}), {"clip_norm": 0.1}),
     "mlp, averaged weights": (ModelConfig("mlp", {"hidden": [16]}), {"ema": 0.9}),
     "mlp, accumulation": (ModelConfig("mlp", {"hidden": [16]}), {"accumulation": 2}),
+    "mlp, regression": (ModelConfig("mlp", {"hidden": [16]}), {}),
     "resnet": (ModelConfig("resnet", {"widths": [4, 8]}), {}),
     "transformer": (ModelConfig("transformer", SMALL_TRANSFORMER), {}),
     "transformer, weight decay": (ModelConfig("transformer", SMALL_TRANSFORMER), {"weight_decay": 0.3}),
@@ -55,6 +56,7 @@ STEP_MODULES = (
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("prepared")
     toys.table(place / "table", "classification")
+    toys.table(place / "values", "regression")
     toys.images(place / "images")
     write_tokens(place / "tokens", STEPS * ROWS)
     write_tokens(place / "base tokens", STEPS * ROWS, LENGTH, VOCABULARY)
@@ -84,12 +86,12 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def losses(kind: str, prepared: dict[str, Path], directory: Path) -> list[float]:
     """The training loss of every step."""
     model, settings = KINDS[kind]
-    data = "table"
+    data = "values" if "regression" in kind else "table"
     if kind == "adapters":
         data, model = "base tokens", ModelConfig(base=str(prepared["base"]), lora=model.lora)
     elif model.name in ("resnet", "transformer"):
         data = {"resnet": "images", "transformer": "tokens"}[model.name]
-    rows = {"table": 50, "images": 50}.get(data, ROWS)
+    rows = {"table": 50, "values": 50, "images": 50}.get(data, ROWS)
     train(directory, prepared[data], model, epochs=1, batch_size=rows, learning_rate=1e-2, precision="fp32", **settings)
     points = read_history(directory).steps
     assert [point.step for point in points] == list(range(1, STEPS + 1))
