@@ -16,6 +16,8 @@ class Stage:
     name: str
     engines: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    #: Files of its artifact that describe how the result came about and decide nothing: no part of its content.
+    figures: tuple[str, ...] = ()
     #: The stage in whose pods it runs, as that is given the same inputs; "" if it has pods of its own.
     pod_of: str = ""
     #: It is one process group. Of other stages with several nodes, each pod is preempted for itself.
@@ -73,8 +75,15 @@ STAGES = {
                 "slipstream.prepare.sharded.shares",
             ),
             (*TEXT, "numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "xxhash"),
+            figures=("card.json", "quarantine.parquet"),
         ),
-        Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
+        Stage(
+            "train",
+            ("slipstream.train.run",),
+            (*TRAINED, "scipy"),
+            figures=("attempt.json", "devices.json", "operations.json", "trace.json.gz"),
+            distributed=True,
+        ),
         Stage("sweep", trains_alone=True),
         Stage("compress", ("slipstream.compress.engine",), (*JUDGED, "torch-pruning")),
         Stage("evaluate", ("slipstream.evaluate.engine",), (*JUDGED, "pyarrow", "tokenizers"), pod_of="export"),

@@ -44,7 +44,7 @@ def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
     from slipstream.sweep.engine import begin, identity_of
 
     data = open_data(prepared)
-    identity = identity_of(config, data.artifact.fingerprint)
+    identity = identity_of(config, data.artifact.content)
     placement = current_profile().placement("sweep")
     address = config.sweep.store or home_of("sweep", {"sweep": to_tree(identity)}, placement, SWEEPS)
     begin(config, data, address)

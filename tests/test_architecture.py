@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts.versions import ROOT, imported_names
+from slipstream.artifacts.versions import ROOT, syntax_of
 
 FLOORS = ("workflows", "tasks", "slipstream")
 #: What each package of ``slipstream/`` may import besides itself. First the foundations, then the stages, which stand
@@ -89,7 +89,7 @@ MODULES = {module_of(path): path for floor in FLOORS for path in sorted((ROOT / 
 
 def imports_of(path: Path) -> set[str]:
     """The modules of the project that a file imports; ``from package import name`` may name one."""
-    names = [(name, name.rpartition(".")[0]) for name in imported_names(path)]
+    names = [(name, name.rpartition(".")[0]) for name in syntax_of(path).imports]
     return {next(name for name in either if name in MODULES) for either in names if MODULES.keys() & set(either)}
 
 
@@ -133,7 +133,7 @@ def test_there_is_no_circle() -> None:
 
 
 def test_only_the_two_upper_floors_import_flytekit() -> None:
-    knows = {name for name, path in MODULES.items() if any(i.startswith("flytekit") for i in imported_names(path))}
+    knows = {name for name, path in MODULES.items() if any(i.startswith("flytekit") for i in syntax_of(path).imports)}
     assert {"tasks", "workflows"} == {name.split(".")[0] for name in knows}
 
 

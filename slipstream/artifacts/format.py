@@ -4,6 +4,9 @@ All inputs and outputs of stages are artifacts. The manifest is written last, so
 artifact. It holds the size and the SHA-256 of every file, computed while writing, and the XXH3-128 of every block,
 which is verified on every read, because XXH3 is as fast as memory and SHA-256 is not. The SHA-256 of the manifest is
 the artifact's fingerprint. Manifests hold no timestamps, so that equal work has equal fingerprints.
+
+The fingerprint also covers who made the artifact, the code version among it. Keys and identities use the artifact's
+content instead: the names and digests of the files that decide the result.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import xxhash
 
 from slipstream.artifacts.strict_json import parse_json
 from slipstream.errors import UserError
+from slipstream.stages import STAGES
 from slipstream.storage.names import check_name, path_below
 from slipstream.untrusted_files import RefusedFile, link_or_copy, open_untrusted, read_untrusted
 
@@ -197,6 +201,11 @@ class Manifest:
             check_name(name, where, DamagedArtifact)
         return parsed
 
+    @property
+    def content(self) -> str:
+        """As :attr:`Artifact.content`."""
+        return content_of(str(self.kind), self.files)
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -232,6 +241,11 @@ class Artifact:
             if size != record.size:
                 raise DamagedArtifact(f"{directory / name}: {size} bytes, the manifest says {record.size}")
         return cls(directory, kind, manifest.made_by, files, hashlib.sha256(raw).hexdigest())
+
+    @property
+    def content(self) -> str:
+        """The digest (hex) of the files that decide the result: equal for equal results, whatever code made them."""
+        return content_of(self.kind, self.files)
 
     def path(self, name: str) -> Path:
         """Where the file lies, to be named or written; it is read by :meth:`open_file`. Raises ``DamagedArtifact`` if
@@ -313,6 +327,13 @@ def refused_is_damaged() -> Iterator[None]:
         yield
     except RefusedFile as refused:
         raise DamagedArtifact(str(refused)) from None
+
+
+def content_of(kind: str, files: Mapping[str, FileRecord]) -> str:
+    """Return the SHA-256 (hex) of kind, names and digests of an artifact's files, without the figures of its stage."""
+    figures = STAGES[kind].figures if kind in STAGES else ()
+    digests = {name: record.sha256 for name, record in files.items() if name not in figures}
+    return hashlib.sha256(canonical_json({"kind": kind, "files": digests})).hexdigest()
 
 
 def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:

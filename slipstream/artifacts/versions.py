@@ -2,55 +2,90 @@
 
 A stage's code is the import closure of its engine: the engine's modules and all modules of this project that they
 import, directly or indirectly, at the top of a file or inside a function. It is found by reading the sources, without
-importing them.
+importing them. A module counts by the digest of its syntax tree (:mod:`slipstream.artifacts.syntax`), so comments,
+docstrings and formatting change no version; the data files that it reads count by their bytes.
+
+The closure ends at the modules of :data:`SEAMS`, which compute nothing of a result.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from slipstream.artifacts.syntax import Syntax, data_files, kept_syntaxes
 from slipstream.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "slipstream"
-#: By a pattern, because parsing all sources takes 30 times as long, half a second at the start of every command and
-#: pod; a test compares it with Python's parser.
-IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|.*)|import (.*))", re.MULTILINE)
-COMMENT = re.compile("#.*")
+#: Modules, or packages with all that is in them, at which a closure ends, and the number of each. Raise the number when
+#: a fault in one may have changed results: every stage that reaches it then gets another code version.
+SEAMS = {
+    "slipstream.logs": 1,
+    "slipstream.text_table": 1,
+    "slipstream.storage.s3": 1,
+    "slipstream.storage.object_store": 1,
+    "slipstream.storage.gcs": 1,
+    "slipstream.storage.azure": 1,
+    "slipstream.telemetry": 1,
+    "slipstream.train.telemetry.around": 1,
+    "slipstream.train.telemetry.pods": 1,
+    "slipstream.train.telemetry.totals": 1,
+}
 
 
 @cache
 def code_version(stage: str) -> str:
-    """A digest (hex) of the source files in the stage's import closure and of its libraries' versions."""
+    """Return the digest (hex) of the code in the stage's import closure and of its libraries' versions."""
     return version_of(STAGES[stage].engines, STAGES[stage].libraries)
 
 
 def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
-    """A digest (hex) of the source files in the import closure of ``modules`` and of the versions of ``libraries``."""
+    """Return the digest (hex) of the import closure of ``modules`` and of the versions of ``libraries``."""
     digest = hashlib.sha256()
-    for module, path in sorted(import_closure(modules).items()):
-        digest.update(f"{module}\0".encode())
-        digest.update(path.read_bytes())
+    for module, meaning in module_digests(modules).items():
+        digest.update(f"{module}\0{meaning}\0".encode())
     for library in libraries:
         digest.update(f"{library}=={installed(library)}\0".encode())
     return digest.hexdigest()[:16]
 
 
-def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
-    """All modules of this project that ``engines`` import, themselves included, with their source files.
+def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
+    """Return the digest of every module in the import closure of ``modules``, sorted by name; of a seam its number."""
+    digests = {}
+    for module, path in sorted(import_closure(modules).items()):
+        digests[module] = f"seam {SEAMS[module]}" if module in SEAMS else module_digest(path)
+    kept_syntaxes().keep()
+    return digests
 
-    Importing a module runs its packages' ``__init__`` too, so these count. Raises ``ValueError`` for an engine that
-    does not exist.
+
+@cache
+def module_digest(path: Path) -> str:
+    """Return the digest (hex) of one source file's syntax tree and of the bytes of the data files that it reads."""
+    syntax = syntax_of(path)
+    files = data_files(path, syntax)
+    if not files:
+        return syntax.digest[:32]
+    digest = hashlib.sha256(syntax.digest.encode())
+    for name, file in sorted(files.items()):
+        digest.update(f"{name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:32]
+
+
+def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
+    """Return all modules of this project that ``engines`` import, themselves included, with their source files.
+
+    Importing a module runs its packages' ``__init__`` too, so these count. A seam stands for all that is below it.
+    Raises ``ValueError`` for an engine that does not exist.
     """
     sources: dict[str, Path] = {}
     waiting = list(engines)
     while waiting:
         module = waiting.pop()
+        module = seam_of(module) or module
         path = source_of(module)
         if path is None:
             raise ValueError(f"{module}: no such module below {ROOT}")
@@ -58,20 +93,26 @@ def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
             continue
         sources[module] = path
         waiting += [package for package in packages_of(module) if package not in sources]
-        waiting += [name for name in project_imports(path) if name not in sources]
+        if module not in SEAMS:
+            waiting += [name for name in project_imports(path) if name not in sources]
     return sources
 
 
+def seam_of(module: str) -> str | None:
+    """Return the seam that a module is, or is below."""
+    return next((name for name in (*packages_of(module), module) if name in SEAMS), None)
+
+
 def packages_of(module: str) -> Iterator[str]:
-    """The packages that contain a module."""
+    """Yield the packages that contain a module, the outermost first."""
     parts = module.split(".")
     for end in range(1, len(parts)):
         yield ".".join(parts[:end])
 
 
 def project_imports(path: Path) -> Iterator[str]:
-    """The modules of this project that a source file imports; ``from package import name`` may name a module, too."""
-    for imported in imported_names(path):
+    """Yield the modules of this project that a source file imports; ``from package import name`` may name one, too."""
+    for imported in syntax_of(path).imports:
         if imported.split(".")[0] != PROJECT:
             continue
         if source_of(imported) is not None:
@@ -81,15 +122,8 @@ def project_imports(path: Path) -> Iterator[str]:
 
 
 @cache
-def imported_names(path: Path) -> tuple[str, ...]:
-    """Every dotted name that a source file imports. In this project imports are not relative, and no two statements
-    share a line."""
-    names: list[str] = []
-    for package, members, modules in IMPORT.findall(path.read_text(encoding="utf-8")):
-        listed = COMMENT.sub("", members or modules).strip("()").split(",")
-        imported = [name.partition(" as ")[0].strip() for name in listed]
-        names += [f"{package}.{name}" if package else name for name in imported if name]
-    return tuple(names)
+def syntax_of(path: Path) -> Syntax:
+    return kept_syntaxes().of(path.read_bytes())
 
 
 @cache

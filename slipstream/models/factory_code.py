@@ -8,7 +8,6 @@ stays unknown: data files, and modules whose names are computed.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
 import sysconfig
@@ -23,6 +22,7 @@ from pathlib import Path
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.syntax import Syntax, kept_syntaxes
 from slipstream.models.config import ModelConfig
 
 #: Directories of installed packages, wherever they lie; the standard library's own are asked for.
@@ -31,14 +31,18 @@ PROJECT = __name__.partition(".")[0]
 
 
 def fingerprint_model(config: ModelConfig) -> str:
-    """XXH3-128 of the factory's code; empty for the built-in models, or if there is no such module."""
+    """Return the XXH3-128 of the factory's code; empty for the built-in models, or if there is no such module."""
     code = model_code(config)
     return xxhash.xxh3_128_hexdigest(canonical_json(code)) if code else ""
 
 
-def model_code(config: ModelConfig) -> dict[str, str]:
-    """The XXH3-128 of each of the user's modules that the factory is made of, and the versions of the packages that
-    they import, by name; empty for the built-in models, or if there is no such module."""
+def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]:
+    """Return the digest of each of the user's modules that the factory is made of, and the versions of the packages
+    that they import, by name; empty for the built-in models, or if there is no such module.
+
+    A module of Python counts by its syntax tree: comments and docstrings change nothing. Others count by their bytes,
+    as all do with ``by_bytes``, for checkpoints of the release that did so.
+    """
     if not config.factory:
         return {}
     import_from_working_directory()
@@ -55,7 +59,9 @@ def model_code(config: ModelConfig) -> dict[str, str]:
             if module.name not in found:
                 found[module.name] = module
                 waiting += module.imported_names()
-    digests = {name: module.digest for name, module in found.items() if module.file}
+    digests = {
+        name: module.digest_of_bytes if by_bytes else module.digest for name, module in found.items() if module.file
+    }
     # A factory that no module of the user's holds is that of an installed package, or there is none.
     others = packages - {PROJECT} - sys.stdlib_module_names
     return digests | {name: versions for name in others if (versions := versions_of(name))}
@@ -72,26 +78,34 @@ class Module:
 
     @property
     def digest(self) -> str:
+        syntax = self.syntax
+        return syntax.digest[:32] if syntax else self.digest_of_bytes
+
+    @property
+    def digest_of_bytes(self) -> str:
         assert self.file
         return xxhash.xxh3_128_hexdigest(self.file.read_bytes())
 
+    @property
+    def syntax(self) -> Syntax | None:
+        """Of its source; None if it has none, or one that importing it refuses."""
+        if self.file is None or self.file.suffix not in SOURCE_SUFFIXES:
+            return None
+        try:
+            return kept_syntaxes().of(self.file.read_bytes())
+        except (SyntaxError, ValueError):
+            return None
+
     def imported_names(self) -> Iterator[str]:
         """Every dotted name that its source imports; ``from package import name`` may name a module, too."""
-        if self.file is None or self.file.suffix not in SOURCE_SUFFIXES:
-            return
-        try:
-            tree = ast.parse(self.file.read_bytes())
-        except (SyntaxError, ValueError):  # importing it says what is wrong
-            return
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                try:
-                    origin = resolve_name("." * node.level + (node.module or ""), self.package)
-                except ImportError:  # beyond the outermost package
-                    continue
-                yield from (f"{origin}.{alias.name}" for alias in node.names)
+        for name in self.syntax.imports if self.syntax else ():
+            if not name.startswith("."):
+                yield name
+                continue
+            try:
+                yield resolve_name(name, self.package)
+            except ImportError:  # beyond the outermost package
+                continue
 
 
 def own_modules(name: str) -> Iterator[Module]:

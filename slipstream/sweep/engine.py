@@ -23,11 +23,11 @@ from slipstream.train.config import lasting
 LOG = logger("sweep")
 
 
-def identity_of(config: RunConfig, fingerprint: str) -> Identity:
-    """What the trials of a configuration have in common, on the prepared data of this fingerprint."""
+def identity_of(config: RunConfig, content: str) -> Identity:
+    """Return what the trials of a configuration have in common, on prepared data of this content."""
     sweep = config.sweep
     model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
-    return Identity(fingerprint, model, lasting(config.for_training()), sweep.space, sweep.seed)
+    return Identity(content, model, lasting(config.for_training()), sweep.space, sweep.seed)
 
 
 def search_of(config: RunConfig, data: PreparedData) -> Search:
@@ -52,7 +52,7 @@ def begin(config: RunConfig, data: PreparedData, address: str) -> None:
             for value in parameter.extremes:
                 tried = with_values(config, {parameter.path: value})
                 build(tried.model, data.signature, tried.training.seed, empty=True)
-    SweepStore(address, parameters).open(identity_of(config, data.artifact.fingerprint))
+    SweepStore(address, parameters).open(identity_of(config, data.artifact.content))
     LOG.info("the trials of this sweep: slipstream sweep %s", address)
 
 
@@ -62,7 +62,7 @@ def work(config: RunConfig, address: str, pod: Pod) -> None:
     data = open_prepared(pod.prepared)
     search = search_of(config, data)
     store = SweepStore(address, search.parameters)
-    store.open(identity_of(config, data.artifact.fingerprint))
+    store.open(identity_of(config, data.artifact.content))
     pod.scratch.mkdir(parents=True, exist_ok=True)
     Worker(store, search, pod).run()
 

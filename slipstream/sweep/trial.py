@@ -70,8 +70,9 @@ def train_trial(link: Connection, job: TrialJob) -> None:
 
 
 def attempt(link: Connection, job: TrialJob) -> Outcome:
+    from slipstream.train.identity import identity
     from slipstream.train.loop.train_loop import Stopped
-    from slipstream.train.run import identity, run
+    from slipstream.train.run import run
     from slipstream.train.setup import TrainingRequest
 
     def told(evaluations: Sequence[ValidationPoint]) -> bool:

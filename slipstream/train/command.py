@@ -30,7 +30,8 @@ from slipstream.telemetry.metrics import Labels
 from slipstream.telemetry.watch import watching
 from slipstream.train.checkpoint.home import Superseded
 from slipstream.train.checkpoint.lease import wait_for_others
-from slipstream.train.run import identity, run
+from slipstream.train.identity import identity
+from slipstream.train.run import run
 from slipstream.train.setup import TrainingRequest
 
 LOG = logger("train")

@@ -11,6 +11,10 @@ from pydantic import Field
 from slipstream.settings import LARGEST, Natural, Positive, Seed, Settings, settings, to_dict
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 
+#: Version of the arithmetic of a step. Raise it when a change of the code changes what a step computes on purpose: a
+#: training that was begun before is then begun again instead of going on with other arithmetic.
+STEP_VERSION = 1
+
 #: Marks a setting that may be another when a training is resumed: it does not decide the result, or only by rounding.
 #: All others must equal the checkpoint's, and are part of the key of its home.
 MAY_CHANGE = "may change on resume"
@@ -82,8 +86,9 @@ class TrainingConfig(Settings):
     checkpoint_uri: Annotated[str, MAY_CHANGE] = ""
     """A directory or a store's address of your own for the checkpoints, which are left there after the end. Empty: a
     place that every attempt and execution of the same training finds, and that is emptied after the end."""
-    resume: Annotated[Literal["auto", "never"], MAY_CHANGE] = "auto"
-    """Whether to resume from a checkpoint of another execution: "never" leaves those alone."""
+    resume: Annotated[Literal["auto", "same-code", "never"], MAY_CHANGE] = "auto"
+    """Which checkpoints to resume from: all of this training, those that this very code made ("same-code"), or only
+    those of this execution ("never")."""
     repetition: Natural = 0
     """Another number is another training: it begins afresh, and neither Flyte's cache nor older checkpoints count."""
     when_held: Annotated[Literal["wait", "refuse"], MAY_CHANGE] = "wait"

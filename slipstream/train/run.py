@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections import deque
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,31 +17,32 @@ import torch.distributed as dist
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.ledger import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, summarise
 from slipstream.artifacts.results.training import Attempt, History, ProcessGroupFigures, Throughput, record_files
+from slipstream.artifacts.versions import code_version
 from slipstream.distributed.child_processes import end_with_torch_elastic
 from slipstream.distributed.farewell import leave_after_rank_0
-from slipstream.distributed.process_group import Group, host_group, meeting_store, process_group
+from slipstream.distributed.process_group import Group, Peers, host_group, meeting_store, process_group
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import Preempted
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory_code import model_code
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
 from slipstream.telemetry.node import read_facts
-from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
+from slipstream.train.applied_tuning import agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, Restored
 from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
 from slipstream.train.checkpoint.state import generator_seed, seed_generators
-from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, lasting
+from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig
 from slipstream.train.data_loader import stored_blocks
-from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
+from slipstream.train.data_order import GlobalOrder
 from slipstream.train.device_clock import clock_of
 from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
+from slipstream.train.identity import describe_other_code, identity, in_older_form, training_code
 from slipstream.train.loop.precision import kernels
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.train_loop import RanOutOfMemory, TrainLoop
@@ -72,7 +72,7 @@ def run(request: TrainingRequest) -> None:
     training = request.training
 
     def tuning_of_checkpoint() -> object:
-        resumed = newest_identity(request.home, request.holder, training.resume)
+        resumed = newest_identity(request.home, request.holder, training.resume, code_version("train"))
         return None if resumed is None else resumed.get("network", {})
 
     store = meeting_store()
@@ -96,8 +96,15 @@ def run(request: TrainingRequest) -> None:
         seed_generators(generator_seed(training.seed, setup.layout.data_rank))
         clock = clock_of(group.device)
         interval = interval_of(training, setup.data)
+        this = identity(setup.data, setup.architecture.config, training, applied, setup.origin)
+        this |= setup.lineage.identity()
+        code = training_code() if group.rank == 0 else ("", {})
+        version, modules = Peers(group.rank, group.world, on_host).gather(code)[0]
         policy = ResumePolicy(
-            identity(setup.data, setup.architecture.config, training, applied, setup.origin) | setup.lineage.identity(),
+            this,
+            older=in_older_form(this, setup.architecture.config),
+            version=version,
+            modules=modules,
             holder=request.holder,
             resume=training.resume,
             defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
@@ -146,7 +153,7 @@ def train(
     if restored:
         state.apply(restored, group)
         if group.rank == 0:
-            log_resumption(restored, state)
+            log_resumption(restored, state, checkpoints.policy)
     checkpoints.prepare(state.to_save())
 
     def restore(least: int, most: int) -> Restored | None:
@@ -196,6 +203,7 @@ def train(
         throughput=trained_speed(setup, state, first_step, recorder.record),
         compiled=setup.compiled.figures if setup.compiled else None,
         bottleneck=bottleneck,
+        code_versions=checkpoints.trained_by,
     )
     # Here all pods have uploaded what they sampled: the ranks have exchanged their memory's figures since.
     devices = devices_of(checkpoints.home.storage, attempts) if group.rank == 0 else None
@@ -212,37 +220,17 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) 
     record.node, record.spot = (facts.node, facts.spot) if facts else (socket.gethostname(), None)
 
 
-def log_resumption(restored: Restored, state: TrainingState) -> None:
-    """Say which checkpoint training resumes from, and what of it may make the numbers other ones."""
+def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolicy) -> None:
+    """Log the checkpoint that training resumes from, and what may make its numbers differ."""
     LOG.info("resumes from step %d (%s)", restored.step, restored.source)
+    if not restored.trained_by:
+        LOG.warning("the checkpoint is of an older release, which recorded other digests: its data was not compared")
+    elif other_code := describe_other_code(restored.modules, policy.modules):
+        LOG.warning("%s", other_code)
     if not all(settings["fused"] for settings in state.optimizer.param_groups):
         LOG.info("resumes with the optimiser of this checkpoint, which is slower than the fused one")
     if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, state.model):
         LOG.warning("%s", changes)
-
-
-def identity(
-    data: PreparedData,
-    model: ModelConfig,
-    training: TrainingConfig,
-    applied: AppliedTuning | None = None,
-    base_digest: str = "",
-) -> dict[str, object]:
-    """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
-    divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied. A
-    base and an adapter to begin with count by their digests: on disks the same files have the same one wherever
-    they lie; in a store that goes by what the store says of them, so that the same files elsewhere may be another
-    base."""
-    code = model_code(model)
-    return {
-        "data": data.artifact.fingerprint,
-        "model": to_dict(model.without_addresses()),
-        **({"model_code": code} if code else {}),
-        **({"base": base_digest} if base_digest else {}),
-        "order": ORDER_VERSION,
-        "training": lasting(training),
-        **({"network": asdict(applied)} if applied else {}),
-    }
 
 
 def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:

@@ -148,9 +148,9 @@ class Lineage:
         """What must equal the checkpoint's to resume it; empty for a training from scratch on labels alone."""
         identity: dict[str, object] = {}
         if self.start:
-            identity["start"] = self.start.artifact.fingerprint
+            identity["start"] = self.start.artifact.content
         if self.teacher:
-            identity |= {"teacher": self.teacher.artifact.fingerprint, "teaching": to_dict(self.teaching)}
+            identity |= {"teacher": self.teacher.artifact.content, "teaching": to_dict(self.teaching)}
         return identity
 
 

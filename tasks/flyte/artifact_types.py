@@ -9,7 +9,6 @@ map tasks do, is a plain directory to Flyte.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -20,7 +19,7 @@ from flytekit.models.types import LiteralType
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.directory.types import FlyteDirToMultipartBlobTransformer
 
-from slipstream.artifacts.format import LONGEST_MANIFEST, MANIFEST
+from slipstream.artifacts.format import LONGEST_MANIFEST, MANIFEST, Manifest
 from slipstream.stages import StageRun
 from slipstream.storage import read_below
 
@@ -48,11 +47,11 @@ class ArtifactOf(FlyteDirToMultipartBlobTransformer):
 
 
 def fingerprint_of(directory: FlyteDirectory) -> str:
-    """What Flyte's cache keys on: the artifact's content, not its location."""
+    """Return what Flyte's cache keys on: the artifact's content, not its location or the code that made it."""
     path = Path(directory.path)
     if not (path / MANIFEST).exists():
         return uri_of(directory)
-    return hashlib.sha256(read_below(str(path), MANIFEST, LONGEST_MANIFEST)).hexdigest()
+    return Manifest.parse(read_below(str(path), MANIFEST, LONGEST_MANIFEST), path / MANIFEST).content
 
 
 def uri_of(directory: FlyteDirectory) -> str:

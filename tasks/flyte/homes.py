@@ -10,17 +10,17 @@ from flytekit import current_context
 
 from slipstream.artifacts.homes import HOMES, Holder, home_below
 from slipstream.artifacts.store import STORE, content_key
-from slipstream.artifacts.versions import code_version
 from slipstream.profiles.placement import Placement
 from tasks.flyte.stage import describe, runs_locally
 
 
 def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, among: str = HOMES) -> str:
-    """The address of the home of a stage's unfinished work: the same for every attempt, recovery and relaunch.
+    """Return the address of a stage's unfinished work: the same for every attempt, recovery and relaunch.
 
-    ``inputs`` are what the result depends on; artifacts among them have to be on this machine.
+    ``inputs`` are what the result depends on; artifacts among them have to be on this machine. No code version is part
+    of the address: unfinished work goes on after a change of the code, and says so.
     """
-    key = content_key(stage, code_version(stage), {name: describe(value) for name, value in inputs.items()})
+    key = content_key(stage, "", {name: describe(value) for name, value in inputs.items()})
     if runs_locally():
         return home_below(placement.checkpoints or str(STORE.absolute()), key, among=among)
     context = current_context()

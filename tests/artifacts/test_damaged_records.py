@@ -119,7 +119,7 @@ def manifest_of(identity: object) -> bytes:
 def identity(directory: Path, content: bytes) -> object:
     home = stored(directory, f"{CHECKPOINT}/{MANIFEST}", content)
     home.storage.put(f"{CHECKPOINT}/state.json", b"{}")
-    found = newest_identity(str(directory), HOLDER, "auto")
+    found = newest_identity(str(directory), HOLDER, "auto", "")
     network = None if found is None else found.get("network")
     with suppress(UserError):
         checked_record(network)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,19 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.artifacts import versions
+from slipstream.artifacts import syntax, versions
 from slipstream.stages import STAGES
 
-CACHES = (versions.code_version, versions.imported_names, versions.source_of)
+CACHES = (versions.code_version, versions.syntax_of, versions.module_digest, versions.source_of, syntax.kept_syntaxes)
 CACHED = [name for name, stage in STAGES.items() if stage.engines]
 SOURCES = {
     "slipstream/__init__.py": "",
     "slipstream/errors.py": "ERROR = 1",
+    "slipstream/logs.py": "from slipstream import text",
+    "slipstream/text.py": "TEXT = 1",
     "slipstream/train/__init__.py": "",
     "slipstream/train/run.py": "from slipstream.train import loop\ndef run():\n    from slipstream.errors import ERROR",
-    "slipstream/train/loop.py": "import slipstream.train.data.order",
+    "slipstream/train/loop.py": "import slipstream.train.data.order, slipstream.logs, slipstream.telemetry.ring",
+    "slipstream/train/limits.toml": "most = 1",
+    "slipstream/telemetry/__init__.py": "",
+    "slipstream/telemetry/ring.py": "SECONDS = 1",
     "slipstream/train/data/__init__.py": "",
-    "slipstream/train/data/order.py": "import math",
+    "slipstream/train/data/order.py": "from pathlib import Path\nPath(__file__).parent.with_name('limits.toml')",
+    "slipstream/train/data/limits.toml": "most = 1",
     "tasks/train.py": "import slipstream.train.run",
     "slipstream/prepare/__init__.py": "",
     "slipstream/prepare/page.py": "COLOUR = 'red'",
@@ -36,6 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
     monkeypatch.setattr(versions, "ROOT", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget()
     yield tmp_path
     forget()
@@ -46,57 +52,57 @@ def forget() -> None:
         cached.cache_clear()
 
 
+#: Not imported by the engine, behind a seam, or not read.
+OUTSIDE = (
+    *("tasks/train.py", "slipstream/prepare/__init__.py", "slipstream/prepare/page.py", "slipstream/train/limits.toml"),
+    *("slipstream/logs.py", "slipstream/text.py", "slipstream/telemetry/__init__.py", "slipstream/telemetry/ring.py"),
+)
+
+
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_file_counts_if_and_only_if_the_engine_imports_it(project: Path, name: str) -> None:
+def test_a_file_counts_if_and_only_if_the_engine_imports_or_reads_it(project: Path, name: str) -> None:
     before = versions.code_version("train")
-    (project / name).write_text(SOURCES[name] + "\n# changed")
+    (project / name).write_text(SOURCES[name] + "\nchanged = 1")
     forget()
-    changed = versions.code_version("train") != before
-    assert changed is (name not in ("tasks/train.py", "slipstream/prepare/__init__.py", "slipstream/prepare/page.py"))
+    assert (versions.code_version("train") != before) is (name not in OUTSIDE)
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name.endswith(".py")])
+def test_comments_and_docstrings_change_no_version(project: Path, name: str) -> None:
+    before = versions.code_version("train")
+    (project / name).write_text(f'"""A docstring."""\n\n{SOURCES[name]}  # a comment\n')
+    forget()
+    assert versions.code_version("train") == before
+
+
+def test_the_number_of_a_seam_changes_the_versions_that_reach_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = versions.code_version("train")
+    monkeypatch.setitem(versions.SEAMS, "slipstream.logs", 2)
+    forget()
+    assert versions.code_version("train") != before
+
+
+def test_an_edit_changes_exactly_the_stages_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``x + 1`` becomes ``x + 2`` in a module of this project, which only training runs."""
+    before = {stage: versions.code_version(stage) for stage in CACHED}
+    path = versions.ROOT / "slipstream/train/loop/nonfinite.py"
+    plain = Path.read_bytes
+
+    def edited(self: Path) -> bytes:
+        return plain(self) + (b"\nEDITED = 1 + 2\n" if self == path else b"")
+
+    forget()
+    monkeypatch.setattr(Path, "read_bytes", edited)
+    after = {stage: versions.code_version(stage) for stage in CACHED}
+    monkeypatch.undo()
+    forget()
+    assert [stage for stage in CACHED if after[stage] != before[stage]] == ["train"]
 
 
 def test_an_import_inside_a_function_is_followed(project: Path) -> None:
     assert "slipstream.errors" in versions.import_closure(("slipstream.train.run",))
-
-
-def parsed(source: str) -> set[str]:
-    """The names that a source imports, by Python's own parser."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def test_the_pattern_finds_the_imports_that_the_parser_finds() -> None:
-    folders = ("slipstream", "tasks", "workflows")
-    sources = [path for folder in folders for path in (versions.ROOT / folder).rglob("*.py")]
-    assert len(sources) > 250
-    for path in sources:
-        assert set(versions.imported_names(path)) == parsed(path.read_text()), path
-
-
-IMPORTS = """
-import os, tasks.a as a, tasks.b  # tasks.no
-from tasks.c import (  # tasks.no
-    one as first,  # two
-    three,
-)
-from tasks.d import four, five as six
-def later(important=""):
-    if important:
-        from tasks.e import seven
-        import tasks.f
-    imports = "import"
-    fromage = "from tasks.no import cheese"
-"""
-
-
-def test_imports_of_every_shape_are_found(tmp_path: Path) -> None:
-    (tmp_path / "source.py").write_text(IMPORTS)
-    assert set(versions.imported_names(tmp_path / "source.py")) == parsed(IMPORTS)
 
 
 def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
@@ -105,11 +111,14 @@ def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", CACHED)
-def test_the_closure_holds_every_module_that_importing_the_engine_loads(stage: str) -> None:
+def test_the_closure_holds_every_module_that_importing_the_engine_loads(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What Python itself loads is part of what was found in the sources; more is found, as imports in functions are."""
     engines = STAGES[stage].engines
     code = f"import {', '.join(engines)}, sys; print(*(m for m in sys.modules if m.split('.')[0] == 'slipstream'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    monkeypatch.setattr(versions, "SEAMS", {})
     assert set(run.stdout.split()) <= set(versions.import_closure(engines))
 
 
@@ -133,7 +142,7 @@ def imported_libraries(stage: str) -> set[str]:
     return {
         name.split(".")[0]
         for path in versions.import_closure(STAGES[stage].engines).values()
-        for name in versions.imported_names(path)
+        for name in versions.syntax_of(path).imports
     } - {*sys.stdlib_module_names, "slipstream"}
 
 

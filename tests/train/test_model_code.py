@@ -7,9 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from slipstream.artifacts.store import content_key
+from slipstream.artifacts.syntax import parse
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import fingerprint_model, model_code
 from tasks.flyte.stage import describe
@@ -50,19 +50,25 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def digest_of(source: bytes) -> str:
+    return parse(source).digest[:32]
+
+
 def test_the_code_of_a_factory_is_all_that_its_module_imports_and_nothing_is_run() -> None:
     code = model_code(BUILD)
     assert set(code) == MODULES | {"torch", "sklearn"}
     assert code["torch"] == version("torch") and code["sklearn"] == f"scikit-learn {version('scikit-learn')}"
-    assert code["late"] == xxhash.xxh3_128_hexdigest(Path("late.py").read_bytes())
+    assert code["late"] == digest_of(Path("late.py").read_bytes())
     assert not {*MODULES, "models", "models.deep"} & set(sys.modules)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_an_edit_counts_if_and_only_if_the_factory_imports_the_file(name: str, project: Path) -> None:
     before = fingerprint_model(BUILD)
-    with (project / name).open("a") as file:
-        file.write("#")
+    source = (project / name).read_text()
+    (project / name).write_text(source + "# a comment")
+    assert fingerprint_model(BUILD) == before
+    (project / name).write_text(source + "EDITED = 1")
     module = name.removeprefix(f"{LIBRARIES}/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     assert (fingerprint_model(BUILD) != before) is (module in MODULES)
 
@@ -81,10 +87,10 @@ def test_a_package_that_hands_on_the_factory_of_another_module_follows_that_one(
 
 def test_a_module_that_appears_before_an_installed_one_counts(project: Path) -> None:
     before = model_code(BUILD)
-    (project / "installed.py").write_text("")
+    (project / "installed.py").write_text("HERE = 1")
     assert {name for name, digest in model_code(BUILD).items() if digest != before[name]} == {"installed"}
     (project / "torch.py").write_text("")
-    assert model_code(BUILD)["torch"] == xxhash.xxh3_128_hexdigest(b"")
+    assert model_code(BUILD)["torch"] == digest_of(b"")
 
 
 def test_no_code_of_the_users_has_no_fingerprint() -> None:

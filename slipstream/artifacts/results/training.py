@@ -185,6 +185,8 @@ class Attempt:
     compiled: CompiledPass | None = None
     #: Absent if no step was finished, and in records from before there was one.
     bottleneck: Bottleneck | None = None
+    #: The code versions of the stage that trained, in order; empty in records of older releases.
+    code_versions: list[str] = field(default_factory=list)
 
 
 def record_files(history: History, attempt: Attempt, devices: TrainingDevices | None = None) -> dict[str, bytes]:

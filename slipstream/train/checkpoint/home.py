@@ -147,6 +147,8 @@ class Finished:
 
     holder: Holder
     artifact: str
+    #: The code version of the stage that finished it; "" in records of older releases.
+    code: str = ""
 
 
 class Home:
@@ -240,12 +242,12 @@ class Home:
 
     # The end
 
-    def finish(self, holder: Holder, artifact: str) -> None:
+    def finish(self, holder: Holder, artifact: str, code: str) -> None:
         """Record where the trained model lies, and delete all that nobody needs any more. Nothing if another attempt
         has taken the home over."""
         if self.holder_of(newest(self.storage.list(CLAIMS))) != holder:
             return
-        self.storage.put(FINISHED, to_json(Finished(holder, artifact)))
+        self.storage.put(FINISHED, to_json(Finished(holder, artifact, code)))
         with not_needed():
             self.sweep()
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -34,6 +34,7 @@ from torch import Tensor
 from slipstream.artifacts.format import Artifact, DamagedArtifact
 from slipstream.artifacts.records import from_json
 from slipstream.distributed.process_group import Peers
+from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import MissingObject, storage_for
 from slipstream.train.checkpoint.background import BRIEF_WAIT_S, BackgroundSave
@@ -53,7 +54,9 @@ from slipstream.train.checkpoint.restore import (
     OpenCheckpoint,
     ResumePolicy,
     SkippedCheckpoint,
+    TensorForm,
     check_tensors,
+    form_of,
     open_checkpoint,
     restorable,
 )
@@ -89,6 +92,9 @@ class Restored:
     source: str
     same_world: bool
     refused: tuple[str, ...]
+    #: The code versions that trained so far, and the digests of the modules that wrote it; empty in older releases'.
+    trained_by: tuple[str, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -126,7 +132,7 @@ class Checkpoints:
             Peers.connect(timeout),
             self.attempt,
             self._lease,
-            policy.made_by,
+            policy.made_by(()),
             policy.ranks(self.peers.world),
             retention or Retention(),
             present,
@@ -159,6 +165,16 @@ class Checkpoints:
         """Run ``work`` on rank 0 only; all ranks get its result or its error."""
         result = run_and_gather(self.peers, lambda: work() if self.peers.rank == 0 else None)[0]
         return cast(T, result)
+
+    @property
+    def policy(self) -> ResumePolicy:
+        """What this attempt's checkpoints say of it, and which ones it may resume from."""
+        return self._policy
+
+    @property
+    def trained_by(self) -> list[str]:
+        """The code versions that have trained so far, this one last."""
+        return list(self._publisher.made_by["trained_by"])
 
     def _tree(self, progress: object) -> tuple[object, dict[str, Tensor]]:
         return split(self._state.state_dict() | {"progress": progress})
@@ -287,14 +303,20 @@ class Checkpoints:
         index = read_index(artifact.directory)
         check_index(index, artifact.files, candidate.uri)
         stored, ranks = read_states(artifact, candidate.uri)
+        if stored["parts"].keys() != self._state.parts.keys():
+            there, here = (", ".join(sorted(parts)) or "nothing" for parts in (stored["parts"], self._state.parts))
+            raise UserError(
+                f"{candidate.uri}: holds the state of {there} besides the model's, this code has {here}; resume with "
+                "the same settings and code, or start afresh with training.resume=never"
+            )
         live = restorable(self._tree(into)[1], index)
-        sizes: dict[str, tuple[int, ...]] = {}
-        for of_rank in self.peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
-            sizes |= of_rank
-        check_tensors(candidate, index, sizes)
+        forms: dict[str, TensorForm] = {}
+        for of_rank in self.peers.gather({name: form_of(tensor) for name, tensor in live.items()}):
+            forms |= of_rank
+        check_tensors(candidate, index, forms)
         # What only other ranks hold is theirs to read. What none holds is of no use, but for a progress that was not
         # given, which all read.
-        unknown = {name for name in index.keys() - sizes.keys() if into is None and name.startswith("progress/")}
+        unknown = {name for name in index.keys() - forms.keys() if into is None and name.startswith("progress/")}
         tensors = {
             name: live[name] if name in live else torch.empty(entry.size, dtype=getattr(torch, entry.dtype))
             for name, entry in index.items()
@@ -316,7 +338,19 @@ class Checkpoints:
         if same:
             restore_random_state(ranks[self.peers.rank].random)
         rank_states = tuple(rank.own for rank in ranks)
-        return Restored(artifact.made_by["step"], tree["progress"], rank_states, candidate.uri, same, refused)
+        trained_by, modules = (artifact.made_by.get(name) for name in ("trained_by", "code"))
+        trained = tuple(map(str, trained_by)) if isinstance(trained_by, list) else ()
+        self._publisher.made_by = self._policy.made_by(trained)
+        return Restored(
+            artifact.made_by["step"],
+            tree["progress"],
+            rank_states,
+            candidate.uri,
+            same,
+            refused,
+            trained,
+            modules if isinstance(modules, dict) else {},
+        )
 
 
 def read_states(artifact: Artifact, uri: str) -> tuple[dict[str, Any], list[RankState]]:

@@ -109,7 +109,7 @@ class Publisher:
     #: This attempt's; None but on rank 0.
     lease: Lease | None
     #: What manifests say about the run: its identity and its id.
-    made_by: Mapping[str, object]
+    made_by: Mapping[str, Any]
     #: What they say of the ranks: their number and their layout.
     ranks: Mapping[str, object]
     retention: Retention

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from torch import Tensor
+
 from slipstream.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact, FileRecord, Manifest
 from slipstream.artifacts.homes import Holder
 from slipstream.distributed.process_group import Peers
@@ -39,6 +41,10 @@ from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
 #: The most bytes of one request, and how many requests a rank makes at a time: what it holds of the files at once.
 RUN_BYTES = 8 << 20
 REQUESTS = 8
+
+#: Fields of an identity that older releases filled with digests of manifests. Those hold the version of the code that
+#: made the artifact, so they cannot be compared with what newer code makes of the same rows.
+MANIFESTS = ("data", "start", "teacher")
 
 T = TypeVar("T")
 
@@ -132,6 +138,11 @@ def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes
     return data
 
 
+#: The type and the shape of a tensor, and the beginnings of the names of those that training changes.
+TensorForm = tuple[str, tuple[int, ...]]
+TRAINED = ("model/", "optimizer/", "parts/ema/")
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A checkpoint that has a manifest but is not verified yet."""
@@ -148,15 +159,26 @@ class SkippedCheckpoint(Exception):
     """The resume policy excludes this checkpoint; an older one may be used."""
 
 
+def in_older_form(made_by: Mapping[str, Any]) -> bool:
+    """Return True for what a checkpoint of a release before ``STEP_VERSION`` says of itself."""
+    return "trained_by" not in made_by
+
+
 @dataclass(frozen=True)
 class ResumePolicy:
     """What checkpoints say of the run that makes them, and which ones it may resume from."""
 
     #: What must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
     identity: Mapping[str, object]
+    #: The same as releases before ``STEP_VERSION`` wrote it: see :func:`slipstream.train.identity.in_older_form`.
+    older: Mapping[str, object] = field(default_factory=dict)
+    #: The code of this process: the version of it all, and the digest of every module.
+    version: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
     #: Who makes them.
     holder: Holder = Holder()
-    #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored.
+    #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored. With
+    #: "same-code" only checkpoints that were trained by this code version alone are used.
     resume: str = "auto"
     #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -170,17 +192,25 @@ class ResumePolicy:
     #: Seconds for which an attempt before this one may still live, since its machine had a notice.
     grace_s: float = 30.0
 
-    @property
-    def made_by(self) -> dict[str, object]:
-        """What the manifests of this run's checkpoints say of it."""
-        return {"identity": self.identity, "run": self.holder.execution}
+    def made_by(self, trained_by: Sequence[str]) -> dict[str, object]:
+        """Return what the manifests of this run's checkpoints say of it; ``trained_by`` are the code versions that
+        trained before this one."""
+        versions = list(dict.fromkeys([*trained_by, self.version]))
+        return {
+            "identity": self.identity,
+            "run": self.holder.execution,
+            "code": self.modules,
+            "trained_by": versions,
+        }
 
     def ranks(self, world: int) -> dict[str, object]:
         """What the manifests of checkpoints say of the ranks that wrote them, if they are so many of this run."""
         return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
 
     def uses(self, name: Name, made_by: Mapping[str, object]) -> bool:
-        """Whether it may be resumed from, if it is alike."""
+        """Return True if this policy allows resuming from ``name``, given that the identities are equal."""
+        if self.resume == "same-code":
+            return made_by.get("trained_by") == [self.version]
         run = self.holder.execution
         ours = name.attempt == self.attempt or (run and made_by.get("run") == run)
         return self.resume != "never" or bool(ours)
@@ -202,7 +232,11 @@ class ResumePolicy:
                 f"{candidate.uri}: written by a newer version of this project (content {content}, we "
                 f"know {CONTENT}); update, or start afresh with training.resume=never"
             )
-        then, now = (with_defaults(self.defaults, each) for each in (made_by.get("identity", {}), self.identity))
+        recorded, this = made_by.get("identity", {}), self.identity
+        if self.older and isinstance(recorded, Mapping) and in_older_form(made_by):
+            recorded = {name: value for name, value in recorded.items() if name not in MANIFESTS}
+            this = self.older
+        then, now = (with_defaults(self.defaults, each) for each in (recorded, this))
         difference = first_difference(then, now, ignored=self.ignored)
         if difference:
             name, theirs, ours = difference
@@ -235,10 +269,10 @@ def abbreviated(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def newest_identity(address: str, holder: Holder, resume: str) -> Mapping[str, Any] | None:
-    """The identity of the checkpoint that a run would resume from if it is intact; None if there is none. What is wrong
-    with it or with the storage is left to those who read it whole."""
-    policy, home = ResumePolicy({}, holder, resume), Home(storage_for(address))
+def newest_identity(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
+    """Return the identity of the checkpoint that a run of this code ``version`` would resume from if it is intact; None
+    if there is none. What is wrong with it or with the storage is left to those who read it whole."""
+    policy, home = ResumePolicy({}, holder=holder, resume=resume, version=version), Home(storage_for(address))
     with suppress(StorageUnavailable):
         for name in home.checkpoints():
             content = home.read_bytes(f"{name}/{MANIFEST}")
@@ -338,14 +372,23 @@ def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
     return {n: item for n, item in live.items() if not n.startswith(state) or n.rpartition("/")[0] in stepped}
 
 
-def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
-    in name and size."""
-    then = {n: tuple(e.size) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
-    now = {n: size for n, size in live.items() if n.startswith(("model/", "optimizer/"))}
+def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, TensorForm]) -> None:
+    """Raise ``UserError`` unless the tensors of the training state (``live``, of all ranks) are the checkpoint's, in
+    name, shape and type."""
+    then = {name: (entry.dtype, tuple(entry.size)) for name, entry in index.items() if name.startswith(TRAINED)}
+    now = {name: form for name, form in live.items() if name.startswith(TRAINED)}
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
+            there, here = (described(forms.get(name)) for forms in (then, now))
             raise UserError(
-                f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
-                f"{now.get(name, 'absent')} here; resume with the same model or start afresh with training.resume=never"
+                f"{candidate.uri}: holds another model: {name} is {there} there and {here} here; resume with the same "
+                "model and code, or start afresh with training.resume=never"
             )
+
+
+def form_of(tensor: Tensor) -> TensorForm:
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def described(form: TensorForm | None) -> str:
+    return f"{form[0]} {form[1]}" if form else "absent"

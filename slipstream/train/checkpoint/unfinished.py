@@ -11,11 +11,12 @@ from typing import Any
 from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.training import KIND
+from slipstream.artifacts.versions import code_version
 from slipstream.logs import logger
 from slipstream.storage import STORES, MissingObject, download_all, storage_for
 from slipstream.train.checkpoint.home import CHECKPOINTS, CLAIMS, Finished, Home, complete, newest
 from slipstream.train.checkpoint.lease import Lease, Sign, sign_of, wait_for_others
-from slipstream.train.config import lasting
+from slipstream.train.config import STEP_VERSION, lasting
 
 #: Of a training's task, by name: ``training`` holds its settings.
 Inputs = Mapping[str, Any]
@@ -25,7 +26,11 @@ LOG = logger("train")
 
 class UnfinishedTraining:
     def lasting(self, inputs: Inputs) -> Inputs:
-        found = {**inputs, "training": lasting(inputs["training"])}
+        """Return what decides the result, without the code: a training goes on after an edit of it."""
+        from slipstream.train.data_order import ORDER_VERSION
+
+        versions = {"order": ORDER_VERSION, "step": STEP_VERSION}
+        found = {**inputs, "training": lasting(inputs["training"]), **versions}
         if inputs.get("code"):
             # With that go the bytes of its base, wherever they lie.
             found["model"] = inputs["model"].without_addresses()
@@ -62,7 +67,7 @@ class UnfinishedTraining:
                 lease.end()
             else:
                 lease.drop()
-                checkpoint_home.finish(holder, artifact)
+                checkpoint_home.finish(holder, artifact, code_version(KIND))
 
         return delivered
 
@@ -70,15 +75,19 @@ class UnfinishedTraining:
 def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
     """The end of the training at ``address``, if ``holder`` may take its result.
 
-    It may if an earlier attempt of the same execution finished it, whose result Flyte did not learn of, or if it
-    finished while ``holder`` has waited. Otherwise Flyte ran the training though it was finished: its cache is to be
-    overwritten or has lost the result, so the training begins afresh.
+    It may if the same code finished it, either in an earlier attempt of the same execution, whose result Flyte did not
+    learn of, or while ``holder`` has waited. Otherwise Flyte ran the training though it was finished: the code is
+    another, or Flyte's cache is to be overwritten or has lost the result. Then the training starts again.
     """
     home = Home(storage_for(address))
     finished = home.finished()
-    if finished is None or waited or holder.succeeds(finished.holder):
+    if finished is None:
+        return None
+    same_code = finished.code == code_version(KIND)
+    if same_code and (waited or holder.succeeds(finished.holder)):
         return finished
-    LOG.warning("%s: finished by %s; this execution was asked for it again: begins afresh", address, finished.holder)
+    why = "Flyte requested it again" if same_code else "other code completed it"
+    LOG.warning("%s: already completed by %s; retraining (%s)", address, finished.holder, why)
     home.reopen()
     return None
 

@@ -34,10 +34,17 @@ class SplitMetrics:
     rmse: float | None = None
 
 
+def at_least_float32(outputs: Tensor) -> Tensor:
+    """Return outputs of half precision as float32, and others unchanged."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
 def loss_sum(
     signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
 ) -> Tensor:
-    """The sum of the rows' losses in float32, multiplied by ``weight`` ``[rows]`` if there is one.
+    """Return the sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if there is one.
+
+    It is computed in float32, or in float64 for float64 outputs.
 
     For tokens the loss is the mean cross-entropy of the row's logits ``[length, tokens]`` and next tokens; if some are
     not learned, the sum over those that are, divided by a constant, the mean number of a training row: a mean over
@@ -50,10 +57,10 @@ def loss_sum(
         each = token_losses(outputs.flatten(0, 1), ids_of(target).flatten(), label_smoothing).view(target.shape)
         loss = (each * (target >= 0)).sum(dim=1) / signature.learned if signature.learned else each.mean(dim=1)
     elif signature.task == "classification":
-        reduction, logits = "sum" if weight is None else "none", outputs.float()
+        reduction, logits = "sum" if weight is None else "none", at_least_float32(outputs)
         loss = functional.cross_entropy(logits, target.long(), reduction=reduction, label_smoothing=label_smoothing)
     else:
-        loss = ((outputs[:, 0].float() - target) / signature.target_std) ** 2
+        loss = ((at_least_float32(outputs[:, 0]) - target) / signature.target_std) ** 2
     return loss.sum() if weight is None else (loss * weight).sum()
 
 
@@ -120,12 +127,12 @@ class Teacher:
         if not share:
             return loss
         with torch.no_grad(), autocast(self.precision, loss.device):
-            teacher_outputs = self.model(*inputs).float()
-        divergence = self.divergence(outputs.float(), teacher_outputs)
+            teacher_outputs = at_least_float32(self.model(*inputs))
+        divergence = self.divergence(at_least_float32(outputs), teacher_outputs)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
     def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
-        """Of each row, float32 ``[rows]``."""
+        """Return that of every row, ``[rows]``, in the type of the outputs."""
         signature = self.model.signature
         if signature.task == "regression":
             return ((outputs[:, 0] - teacher_outputs[:, 0]) / signature.target_std) ** 2

@@ -52,7 +52,7 @@ class MadeFor:
     precision: str
     batch_size: int
     memory: int
-    #: The fingerprint of the prepared data, and a digest of the model's settings.
+    #: The content of the prepared data, and a digest of the model's settings.
     data: str
     model: str
 
@@ -124,13 +124,15 @@ def with_micro_batches(
 
 
 def data_and_model(request: TrainingRequest) -> tuple[str, str]:
-    """The fingerprint of the data, and a digest of the model's settings, wherever its base lies. Raises ``UserError``
-    for data or a base that is not what it should be."""
+    """Return the content of the data, and a digest of the model's settings, wherever its base lies.
+
+    Raises ``UserError`` for data or a base that is not what it should be.
+    """
     data = open_prepared(request.prepared)
     # A model that training goes on from has its own shape.
     model = request.model if request.start else shaped_for(request.model, data.signature)
     settings = canonical_json({**to_dict(model), "base": ""})
-    return data.artifact.fingerprint, xxhash.xxh3_128_hexdigest(settings)
+    return data.artifact.content, xxhash.xxh3_128_hexdigest(settings)
 
 
 def device_memory(group: Group) -> int:

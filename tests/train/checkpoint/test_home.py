@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slipstream.artifacts.homes import Holder, home_below
+from slipstream.artifacts.versions import code_version
 from slipstream.errors import UserError
 from slipstream.storage import Replaced, storage_for
 from slipstream.train.checkpoint import home as home_module
@@ -241,7 +242,7 @@ def test_the_retry_waits_for_nobody_and_a_home_that_is_new_for_nothing(home: Hom
 def test_nobody_is_waited_for_in_a_home_whose_training_is_finished(home: Home, quick: None, unlocked: None) -> None:
     _, lease = hold(home, FIRST)
     lease.end()
-    home.finish(FIRST, "model")
+    home.finish(FIRST, "model", "code")
     home.storage.delete(["leases/0001.json"])
     started = time.monotonic()
     assert not wait_for_others(home.storage.base, OTHER, "wait")
@@ -316,7 +317,7 @@ def test_what_is_finished_is_swept_and_a_late_write_does_not_count(home: Home) -
         put_checkpoint(home, Name(attempt, step))
     home.storage.put("ledger/0002.json", b"{}")
     lease.end()
-    home.finish(RETRY, "s3://bucket/raw/zz/f1-n0-1/model")
+    home.finish(RETRY, "s3://bucket/raw/zz/f1-n0-1/model", "code")
     assert home.storage.list() == ["claims/0002", "finished.json", "inherited/0002.json"]
     put_checkpoint(home, Name(zombie, 99))
     with pytest.raises(Superseded):
@@ -332,14 +333,22 @@ def test_who_may_take_the_result_of_a_finished_training(home: Home, capsys: pyte
     home.claim(FIRST)
     address = home.storage.base
     assert result_of(address, FIRST, waited=False) is None
-    home.finish(FIRST, "model")
+    home.finish(FIRST, "model", code_version("train"))
     assert result_of(address, RETRY, waited=False) is not None, "Flyte did not learn of the result"
     assert result_of(address, OTHER, waited=True) is not None, "it finished while the other one waited"
     assert result_of(address, OTHER, waited=False) is None, "the cache is to be overwritten"
-    assert (
-        "finished by attempt 0 of f1; this execution was asked for it again: begins afresh" in capsys.readouterr().err
-    )
+    assert "already completed by attempt 0 of f1; retraining (Flyte requested it again)" in capsys.readouterr().err
     assert home.finished() is None and home.claim(OTHER) == 2
+
+
+@pytest.mark.parametrize(("holder", "waited"), [(RETRY, False), (OTHER, True)])
+def test_the_result_of_other_code_is_never_taken(
+    home: Home, capsys: pytest.CaptureFixture[str], holder: Holder, waited: bool
+) -> None:
+    home.claim(FIRST)
+    home.finish(FIRST, "model", "another code version")
+    assert result_of(home.storage.base, holder, waited=waited) is None
+    assert "retraining (other code completed it)" in capsys.readouterr().err and home.finished() is None
 
 
 def test_a_zombie_that_goes_on_saving_is_stopped_and_its_save_is_not_restored(tmp_path: Path) -> None:

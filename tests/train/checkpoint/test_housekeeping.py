@@ -60,7 +60,7 @@ def test_what_an_attempt_has_left_behind_and_may_not_be_deleted_is_a_warning(
     assert home.inherit(home.claim(RETRY)) == [Name(old, 1)]
     assert "1 of 1 files were not deleted (AccessDenied)" in capsys.readouterr().err
     store.inject("POST", "kept /step- AccessDenied")
-    home.finish(RETRY, "model")
+    home.finish(RETRY, "model", "code")
     assert "files were not deleted (AccessDenied)" in capsys.readouterr().err
     assert home.finished() is not None and not store.plan
     # To begin afresh beside the old checkpoints would be to resume them.

@@ -70,7 +70,7 @@ def test_what_there_is(invoke: Callable[..., Result], tmp_path: Path) -> None:
     ended.steps(1)
     ended.save(5)
     ended.checkpoints.end()
-    lost(str(below / "dddd"), Holder("f4", 0), 10).finish(Holder("f4", 0), "model")
+    lost(str(below / "dddd"), Holder("f4", 0), 10).finish(Holder("f4", 0), "model", "code")
     working = Run(below / "eeee", holder=Holder("f5", 0))
     working.save(8)
     (below / "a stray file").write_text("")

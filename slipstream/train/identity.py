@@ -1,0 +1,76 @@
+"""The identity of a training: what must equal a checkpoint's to resume it, and the code that made the checkpoint.
+
+The identity holds the meaning of the work: data, model, settings, the user's model code, the base, the order of the
+samples and :data:`STEP_VERSION`. No code version is part of it, so an edit of the code resumes. The digests of all
+modules travel beside it, to name what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.versions import code_version, module_digests
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory_code import model_code
+from slipstream.settings import to_dict
+from slipstream.stages import STAGES
+from slipstream.train.applied_tuning import AppliedTuning
+from slipstream.train.checkpoint.restore import MANIFESTS
+from slipstream.train.config import STEP_VERSION, TrainingConfig, lasting
+from slipstream.train.data_order import ORDER_VERSION
+
+#: The most modules that one line names.
+NAMED = 5
+
+
+def identity(
+    data: PreparedData,
+    model: ModelConfig,
+    training: TrainingConfig,
+    applied: AppliedTuning | None = None,
+    base_digest: str = "",
+) -> dict[str, object]:
+    """Return what must equal the checkpoint's to resume it.
+
+    That is everything that determines the result, but not how batches are divided into micro-batches, how often
+    checkpoints are saved, or which code makes them; and what is applied of the tuner's result. A base and adapters
+    that training starts from count by their digests: on disks the same files have the same one wherever they lie. In a
+    store the digest follows what the store says of them, so the same files elsewhere may be another base.
+    """
+    code = model_code(model)
+    return {
+        "data": data.artifact.content,
+        "model": to_dict(model.without_addresses()),
+        **({"model_code": code} if code else {}),
+        **({"base": base_digest} if base_digest else {}),
+        "order": ORDER_VERSION,
+        "step": STEP_VERSION,
+        "training": lasting(training),
+        **({"network": asdict(applied)} if applied else {}),
+    }
+
+
+def in_older_form(identity: Mapping[str, object], model: ModelConfig) -> dict[str, object]:
+    """Return an identity as releases before :data:`STEP_VERSION` wrote it, without the fields of :data:`MANIFESTS`.
+
+    For checkpoint directories that ``training.checkpoint_uri`` names; to be removed with the next release.
+    """
+    code = model_code(model, by_bytes=True)
+    older = {name: value for name, value in identity.items() if name not in (*MANIFESTS, "step", "model_code")}
+    return older | ({"model_code": code} if code else {})
+
+
+def training_code() -> tuple[str, dict[str, str]]:
+    """Return the code version of this process and the digest of every module that trains."""
+    return code_version("train"), module_digests(STAGES["train"].engines)
+
+
+def describe_other_code(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the line about modules that differ from those that wrote a checkpoint; empty if none does."""
+    changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+    if not changed:
+        return ""
+    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    return f"resumes a checkpoint of other code: {', '.join(changed[:NAMED])}{more} changed since"

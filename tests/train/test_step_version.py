@@ -1,0 +1,132 @@
+"""A step computes what the stored losses say, for every kind of model; if that changes, ``STEP_VERSION`` is raised."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slipstream.artifacts.results.training import read_history
+from slipstream.artifacts.versions import module_digests
+from slipstream.models.config import LoraConfig, ModelConfig
+from slipstream.models.factory import Predictor
+from slipstream.train import setup
+from slipstream.train.config import STEP_VERSION
+from tests.support import toys
+from tests.support.adapted_runs import SIZES
+from tests.support.bases import LENGTH, VOCABULARY, make_base
+from tests.support.gpu_proof.trainings import SMALL_TRANSFORMER, train, write_tokens
+
+STORED = Path(__file__).with_name("step_losses.json")
+STEPS, ROWS = 12, 8
+KINDS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
+    "mlp": (ModelConfig("mlp", {"hidden": [16]}), {}),
+    "mlp, clipped": (ModelConfig("mlp", {"hidden": [16]}), {"clip_norm": 0.1}),
+    "mlp, averaged weights": (ModelConfig("mlp", {"hidden": [16]}), {"ema": 0.9}),
+    "mlp, accumulation": (ModelConfig("mlp", {"hidden": [16]}), {"accumulation": 2}),
+    "mlp, regression": (ModelConfig("mlp", {"hidden": [16]}), {}),
+    "resnet": (ModelConfig("resnet", {"widths": [4, 8]}), {}),
+    "transformer": (ModelConfig("transformer", SMALL_TRANSFORMER), {}),
+    "transformer, weight decay": (ModelConfig("transformer", SMALL_TRANSFORMER), {"weight_decay": 0.3}),
+    "adapters": (ModelConfig(lora=LoraConfig(rank=3, alpha=6.0)), {}),
+}
+#: The modules whose arithmetic makes a step, and their digest.
+STEP_MODULES = (
+    "slipstream.train.loop.step",
+    "slipstream.train.loop.objective",
+    "slipstream.train.loop.optimizer",
+    "slipstream.train.loop.precision",
+    "slipstream.train.loop.nonfinite",
+    "slipstream.train.loop.token_loss",
+    "slipstream.models.arithmetic",
+    "slipstream.models.transformer",
+    "slipstream.models.tables_and_images",
+    "slipstream.models.adapters.layers",
+    "slipstream.models.initial.drawn",
+)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("prepared")
+    toys.table(place / "table", "classification")
+    toys.table(place / "values", "regression")
+    toys.images(place / "images")
+    write_tokens(place / "tokens", STEPS * ROWS)
+    write_tokens(place / "base tokens", STEPS * ROWS, LENGTH, VOCABULARY)
+    make_base(place / "base", "qwen2", **SIZES)
+    return {path.name: path for path in place.iterdir()}
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let trainings compute in float64 all through."""
+    begin = setup.Lineage.begin
+
+    def in_double(*given: Any) -> Predictor:
+        predictor = begin(*given)
+        predictor.double()
+        predictor.network.register_forward_pre_hook(
+            lambda _, inputs: tuple(each.double() if each.is_floating_point() else each for each in inputs)
+        )
+        return predictor
+
+    monkeypatch.setattr(setup.Lineage, "begin", in_double)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def losses(kind: str, prepared: dict[str, Path], directory: Path) -> list[float]:
+    """The training loss of every step."""
+    model, settings = KINDS[kind]
+    data = "values" if "regression" in kind else "table"
+    if kind == "adapters":
+        data, model = "base tokens", ModelConfig(base=str(prepared["base"]), lora=model.lora)
+    elif model.name in ("resnet", "transformer"):
+        data = {"resnet": "images", "transformer": "tokens"}[model.name]
+    rows = {"table": 50, "values": 50, "images": 50}.get(data, ROWS)
+    train(directory, prepared[data], model, epochs=1, batch_size=rows, learning_rate=1e-2, precision="fp32", **settings)
+    points = read_history(directory).steps
+    assert [point.step for point in points] == list(range(1, STEPS + 1))
+    return [point.loss for point in points]
+
+
+@pytest.mark.skipif("STORE" not in os.environ, reason="stores what the code computes now, if STORE is set")
+def test_store(prepared: dict[str, Path], tmp_path: Path, in_float64: None) -> None:
+    found = {kind: losses(kind, prepared, tmp_path / str(number)) for number, kind in enumerate(KINDS)}
+    record = {"version": STEP_VERSION, "losses": found, "modules": step_digests()}
+    STORED.write_text(json.dumps(record, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_computes_what_it_did(kind: str, prepared: dict[str, Path], tmp_path: Path, in_float64: None) -> None:
+    stored = json.loads(STORED.read_text())
+    assert stored["version"] == STEP_VERSION, f"STEP_VERSION was raised: store the new losses in {STORED.name}"
+    found = torch.tensor(losses(kind, prepared, tmp_path / "model"), dtype=torch.float64)
+    expected = torch.tensor(stored["losses"][kind], dtype=torch.float64)
+    assert torch.allclose(found, expected, rtol=1e-9, atol=0), (
+        f"a step computes something else: raise STEP_VERSION, or show that nothing changed; "
+        f"apart by {float(((found - expected) / expected).abs().max()):.1e}"
+    )
+    assert found[-1] < found[0], "the model does not learn"
+
+
+def test_an_edit_of_the_modules_that_make_a_step_is_noticed() -> None:
+    found, stored = step_digests(), json.loads(STORED.read_text())["modules"]
+    changed = [name for name in STEP_MODULES if found[name] != stored.get(name)]
+    assert not changed, (
+        f"{', '.join(changed)} changed: raise STEP_VERSION if a step now computes something else, and store the new "
+        f"digests in {STORED.name}: STORE=1 pytest {Path(__file__).name}"
+    )
+
+
+def step_digests() -> dict[str, str]:
+    digests = module_digests(STEP_MODULES)
+    return {name: digests[name] for name in STEP_MODULES}
