@@ -1,8 +1,9 @@
-"""What held a training back, by what-if analysis (Lin et al., "Understanding Stragglers in Large Model Training Using
-What-if Analysis", OSDI 2025): the share of a cause is the time that would have gone with it.
+"""What-if analysis of training bottlenecks.
 
-A step takes as long as the slowest rank's local work and the exchange of the rank that waited least for the others.
-All figures are durations on one rank's clock: no clocks are compared.
+The share of a cause is the time that training would have saved without it (Lin et al., "Understanding Stragglers in
+Large Model Training Using What-if Analysis", OSDI 2025). A step takes as long as the local work of the slowest rank
+plus the exchange of the rank that waited least for the others. All figures are durations on one rank's clock: no clocks
+are compared.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from slipstream.telemetry.records import COMPUTE, EXCHANGE, OPTIMIZER, PHASES, R
 from slipstream.telemetry.records import DATA as DATA_PHASE
 from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, Block, StepBlocks
 
-#: The share from which on the largest cause is the verdict, and from which on others are named beside it.
+#: Shares of the training's time: the least of the diagnosed cause, and the least of other causes worth reporting.
 DECISIVE, WORTH_A_LOOK = 0.2, 0.1
-#: A rank is a straggler only if the lower 95 % limit of what it takes longer is above this share of a step.
+#: A rank is a straggler only if the lower 95 % limit of its extra time exceeds this share of a step.
 SIGNIFICANT, LIMIT = 0.05, 1.645
-#: Fewer blocks give no limit.
+#: Fewest blocks from which a confidence limit is computed.
 LEAST_BLOCKS = 4
-#: A quota counts if it stopped the group in so many of its periods.
+#: A CPU quota counts as a cause if it throttled the group in this share of its periods.
 THROTTLED_PERIODS = 0.25
 
 REMEDIES = {
@@ -64,27 +65,27 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Around:
-    """What else is known of an attempt."""
+    """Measurements of one attempt that its steps do not contain."""
 
-    #: Seconds of evaluations, of steps that checkpoints stopped, and of waiting for other pods.
+    #: Seconds of evaluations, of steps blocked by checkpoints, and of waiting for other pods.
     evaluation: float = 0.0
     checkpoint: float = 0.0
     late_pods: float = 0.0
-    #: Seconds of a forward and backward pass over two rows, on a CPU of processor time; 0 if unknown.
+    #: Seconds of a forward and backward pass over two rows (processor time on a CPU); 0 if unknown.
     two_rows: float = 0.0
-    #: Micro-batches of a step.
+    #: Micro-batches per step.
     pieces: int = 1
-    #: Whether passes are timed by the processor time that they take, as wall-clock time holds what others took.
+    #: True if passes are timed in processor time: wall-clock time on a CPU includes other processes.
     on_cpu: bool = True
-    #: Bytes of gradients that each rank hands to an exchange.
+    #: Bytes of gradients that each rank exchanges.
     exchanged_bytes: int = 0
     divided: bool = False
-    #: Threads of all ranks of a pod that a quota stops at a time.
+    #: Threads of all ranks of a pod, which a quota throttles together.
     threads: int = 1
 
 
 def observe(blocks: StepBlocks, around: Around) -> Observed | None:
-    """What an attempt observed; None if it finished no step."""
+    """Return the time lost per cause in one attempt, with evidence; None if it finished no step."""
     total = blocks.total
     if total is None:
         return None
@@ -135,7 +136,7 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
 
 
 def who_waits(waited: np.ndarray) -> str:
-    """The ranks that waited at least half as long as the one that waited longest."""
+    """Name the ranks that waited at least half as long as the rank that waited longest."""
     ranks = np.flatnonzero(waited >= waited.max() / 2)
     if len(ranks) == len(waited):
         return "every rank" if len(waited) > 1 else "the process"
@@ -143,21 +144,24 @@ def who_waits(waited: np.ndarray) -> str:
 
 
 def largest_of_loader(beside: np.ndarray) -> str:
-    """What the loader spent most of its time on."""
+    """Return the data loader's longest activity."""
     seconds = dict(zip(PER_EXCHANGE, beside.tolist(), strict=True))
     return max(LOADER, key=lambda name: seconds[name])
 
 
 def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
-    """The seconds for which the slowest rank's own work kept the others waiting, and which it is: how much longer it
-    takes than the median of the others, less what waiting for data and for a processor explain. 0 unless it is certain:
-    blocks are taken as independent, and the first, in which caches are cold, does not count."""
+    """Return the seconds that the slowest rank kept the others waiting, and a sentence about it.
+
+    A rank's extra time is its own work less the median of the others, without the time that it waited for data or a
+    processor. The result is 0 unless that is significant; blocks are taken as independent. The first block is skipped
+    because its caches are cold.
+    """
     counted = blocks[1:]
     if len(counted) < LEAST_BLOCKS or len(counted[0].sums) < 2:
         return 0.0, ""
     numbers = {name: number for number, name in enumerate(PER_STEP)}
     works = [numbers[name] for name in (COMPUTE, OPTIMIZER, REST)]
-    # [blocks, ranks]: seconds of a rank's own work on a step.
+    # Seconds of a rank's own work per step; [blocks, ranks].
     own = np.stack([(b.sums[:, works].sum(axis=1) - b.sums[:, numbers["processor_wait"]]) / b.steps for b in counted])
     ranks = own.shape[1]
     longer = np.stack([own[:, r] - np.median(np.delete(own, r, axis=1), axis=1) for r in range(ranks)], axis=1)
@@ -171,7 +175,10 @@ def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
 
 
 def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> tuple[float, str]:
-    """The seconds of passes that two rows would have taken, too: they are the host's, not the rows'."""
+    """Return the seconds of passes that even two rows would take, and a sentence about them.
+
+    The host spends this time on launches; it does not depend on the rows.
+    """
     passes = total.steps * around.pieces
     each = float(columns["compute_cpu" if around.on_cpu else COMPUTE][0]) / passes
     if not around.two_rows or not each:
@@ -184,9 +191,11 @@ def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> t
 
 
 def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[float, str]:
-    """The seconds for which a pod's quota stopped it, or that its GPUs lost by lower clocks. The kernel counts those of
-    each thread that it stops, from Linux 6.18 on only a part of them; what the ranks ``waited`` for a processor holds
-    all, and what other work took."""
+    """Return the seconds lost to the pod's CPU quota or to lower GPU clocks, and a sentence about it.
+
+    The kernel counts throttled seconds per thread, and only part of them since Linux 6.18. The time that ranks
+    ``waited`` for a processor includes all of them, and the time that other processes took.
+    """
     numbers = {name: number for number, name in enumerate(PER_EXCHANGE)}
     periods = beside[:, numbers["periods"]]
     stopped = np.divide(beside[:, numbers["throttled_periods"]], periods, out=np.zeros_like(periods), where=periods > 0)
@@ -201,12 +210,12 @@ def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[flo
 
 
 def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
-    """The verdict over all attempts at a training; None if none of them finished a step."""
+    """Return the diagnosis over all attempts at a training; None if no attempt finished a step."""
     seconds = sum(each.seconds for each in attempts)
     if not attempts or seconds <= 0:
         return None
     lost = {cause: sum(each.lost.get(cause, 0.0) for each in attempts) for cause in CAUSES}
-    # Nobody trains while pods are missing: that time is beside the training's.
+    # The training does not run while pods are missing, so its own seconds exclude that time.
     whole = {cause: seconds + (lost[cause] if cause == LATE_PODS else 0.0) for cause in CAUSES}
     shares = {cause: lost[cause] / whole[cause] for cause in CAUSES if lost[cause] > 0}
     longest = max(attempts, key=lambda each: each.seconds)
@@ -245,8 +254,7 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
 
 
 def weigh(shares: Mapping[str, float]) -> tuple[str, list[str]]:
-    """Of the shares of causes the verdict, "" if none is decisive; and the others that are worth a look, the largest
-    first."""
+    """Return the diagnosed cause ("" if none is decisive) and other notable causes, the largest first."""
     ordered = sorted(shares, key=lambda cause: -shares[cause])
     verdict = ordered[0] if ordered and shares[ordered[0]] >= DECISIVE else ""
     return verdict, [cause for cause in ordered if cause != verdict and shares[cause] >= WORTH_A_LOOK]

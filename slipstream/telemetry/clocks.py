@@ -1,4 +1,4 @@
-"""What GPUs lost by being clocked down for heat or by their power supply."""
+"""GPU time lost to throttling for heat or power supply."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from itertools import pairwise
 
 from slipstream.telemetry.records import Sample
 
-#: The reasons that are a fault of the machine. A power cap is how a GPU is sold, and idle ones are clocked down, too.
+#: Throttling reasons that are faults of the machine. A power cap is by design, and idle GPUs are clocked down, too.
 FAULTS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
-#: They count from this share of a device's time on.
+#: Least share of a device's time for which it must be throttled to count.
 SHARE = 0.25
 
 
 def clocked_down(samples: Sequence[Sample], largest: Mapping[str, float]) -> float:
-    """Seconds that the device which lost most would have saved at its full clock; work is taken to go with the clock.
-    ``largest`` are the devices' largest clocks by UUID, in hertz; without it the largest that was sampled is taken."""
+    """Return the largest time in seconds that one device lost to lower clocks.
+
+    The work is assumed proportional to the clock. ``largest`` are the maximum clocks in hertz by UUID; the default is
+    the largest sampled clock.
+    """
     whole: dict[str, float] = {}
     slow: dict[str, list[tuple[float, float]]] = {}
     seen = dict(largest)

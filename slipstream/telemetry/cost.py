@@ -1,8 +1,8 @@
-"""Hours, energy and dollars of stages and their attempts, so that what is shown adds up to the cent.
+"""Hours, energy and dollars of stages and attempts, which add up to the cent.
 
-An attempt's dollars are exact fractions. They are rounded at running sums: all useful work first, then all lost work,
-then what spot capacity saved, in the order of the rows; an amount is the difference of the rounded sums after and
-before it. So any sum of rows is the rounded sum of what they stand for, and each of the three is less than a cent off.
+The dollars of an attempt are exact fractions. Running sums are rounded: first over all useful work, then all lost work,
+then the savings of spot capacity, in the order of the rows. An amount is the difference between the rounded sums after
+and before it. So every sum of rows is correctly rounded, and each of the three amounts is off by less than a cent.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ HOUR = 3600
 
 @dataclass(frozen=True)
 class Usage:
-    """What one attempt at a stage used. Prices are dollars per hour of one pod, None if they are not known."""
+    """Resource usage of one attempt at a stage.
+
+    Prices are dollars per hour of one pod, None if unknown.
+    """
 
     stage: str
-    #: Its number, from 0 on.
+    #: Number of the attempt, from 0.
     attempt: int
-    #: For which its pods were there, and for how many of these what they did was lost.
+    #: Seconds for which its pods ran, and those of them whose work was lost.
     seconds: float
     lost_seconds: float = 0.0
     pods: int = 1
-    #: Of each pod.
+    #: GPUs per pod.
     gpus: int = 0
-    #: Whether it ran on spot capacity.
+    #: True if it ran on spot capacity.
     spot: bool = False
     on_demand_price: Decimal | None = None
     spot_price: Decimal | None = None
-    #: Energy of all its GPUs, None if no driver counted it.
+    #: Energy of all its GPUs; None if no driver counted it.
     joules: float | None = None
 
     def __post_init__(self) -> None:
@@ -44,29 +47,32 @@ class Usage:
 
     @property
     def price(self) -> Decimal | None:
-        """Of what it ran on."""
+        """Price of the capacity that it ran on."""
         return self.spot_price if self.spot else self.on_demand_price
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one or several attempts took. Dollars are in whole cents, None where no price is known."""
+    """Cost of one or several attempts.
+
+    Dollars are rounded to cents; None without a known price.
+    """
 
     pod_hours: float
     gpu_hours: float
     watt_hours: float | None
-    #: What was paid, the lost work included; and that part of it alone.
+    #: Dollars paid, lost work included; and the dollars paid for lost work.
     paid: Decimal | None
     lost: Decimal | None
-    #: The price of the same hours on demand.
+    #: On-demand price of the same hours.
     on_demand: Decimal | None
-    #: Pod-hours whose price is not known, for which no dollars are in the sums.
+    #: Pod-hours without a known price; the dollars exclude them.
     unpriced_pod_hours: float = 0.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One attempt."""
+    """Cost of one attempt."""
 
     stage: str
     attempt: int
@@ -75,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bill:
-    """Attempts in the order of their stages' first; each stage's sum; all."""
+    """Costs per attempt, per stage and in total; rows are grouped by stage."""
 
     rows: tuple[Row, ...]
     stages: dict[str, Cost]
@@ -83,7 +89,7 @@ class Bill:
 
 
 def bill(usages: Iterable[Usage]) -> Bill:
-    """The cost of attempts, per stage and in all."""
+    """Return the costs per attempt, per stage and in total."""
     used = list(usages)
     order = list(dict.fromkeys(usage.stage for usage in used))
     used.sort(key=lambda usage: order.index(usage.stage))
@@ -93,7 +99,7 @@ def bill(usages: Iterable[Usage]) -> Bill:
 
 
 def costs(used: Sequence[Usage]) -> Iterator[Cost]:
-    """The cost of each attempt, its dollars rounded as the head of this module says."""
+    """Yield the cost of every attempt, rounded as the module describes."""
     useful, lost, saved = zip(*map(parts, used), strict=True) if used else ((), (), ())
     cents = in_cents([*useful, *lost, *saved])
     for number, usage in enumerate(used):
@@ -116,7 +122,7 @@ def costs(used: Sequence[Usage]) -> Iterator[Cost]:
 
 
 def parts(usage: Usage) -> tuple[Fraction, Fraction, Fraction]:
-    """Dollars paid for useful and for lost work, and how much more both would have been on demand."""
+    """Return the dollars paid for useful work, for lost work, and the savings against on-demand."""
     hours = Fraction(usage.seconds) * usage.pods / HOUR
     lost_hours = min(Fraction(usage.lost_seconds) * usage.pods / HOUR, hours)
     price = Fraction(usage.price or 0)
@@ -125,7 +131,7 @@ def parts(usage: Usage) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
-    """Amounts rounded at their running sum, half a cent up."""
+    """Return amounts rounded at their running sums, half a cent up."""
     rounded, exact, before = list[Decimal](), Fraction(0), 0
     for amount in amounts:
         exact += amount
@@ -136,7 +142,7 @@ def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
 
 
 def together(rows: Sequence[Cost]) -> Cost:
-    """The sum of rows. Where some have no price, or no energy, it is that of the others."""
+    """Return the sum of rows; rows without a price, or without energy, are skipped in that sum."""
     return Cost(
         sum(row.pod_hours for row in rows),
         sum(row.gpu_hours for row in rows),

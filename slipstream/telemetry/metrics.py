@@ -1,4 +1,4 @@
-"""What is known of a pod as Prometheus reads it: the text exposition format, version 0.0.4."""
+"""Metrics of a pod in the Prometheus text exposition format, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from slipstream.telemetry.records import (
 )
 from slipstream.telemetry.totals import NodeTotals
 
-#: The phases that a step is made of.
+#: Phases of a step.
 STEP = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST)
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Whose metrics they are."""
+    """Labels of all metrics of a pod."""
 
     execution: str
     task: str
@@ -34,13 +34,13 @@ class Labels:
     node: str
 
 
-#: A line: what follows the metric's name, the labels besides those of the pod, the value.
+#: A line: the suffix of the metric's name, the labels in addition to those of the pod, the value.
 Line = tuple[str, dict[str, object], float]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A metric with all of its lines."""
+    """Metric with all its lines."""
 
     metric: Metric
     lines: list[Line] = field(default_factory=list)
@@ -53,14 +53,17 @@ def exposition(
     labels: Labels,
     counters_only: bool = False,
 ) -> str:
-    """The text; ends with a line break. Metrics without a value are left out, and with ``counters_only`` all gauges."""
+    """Return the exposition text, which ends with a line break.
+
+    Metrics without a value are skipped; ``counters_only`` skips gauges, too.
+    """
     families = [*(pod_families(sample) if sample else []), *node_families(node), *rank_families(ranks)]
     wanted = [each for each in families if each.lines and not (counters_only and each.metric.kind == "gauge")]
     return "".join(text_of(family, asdict(labels)) for family in wanted)
 
 
 def pod_families(sample: Sample) -> Iterator[Family]:
-    """What was sampled: devices and host."""
+    """Yield the sampled metrics of devices and host."""
     devices, host = sample.devices, sample.host
     yield each_device(names.GPU_BUSY, devices, lambda gpu: gpu.busy)
     yield each_device(names.GPU_SM_ACTIVE, devices, lambda gpu: gpu.sm_active)
@@ -85,7 +88,7 @@ def pod_families(sample: Sample) -> Iterator[Family]:
 
 
 def node_families(node: NodeTotals) -> Iterator[Family]:
-    """What the attempt has used on this node."""
+    """Yield the resource usage of the attempt on this node."""
     yield Family(names.GPU_ENERGY, [("", {"gpu_uuid": uuid}, joules) for uuid, joules in node.energy_joules.items()])
     throttled: list[Line] = [
         ("", {"gpu_uuid": uuid, "reason": reason}, seconds)
@@ -98,7 +101,7 @@ def node_families(node: NodeTotals) -> Iterator[Family]:
 
 
 def rank_families(ranks: Sequence[RankTotals]) -> Iterator[Family]:
-    """What the ranks on this node have done."""
+    """Yield the progress of the ranks on this node."""
     phases: list[Line] = [
         ("", {"phase": phase, **names_of(rank)}, seconds)
         for rank in ranks

@@ -1,6 +1,7 @@
-"""Names, types, helps and labels of what a pod shows Prometheus; ``monitoring/`` asks for nothing else of ours.
+"""Names, types, help texts and labels of the Prometheus metrics of a pod.
 
-Units are Prometheus' base units. A counter's name ends in ``_total``; a histogram also has the names of its parts.
+``monitoring/`` uses no other metrics of ours. Units are Prometheus' base units. Names of counters end in ``_total``;
+histograms add the suffixes of their series.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 PREFIX = "slipstream_"
-#: Which pod it is: of which execution, stage and attempt, on which node.
+#: Labels of a pod: its execution, stage, attempt and node.
 POD = ("execution", "task", "attempt", "node")
 GPU = (*POD, "gpu_uuid")
-#: A rank, and its GPU; that label is empty on a CPU.
+#: Labels of a rank; its GPU is empty on a CPU.
 RANK = (*POD, "rank", "gpu_uuid")
-#: What Prometheus stores a histogram as.
+#: Suffixes of the series that Prometheus stores for a histogram.
 PARTS = ("_bucket", "_sum", "_count")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with its full name."""
+    """Metric with its full name."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -29,7 +30,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names under which Prometheus stores it."""
+        """Names of the stored series."""
         return tuple(self.name + part for part in PARTS) if self.kind == "histogram" else (self.name,)
 
 

@@ -1,9 +1,10 @@
-"""What this node is: its name, its type, spot or not; by the cloud's metadata server, else as the placement asks.
+"""Facts about this node: name, instance type, spot capacity.
 
-All clouds are asked at once, each by a thread that nobody waits for longer than a second; what was said until then
-counts. Sources: AWS "Instance metadata categories" (instance-life-cycle, instance-type, local-hostname), Google "About
-VM metadata" (instance/machine-type, name, scheduling/preemptible; some servers also give provisioning-model), Azure
-"Instance Metadata Service" (compute: priority, vmSize, osProfile.computerName).
+They come from the cloud's metadata server, otherwise from the placement. All clouds are queried at once, each in its
+own thread, for at most one second; answers until then count. Sources: AWS "Instance metadata categories"
+(instance-life-cycle, instance-type, local-hostname), Google "About VM metadata" (instance/machine-type, name,
+scheduling/preemptible; some servers also give provisioning-model), Azure "Instance Metadata Service" (compute:
+priority, vmSize, osProfile.computerName).
 """
 
 from __future__ import annotations
@@ -29,35 +30,37 @@ from slipstream.machine.cloud_metadata import (
     request,
 )
 
-#: Seconds for all of it.
+#: Timeout of all queries together, in seconds.
 WITHIN_S = 1.0
-#: What names and types look like; anything else that a server may say is not believed.
+#: Valid names and types; other values from a server are not trusted.
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,253}")
 SPOT, TYPE, NODE = "spot", "type", "node"
-#: One answer: which of these three, and what is said of it; of SPOT "yes" or "no".
+#: One answer: one of these three keys and its value; the value of SPOT is "yes" or "no".
 Answer = tuple[str, str]
 Asker = Callable[[], Iterator[Answer]]
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Where an attempt runs."""
+    """Facts about the node of an attempt."""
 
-    #: When this was found out, seconds since 1970, UTC.
+    #: Time of the query, seconds since 1970, UTC.
     started_at: float
     node: str
     #: "aws", "gcp" or "azure"; "" if no metadata server answered.
     cloud: str
-    #: The cloud's name of it, such as "p5.48xlarge"; "" if it is not known.
+    #: The cloud's instance type, such as "p5.48xlarge"; "" if unknown.
     instance_type: str
     spot: bool
-    #: Whether the metadata say so, and not only the placement.
+    #: True if ``spot`` comes from the metadata, not from the placement.
     spot_is_certain: bool
 
 
 def node_facts(asked_spot: bool, askers: Mapping[str, Asker] | None = None) -> NodeFacts:
-    """The facts of this node, within a second whatever the network does. ``asked_spot`` is what the placement asks for;
-    ``askers`` are the clouds to ask, by name."""
+    """Return the facts of this node within a second, whatever the state of the network.
+
+    ``asked_spot`` is the placement's request; ``askers`` are the clouds to query, by name.
+    """
     started_at = time.time()
     cloud, said = first_cloud(ASKERS if askers is None else askers)
     return NodeFacts(
@@ -71,7 +74,7 @@ def node_facts(asked_spot: bool, askers: Mapping[str, Asker] | None = None) -> N
 
 
 def first_cloud(askers: Mapping[str, Asker]) -> tuple[str, dict[str, str]]:
-    """The name of the cloud that answers, and its answers by what they are of; nothing if none does in time."""
+    """Return the first cloud that answers and its answers by key; both empty after the timeout."""
     until = time.monotonic() + WITHIN_S
     answers: SimpleQueue[tuple[str, Answer | None]] = SimpleQueue()
     for cloud, asker in askers.items():
@@ -93,7 +96,7 @@ def first_cloud(askers: Mapping[str, Asker]) -> tuple[str, dict[str, str]]:
 
 
 def ask(cloud: str, asker: Asker, answers: SimpleQueue[tuple[str, Answer | None]]) -> None:
-    """Put what a cloud's server says, then None."""
+    """Put the answers of a cloud's server into the queue, then None."""
     with suppress(MetadataUnavailable):
         for what, value in asker():
             if NAME.fullmatch(value):
@@ -134,11 +137,11 @@ def ask_azure(base: str = LINK_LOCAL) -> Iterator[Answer]:
     compute = parse_mapping(body, url).get("compute") if status == 200 else None
     if not isinstance(compute, dict):
         raise MetadataUnavailable(f"{url}: status {status}")
-    # Blank for machines of which nobody asked.
+    # Empty for machines without an explicit priority.
     if priority := str(compute.get("priority") or ""):
         yield yes(priority in ("Spot", "Low"))
     yield TYPE, str(compute.get("vmSize") or "")
-    # The name of a machine of a scale set is not that of the node.
+    # In a scale set the name of the machine differs from that of the node.
     system = compute.get("osProfile")
     yield NODE, str((system.get("computerName") if isinstance(system, dict) else "") or compute.get("name") or "")
 
@@ -150,19 +153,22 @@ def text(body: bytes | None) -> str:
 ASKERS: dict[str, Asker] = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
 
 
-# Facts as a file beside a pod's samples: its ranks have not asked
+# Facts as a file next to the pod's samples: the ranks send no queries of their own
 
 FACTS = "facts.json"
 
 
 def write_facts(directory: Path, facts: NodeFacts) -> None:
-    """Raises ``OSError``, as where the disk is full."""
+    """Write the facts to ``directory``.
+
+    Raises ``OSError``, for example if the disk is full.
+    """
     (directory / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
 
 
 def read_facts(directory: Path) -> NodeFacts | None:
-    """None where there are none, or they are damaged."""
-    from slipstream.artifacts.records import decode_record  # loads pydantic, which the sampler has no room for
+    """Return the facts in ``directory``; None if missing or damaged."""
+    from slipstream.artifacts.records import decode_record  # loads pydantic, which would exceed the sampler's memory
 
     try:
         return decode_record((directory / FACTS).read_bytes(), NodeFacts)

@@ -1,8 +1,8 @@
-"""Whether the GPUs that this process sees have the memory that a run needs, before it starts.
+"""GPU memory check before a run starts.
 
-NVML says how much is held, and by which processes of the host. In a pod their numbers mean other processes or none: a
-holder is named only if ``/proc`` has that process with a GPU open. Partitions (MIG) and GPUs that others share (time
-slicing, MPS) are recognised; a shared GPU's free memory is a moment's.
+NVML reports the memory in use and the host's process ids. In a pod these ids mean other processes or none: a process is
+named only if ``/proc`` shows it with a GPU open. Partitions (MIG) and shared GPUs (time slicing, MPS) are recognised;
+the free memory of a shared GPU is a snapshot.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import ask_nvml, handles
 
 GIB = 2**30
-#: Less than this is the driver's own.
+#: Smaller amounts belong to the driver itself.
 NOTICEABLE_BYTES = GIB // 4
-#: Set in processes that reach their GPU through NVIDIA's MPS daemon.
+#: Variables of processes that use their GPU through NVIDIA's MPS daemon.
 MPS_VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """A GPU that is visible, or its first partition, which is all that a process can use of it."""
+    """Memory of a visible GPU or of its first partition, the only one that a process can use."""
 
-    #: As a message calls it, such as "GPU 0 (NVIDIA A100)".
+    #: Name in messages, such as "GPU 0 (NVIDIA A100)".
     label: str
     total_bytes: int
     free_bytes: int
-    #: Held by others, without what the driver reserves.
+    #: Bytes held by other processes, without the driver's reserve.
     held_bytes: int
-    #: Those of the holders that can be seen, such as "python (process 123)".
+    #: Visible processes that hold memory, such as "python (process 123)".
     holders: tuple[str, ...] = ()
-    #: How many processes hold it, seen or not; None if the driver does not say.
+    #: Number of processes that hold memory, visible or not; None if the driver does not report it.
     processes: int | None = None
-    #: Divided by MIG. Without any partition there is no memory.
+    #: True if divided by MIG. Without any partition there is no memory.
     partitioned: bool = False
 
 
 def check_gpu_memory(shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
-    """What stands out about the visible GPUs, a sentence each; nothing without NVIDIA's driver.
+    """Return one remark for every notable fact about the visible GPUs.
 
-    ``shared_gpu`` is what the placement says of sharing. ``/proc`` is found under ``root``. Raises ``UserError`` if one
-    of them cannot be used at all.
+    ``shared_gpu`` is the placement's mode of sharing; ``root`` contains ``/proc``. The list is empty without NVIDIA's
+    driver. Raises ``UserError`` if a GPU cannot be used at all.
     """
     gpus = visible_memory(os.environ, root)
     for gpu in gpus:
@@ -56,7 +56,7 @@ def check_gpu_memory(shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
 
 
 def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None:
-    """Raise ``UserError`` if a run that needs so much cannot use this GPU."""
+    """Raise ``UserError`` if a run that needs ``needed_bytes`` cannot use this GPU."""
     if gpu.partitioned and not gpu.total_bytes:
         raise UserError(
             f"{gpu.label}: divided by MIG and without a partition; create one (nvidia-smi mig -cgi … -C), or switch "
@@ -77,7 +77,7 @@ def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None
 
 
 def remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
-    """What a user should know of GPUs that are not refused."""
+    """Yield notable facts about GPUs that are usable."""
     for gpu in gpus:
         if gpu.held_bytes >= NOTICEABLE_BYTES:
             yield f"{gpu.label}: {held(gpu)}"
@@ -88,7 +88,7 @@ def remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
 
 
 def held(gpu: GpuMemory) -> str:
-    """Who holds how much."""
+    """Describe the processes that hold memory, and the amount."""
     unseen = (gpu.processes or 0) - len(gpu.holders)
     others = [f"{unseen} process{'es' if unseen > 1 else ''} that cannot be seen from here"] if unseen > 0 else []
     who = ", ".join((*gpu.holders, *others)) or "processes that cannot be seen from here"
@@ -96,23 +96,23 @@ def held(gpu: GpuMemory) -> str:
 
 
 def sharing(environment: Mapping[str, str], shared_gpu: str) -> str:
-    """How the GPUs are shared with other processes, "" if nothing says so."""
+    """Return the mode in which the GPUs are shared with other processes; "" if unknown."""
     return shared_gpu or ("mps" if any(environment.get(name) for name in MPS_VARIABLES) else "")
 
 
 def visible_memory(environment: Mapping[str, str], root: Path = Path("/")) -> list[GpuMemory]:
-    """The memory of the NVIDIA GPUs and partitions that CUDA_VISIBLE_DEVICES leaves, all of them if it is not set."""
+    """Return the memory of the NVIDIA GPUs and partitions in CUDA_VISIBLE_DEVICES (default: all)."""
     return ask_nvml(lambda nvml: [memory_of(nvml, handle, root) for handle in visible(nvml, environment)]) or []
 
 
 def memory_of_gpu(uuid: str) -> GpuMemory | None:
-    """Of the NVIDIA GPU or partition that CUDA gives this UUID; None where the driver does not know it."""
+    """Return the memory of the NVIDIA GPU or partition with CUDA's UUID; None if unknown to the driver."""
     known = (visible_memory({"CUDA_VISIBLE_DEVICES": f"{kind}-{uuid}"}) for kind in ("GPU", "MIG"))
     return next((gpus[0] for gpus in known if gpus), None)
 
 
 def visible(nvml: ModuleType, environment: Mapping[str, str]) -> Iterator[object]:
-    """The handles of what CUDA_VISIBLE_DEVICES names, by number or UUID, up to the first that is none."""
+    """Yield the handles that CUDA_VISIBLE_DEVICES names (number or UUID), up to the first invalid name."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         yield from handles(nvml)
@@ -127,7 +127,7 @@ def visible(nvml: ModuleType, environment: Mapping[str, str]) -> Iterator[object
 
 
 def memory_of(nvml: ModuleType, handle: object, root: Path) -> GpuMemory:
-    """The memory of a GPU, of its first partition if it is divided, or of the partition that the handle is."""
+    """Return the memory of a GPU, of its first partition if it is divided, or of a partition."""
     name = nvml.nvmlDeviceGetName(handle)
     parent = handle
     if is_partition(nvml, handle):
@@ -148,7 +148,7 @@ def memory_of(nvml: ModuleType, handle: object, root: Path) -> GpuMemory:
 
 
 def memory_info(nvml: ModuleType, handle: object) -> Any:
-    """Bytes in all, free and used; what the driver reserves is not among the used, where it says so."""
+    """Return total, free and used bytes; used excludes the driver's reserve if the driver separates it."""
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except nvml.NVMLError:
@@ -170,7 +170,7 @@ def is_divided(nvml: ModuleType, handle: object) -> bool:
 
 
 def first_partition(nvml: ModuleType, handle: object) -> object | None:
-    """The one that CUDA gives a process."""
+    """Return the partition that CUDA gives to a process."""
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             return nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -180,7 +180,7 @@ def first_partition(nvml: ModuleType, handle: object) -> object | None:
 
 
 def compute_processes(nvml: ModuleType, handle: object) -> list[int] | None:
-    """The host's numbers of the processes that compute on it, None if the driver does not say."""
+    """Return the host's ids of the compute processes; None if the driver does not report them."""
     try:
         return [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)]
     except nvml.NVMLError:
@@ -188,7 +188,7 @@ def compute_processes(nvml: ModuleType, handle: object) -> list[int] | None:
 
 
 def holder_name(pid: int, root: Path) -> str:
-    """The process by its command and number, "" unless it can be seen to have a GPU open."""
+    """Return command and id of a process; "" unless it visibly has a GPU open."""
     directory = root / "proc" / str(pid)
     try:
         opened = (str(link.readlink()) for link in (directory / "fd").iterdir())

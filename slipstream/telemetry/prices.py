@@ -1,8 +1,8 @@
-"""What a pod costs per hour: by what its profile says, by the type of its node, or by its accelerator.
+"""Hourly price of a pod, from the profile, the node's instance type or the accelerator.
 
-The prices of whole instances are in ``prices.toml``, each with its source and date. A pod pays for the part of the
-instance whose GPUs it has. Without a known price there are hours and no dollars: nothing is guessed. Part of a GPU (a
-partition, a shared one) and pods without GPUs have the price that the profile gives, or none.
+``prices.toml`` has the prices of whole instances, each with source and date. A pod pays for the share of the instance
+that its GPUs are. Without a known price only hours are reported: nothing is guessed. Partial GPUs (partitions, shared
+ones) and pods without GPUs have the profile's price or none.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from slipstream.profiles.placement import TYPE_LABEL, Placement
 from slipstream.toml_file import BadToml, read_toml
 
 FILE = Path(__file__).with_name("prices.toml")
-#: GKE's label of nodes, beside ``TYPE_LABEL`` of all clouds, if the placement selects by them.
+#: GKE's accelerator label, used in addition to ``TYPE_LABEL`` if the placement selects nodes by it.
 ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 TABLES = ("sources", "instances", "accelerators", "cpu_instances")
 OLD_DAYS = 90
-#: The most GPUs or cores of an instance, and the least and most dollars of its hour, far from those of any.
+#: Most GPUs or cores of an instance, and the range of dollars per hour; far from any real instance.
 MOST_PARTS = 100_000
 LEAST_DOLLARS, MOST_DOLLARS = Decimal("1e-6"), Decimal("1e6")
 
 
 @dataclass(frozen=True)
 class PodPrice:
-    """Dollars per hour of one pod; None is not known."""
+    """Dollars per hour of one pod; None if unknown."""
 
     on_demand: Decimal | None
     spot: Decimal | None
-    #: What it is the price of, such as "2 GPUs of p5.48xlarge (8 GPUs) in us-east-1".
+    #: The priced capacity, such as "2 GPUs of p5.48xlarge (8 GPUs) in us-east-1".
     of: str
-    #: The address of where the price was read, and its date; both empty for a price of the profile.
+    #: Web address and date of the price; both empty for a price of the profile.
     source: str = ""
     dated: str = ""
-    #: How far the price on spot capacity was from ``spot``, as a share of it: half of the range in which it was.
+    #: Half the range of spot prices, as a share of ``spot``.
     spot_spread: float = 0.0
 
     def paid(self, spot: bool) -> Decimal | None:
-        """What an hour on this capacity costs."""
+        """Return the hourly price of this capacity."""
         return self.spot if spot else self.on_demand
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A type of node: its GPUs and its dollars per hour. ``spot`` is the middle of the range in which it was."""
+    """Instance type with its GPUs and dollars per hour; ``spot`` is the middle of its price range."""
 
     name: str
     gpus: int
@@ -59,13 +59,13 @@ class Instance:
     spot: Decimal | None
     source: str
     dated: str
-    #: Which GPU it has, as ``slipstream/plan/gpus.toml`` names it; "" if that is not said.
+    #: Name of its GPU in ``slipstream/plan/gpus.toml``; "" if not stated.
     gpu: str = ""
-    #: As of :class:`PodPrice`.
+    #: See :class:`PodPrice`.
     spot_spread: float = 0.0
 
     def part(self, gpus: int) -> PodPrice:
-        """The price of a pod with so many GPUs of such nodes."""
+        """Return the price of a pod with ``gpus`` of the instance's GPUs."""
         share = Decimal(gpus) / self.gpus
         spot = None if self.spot is None else self.spot * share
         of = f"{gpus} GPUs of {self.name} ({self.gpus} GPUs) in {self.region}"
@@ -74,8 +74,11 @@ class Instance:
 
 @dataclass(frozen=True)
 class CpuInstance:
-    """A type of node without GPUs, on which models are served: its CPU, by a word of the name that Linux gives it, its
-    cores (of two hardware threads each, where there are such), and its dollars per hour."""
+    """Instance type without GPUs, for serving.
+
+    ``cpu`` is a word of the CPU name in Linux; ``cores`` have two hardware threads each where supported; ``on_demand``
+    is dollars per hour.
+    """
 
     name: str
     cpu: str
@@ -88,7 +91,7 @@ class CpuInstance:
 
 @dataclass(frozen=True)
 class PriceList:
-    """Instances by name, and the name of the one that stands for an accelerator."""
+    """Instances by name, and the instance that represents an accelerator."""
 
     instances: Mapping[str, Instance]
     accelerators: Mapping[str, str]
@@ -98,10 +101,10 @@ class PriceList:
 def pod_price(
     placement: Placement, instance_type: str = "", gpus: int | None = None, prices: PriceList | None = None
 ) -> PodPrice | None:
-    """What a pod of the placement costs per hour, None if nobody says.
+    """Return the hourly price of a pod of the placement; None if unknown.
 
-    ``instance_type`` is what the node's metadata say, ``gpus`` how many the pod has if that is not what the placement
-    asks for: on one machine, all.
+    ``instance_type`` comes from the node's metadata. ``gpus`` is the pod's number of GPUs if it differs from the
+    placement's: on one machine, all.
     """
     if own := profile_price(placement):
         return own
@@ -118,7 +121,7 @@ def pod_price(
 
 
 def profile_price(placement: Placement) -> PodPrice | None:
-    """The price that the placement itself gives."""
+    """Return the placement's own price."""
     given = [placement.price_per_hour, placement.spot_price_per_hour]
     if not any(given):
         return None
@@ -132,7 +135,10 @@ def built_in_prices() -> PriceList:
 
 
 def read_prices(path: Path) -> PriceList:
-    """Read a file of prices. Raises ``UserError`` that names the entry and what is wrong with it."""
+    """Read a price file.
+
+    Raises ``UserError`` that names the entry and the fault.
+    """
     try:
         data = read_toml(path, parse_float=Decimal)
     except (OSError, BadToml) as error:
@@ -149,7 +155,7 @@ def read_prices(path: Path) -> PriceList:
 
 
 def over(below: PriceList, above: PriceList) -> PriceList:
-    """Prices of your own laid over others: an instance that both have is yours."""
+    """Return ``below`` overlaid with ``above``, whose entries win."""
     return PriceList(
         {**below.instances, **above.instances},
         {**below.accelerators, **above.accelerators},
@@ -158,7 +164,7 @@ def over(below: PriceList, above: PriceList) -> PriceList:
 
 
 def old_prices(dated: Mapping[str, str], today: date | None = None) -> Iterator[str]:
-    """Which of the prices, by the date of each, are old: a line for each date."""
+    """Yield one line for every date whose prices are outdated; ``dated`` is the date by name."""
     today = today or datetime.now(UTC).date()
     past = {name: on for name, on in dated.items() if (today - date.fromisoformat(on)).days > OLD_DAYS}
     for on in sorted(set(past.values())):
@@ -173,7 +179,7 @@ def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> Instance:
-    """One entry of the file, checked."""
+    """Return a validated entry of the file."""
     required, optional = {"gpus", "region", "on_demand", "source"}, {"spot", "gpu"}
     if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
         raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where they are known, spot and gpu")
@@ -190,7 +196,7 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
 
 
 def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> CpuInstance:
-    """One entry of an instance without GPUs, checked."""
+    """Return a validated entry of an instance without GPUs."""
     required = {"cpu", "cores", "region", "on_demand", "source"}
     if not isinstance(entry, dict) or entry.keys() != required:
         raise UserError(f"{where}: expected {', '.join(sorted(required))}")
@@ -201,7 +207,7 @@ def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any
 
 
 def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Decimal, str, str]:
-    """Dollars on demand, and the address and the date of their source."""
+    """Return dollars on demand, and the web address and date of the source."""
     on_demand = dollars(f"{where}: on_demand", entry["on_demand"])
     source = sources.get(words(f"{where}: source", entry["source"]))
     if not isinstance(source, dict) or set(source) != {"address", "date"}:
@@ -212,7 +218,7 @@ def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> 
 
 
 def spot_range(where: str, value: object) -> tuple[Decimal, Decimal]:
-    """The lowest and the highest price on spot capacity of an entry that has both, or one for both."""
+    """Return the lowest and the highest spot price of an entry; a single price stands for both."""
     if not isinstance(value, list):
         return dollars(where, value), dollars(where, value)
     if len(value) != 2:
@@ -236,7 +242,10 @@ def whole(where: str, value: object) -> int:
 
 
 def dollars(where: str, value: object) -> Decimal:
-    """Return a price of more than nothing. Raises ``UserError`` for one that no instance has."""
+    """Return a positive price.
+
+    Raises ``UserError`` for prices that no instance has.
+    """
     price = Decimal(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else Decimal(0)
     if not price.is_finite() or price <= 0:
         raise UserError(f"{where}: {value}; expected dollars per hour above 0; leave the entry out if it is not known")

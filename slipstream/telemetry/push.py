@@ -1,6 +1,6 @@
-"""An attempt's totals to a Prometheus Pushgateway, at ``SLIPSTREAM_PUSHGATEWAY=URL``.
+"""Export of an attempt's totals to a Prometheus Pushgateway, ``SLIPSTREAM_PUSHGATEWAY=URL``.
 
-A gateway shows what it got for ever. So it gets counters, which stay true; the gauges of an ended attempt would not.
+A gateway never forgets a metric. So it gets only counters, which stay true; the gauges of an ended attempt would not.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from slipstream.telemetry.totals import read_node, read_totals
 VARIABLE = "SLIPSTREAM_PUSHGATEWAY"
 JOB = "slipstream"
 WITHIN_S = 2.0
-#: What may stand in a path and a query as it is; anything else, such as umlauts, is percent-encoded.
+#: Characters allowed unquoted in a path and a query; others, such as umlauts, are percent-encoded.
 SAFE = "!$%&'()*+,/:;=?@[]~-._"
 log = logger("telemetry")
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway: the address that messages may show, and the secrets that travel beside it."""
+    """Pushgateway with an address for messages; the secrets are kept separately."""
 
     address: str
     query: str = field(repr=False)
-    #: The value of the header Authorization; "" for none.
+    #: Value of the header Authorization; "" for none.
     authorization: str = field(repr=False)
 
     @classmethod
     def of(cls, url: str) -> Gateway:
-        """Take a URL apart. Raises ``ValueError``, whose message may quote the URL, if it is not one of a gateway.
+        """Parse a URL.
 
-        A / or ? in a password ends the name of the host, so that what follows would be shown as a path: an @ that is
-        not the one before the host is refused.
+        Raises ``ValueError``, whose message may quote the URL, if it is not the URL of a gateway. A / or ? in a
+        password ends the host name, so the rest would be shown as a path. Therefore an @ is refused unless it directly
+        precedes the host.
         """
         parts = urlsplit(url)
         user, at, _ = parts.netloc.rpartition("@")
@@ -63,8 +64,10 @@ class Gateway:
 
 
 def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) -> None:
-    """Put the totals in ``directory`` in the place of those of these labels. Whatever fails, or takes longer than
-    ``within`` seconds, is one warning."""
+    """Replace the totals of these labels by those in ``directory``.
+
+    Failures, and more than ``within`` seconds, cause one warning.
+    """
     try:
         gateway = Gateway.of(url)
     except ValueError:
@@ -81,7 +84,7 @@ def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) ->
 
 
 def path_of(labels: Labels) -> str:
-    """The path of the totals' group; what a path cannot hold is in base64."""
+    """Return the path of the totals' group; values that a path cannot hold are in base64."""
     parts = ["/metrics/job", JOB]
     for name, value in asdict(labels).items():
         text = str(value)
@@ -95,8 +98,10 @@ def encoded(text: str) -> str:
 
 
 def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
-    """Return what went wrong, "" if nothing did. A thread is left behind that still waits: names and connections each
-    have limits of their own."""
+    """Send ``content`` and return the problem; "" on success.
+
+    A thread that still waits is abandoned: name lookups and connections have their own limits.
+    """
     answers: list[str] = []
     url = f"{gateway.address}{path}{'?' if gateway.query else ''}{gateway.query}"
     headers = {"Content-Type": "text/plain; version=0.0.4"}
@@ -112,7 +117,7 @@ def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
             answers.append(f"it refuses ({error.code}{phrase_of(error.code)})")
         except OSError as error:
             answers.append(f"it does not answer ({getattr(error, 'reason', error)})")
-        except Exception as error:  # whose message may quote the URL, or what the other side says of it
+        except Exception as error:  # its message may quote the URL or the server's answer
             answers.append(f"it does not speak HTTP ({type(error).__name__})")
 
     thread = threading.Thread(target=ask, name="push", daemon=True)
@@ -122,5 +127,5 @@ def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
 
 
 def phrase_of(code: int) -> str:
-    """Return the standard's words for a status, and none of the server's, which may repeat a secret."""
+    """Return the standard's phrase for a status; the server's own may repeat a secret."""
     return f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""

@@ -1,22 +1,22 @@
-"""What is observed of devices, host and ranks: one sample a second of a pod, and the totals of each rank in it.
+"""Samples of devices and host, taken every second per pod, and totals of every rank.
 
-Totals only grow while their process lives; a value that a driver, kernel or cloud does not give is None.
+Totals only grow while their process lives. Values that a driver, kernel or cloud does not report are None.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Parts of a rank's training step, in seconds: waiting for a batch; from the batch to the last gradient; from there
-#: until the backward pass has returned, which waits for the exchange; the optimiser; what is left until the next batch.
+#: Phases of a rank's training step, in seconds: waiting for a batch; from the batch to the last gradient; from there to
+#: the end of the backward pass, which waits for the exchange; the optimiser; the rest until the next batch.
 DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST = "data", "compute", "exchange", "optimizer", "rest"
-#: Between steps: evaluations, and what checkpoints stop.
+#: Phases between steps: evaluations, and time blocked by checkpoints.
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
-#: In a worker's environment: seconds that its agent waited for the other pods of the job.
+#: Environment variable of a worker: seconds that its agent waited for the job's other pods.
 WAITED_FOR_PODS = "SLIPSTREAM_WAITED_FOR_PODS"
 PHASES = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, EVALUATION, CHECKPOINT)
 
-#: Reasons for which a GPU is clocked down, in the order of NVML's bits; others have none.
+#: Reasons for lower GPU clocks, in the order of NVML's bits; other GPUs report none.
 THROTTLED = (
     "applications_clocks_setting",
     "sw_power_cap",
@@ -33,40 +33,41 @@ THROTTLED = (
 
 @dataclass(frozen=True)
 class DeviceReading:
-    """A GPU, or a partition of one, at one time."""
+    """Reading of a GPU or partition."""
 
     uuid: str
     index: int
     name: str
-    #: False if the driver did not answer in time or lost the device; then nothing else is known but the names.
+    #: False if the driver timed out or lost the device; then only the names are known.
     up: bool = True
-    #: NVML's utilisation, 0 to 1: the share of its window in which any kernel ran, those that wait for NCCL included.
+    #: NVML's utilisation, 0 to 1: the share of its window in which any kernel ran, including kernels that wait for
+    #: NCCL.
     busy: float | None = None
-    #: The share of multiprocessors with work, 0 to 1, where the driver has it (GPM, from Hopper on).
+    #: Share of multiprocessors with work, 0 to 1, if the driver reports it (GPM, since Hopper).
     sm_active: float | None = None
     memory_used_bytes: int | None = None
     memory_limit_bytes: int | None = None
     power_watts: float | None = None
-    #: A counter of the driver's.
+    #: The driver's energy counter.
     energy_joules: float | None = None
     temperature_celsius: float | None = None
     sm_clock_hertz: float | None = None
-    #: The reasons for which it is clocked down now, of :data:`THROTTLED`.
+    #: Current reasons for lower clocks, from :data:`THROTTLED`.
     throttled: tuple[str, ...] = ()
-    #: Counters of bytes by (link, direction): ("pcie" or "nvlink", "in" or "out").
+    #: Byte counters by (link, direction): ("pcie" or "nvlink", "in" or "out").
     io_bytes: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class HostReading:
-    """The control group of this process (the machine, where there is none) at one time. Counters are in seconds."""
+    """Reading of this process's control group, or of the machine without one; counters in seconds."""
 
     cpu_seconds: float
-    #: CPUs that may be used.
+    #: Usable CPUs.
     cpus: float
-    #: For which the watched processes were ready to run and had no processor.
+    #: Seconds for which the watched processes were ready to run without a processor.
     cpu_wait_seconds: float = 0.0
-    #: For which the group's quota stopped it, its periods in which it did, and all its periods.
+    #: Seconds for which the group's quota throttled it, its throttled periods, and all its periods.
     throttled_seconds: float = 0.0
     throttled_periods: int = 0
     periods: int = 0
@@ -76,7 +77,7 @@ class HostReading:
 
 @dataclass(frozen=True)
 class Sample:
-    """A pod at one time; ``at`` is seconds since 1970, UTC."""
+    """Sample of a pod; ``at`` is seconds since 1970, UTC."""
 
     at: float
     host: HostReading
@@ -85,28 +86,28 @@ class Sample:
 
 @dataclass(frozen=True)
 class RankTotals:
-    """What a rank has done in this attempt so far, which it writes to ``ranks/<rank>.json`` every second or so."""
+    """Totals of a rank in this attempt, written to ``ranks/<rank>.json`` about every second."""
 
     rank: int
-    #: Of its GPU; "" on a CPU.
+    #: UUID of its GPU; "" on a CPU.
     gpu_uuid: str
     steps: int
     samples: int
-    #: Seconds by :data:`PHASES`.
+    #: Seconds by phase (:data:`PHASES`).
     phase_seconds: dict[str, float]
-    #: How many steps took at most so many seconds: one count for each of :data:`STEP_BOUNDS`, each with those before.
+    #: Cumulative histogram: steps that took at most each of :data:`STEP_BOUNDS` seconds.
     steps_within: list[int]
-    #: When the last step ended, seconds since 1970, UTC; 0 before the first.
+    #: End of the last step, seconds since 1970, UTC; 0 before the first.
     last_step_at: float = 0.0
-    #: Of rank 0 alone: the shares 0 to 1 of useful time and of each cause.
+    #: Shares, 0 to 1, of useful time and of every cause; rank 0 only.
     goodput: float | None = None
     bottlenecks: dict[str, float] = field(default_factory=dict)
 
 
-#: Upper bounds of the histogram of step times, in seconds.
+#: Upper bounds of the step time histogram, in seconds.
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 def counted_since(before: float, now: float) -> float:
-    """What a driver's counter has counted: one that is less than before began anew, with the driver."""
+    """Return a driver counter's increase; the counter restarts at 0 with the driver."""
     return now - before if now >= before else now

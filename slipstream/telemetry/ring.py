@@ -1,11 +1,11 @@
-"""Samples on disk: those of the last hour each second, and before that one for each minute.
+"""Samples on disk: per second for the last hour, per minute before.
 
-A directory holds ``seconds-<T>.ring``, the samples of the five minutes that begin T seconds after 1970, and
-``minutes.ring``. When a file of seconds is older than an hour, its minutes are added to the latter (means; of counters
-and limits the last value) and it is removed. With 8 devices that is 4 MB after a day, and 1.3 MB for each further one.
+A directory holds ``seconds-<T>.ring``, the samples of the five minutes from T seconds after 1970, and ``minutes.ring``.
+When a file of seconds is older than an hour, it is appended to the latter as minutes (means; of counters and limits the
+last value) and removed. With 8 devices that is 4 MB after a day, and 1.3 MB for each further day.
 
-A file is a sequence of frames, each written by one call, so that a process that is killed leaves whole ones but for the
-last. All numbers are little-endian:
+A file is a sequence of frames. Each is written by one call, so only the last can be incomplete after a kill. All
+numbers are little-endian:
 
 =========  ============================================================================================
 4 bytes    ``SLT1``
@@ -15,9 +15,9 @@ last. All numbers are little-endian:
 content
 =========  ============================================================================================
 
-Names are JSON: a list of ``[uuid, index, name]``. They are written at a file's begin, each minute, and with each new
-device. A sample is a host (``HOST``) and any number of devices (``DEVICE``), each of which begins with the CRC-32 of
-its UUID; NaN stands for None. A reader passes over what is damaged and goes on at the next intact frame.
+Names are JSON: a list of ``[uuid, index, name]``. They are written at the start of a file, every minute, and with every
+new device. A sample is a host (``HOST``) and any number of devices (``DEVICE``). Each device starts with the CRC-32 of
+its UUID; NaN stands for None. A reader skips damaged bytes up to the next intact frame.
 """
 
 from __future__ import annotations
@@ -41,22 +41,21 @@ MAGIC = b"SLT1"
 NAMES, SAMPLE = b"N", b"S"
 HEAD = struct.Struct("<4ssHI")
 CHECKED = struct.Struct("<sH")
-#: When, CPU seconds, CPUs, seconds waited, seconds throttled, throttled periods, periods, memory used, its limit.
+#: Time, CPU seconds, CPUs, seconds waited, seconds throttled, throttled periods, periods, memory used, its limit.
 HOST = struct.Struct("<ddfddQQdd")
 #: UUID's CRC, up, reasons (bits of THROTTLED); busy, SM active, watts, degrees, hertz; memory used, its limit, joules,
 #: bytes of IO.
 DEVICE = struct.Struct("<IBH5f7d")
 IO = (("pcie", "in"), ("pcie", "out"), ("nvlink", "in"), ("nvlink", "out"))
-#: Seconds: what a file holds, what is kept of them, how often names are repeated.
+#: Seconds per file, seconds until they become minutes, and seconds between two records of the names.
 FILE_S, KEPT_S, NAMES_S = 300, 3600, 60
-#: A sampler that has written nothing for so many seconds has ended.
+#: Seconds without a sample after which the sampler counts as ended.
 SILENT_S = 10.0
-#: Where only the last samples of a file are wanted, the bytes that are read: at its begin, where it names the devices,
-#: and at its end.
+#: Bytes read for the last samples of a file: at its start, which names the devices, and at its end.
 BEGIN_BYTES, END_BYTES = 1 << 13, 1 << 15
 MINUTES = "minutes.ring"
 Names = dict[int, tuple[str, int, str]]
-#: What a reader believes: times within the years that ``datetime`` knows, and all else within 64 bits.
+#: Limits of valid values: times within the years of ``datetime``, everything else within 64 bits.
 LATEST, LARGEST = 253_402_300_800.0, float(1 << 63)
 
 
@@ -64,12 +63,15 @@ LATEST, LARGEST = 253_402_300_800.0, float(1 << 63)
 
 
 class Ring:
-    """Adds samples to a directory, which it makes. Every method may raise ``OSError``; later samples may pass again."""
+    """Writer of samples to a directory, which it creates.
+
+    Every method may raise ``OSError``; later calls may succeed again.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        #: Where names were written last, when, and of which devices.
+        #: File and time of the last names, and the devices they listed.
         self._path = directory
         self._names_at = 0.0
         self._named: set[str] = set()
@@ -87,7 +89,7 @@ class Ring:
             self._condense(sample.at - KEPT_S - FILE_S)
 
     def _condense(self, before: float) -> None:
-        """Make minutes of the files that begin before that time."""
+        """Convert the files that start before that time to minutes."""
         for begin, path in files_of(self._directory):
             if begin <= before:
                 samples = minutes_of(read_file(path, {}))
@@ -158,23 +160,26 @@ def written(value: float | None) -> float:
 
 
 def read(directory: Path) -> list[Sample]:
-    """All samples that are intact, the oldest first: of the last hour each second, before it those of minutes, each as
-    of its last second, whose own sample has precedence. Empty if there is nothing."""
+    """Return all intact samples, the oldest first; empty without any.
+
+    The last hour has one sample per second; before it there is one per minute, dated as the minute's last second. For
+    equal times the second's sample wins.
+    """
     return Reader(directory).read()
 
 
 class Reader:
-    """Reads a directory again and again, each time only the files that have grown."""
+    """Incremental reader of a directory: reads only files that have grown."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._named: Names = {}
-        #: By file its size when it was read, and its samples.
+        #: Size when last read and samples, by file.
         self._known: dict[Path, tuple[int, list[Sample]]] = {}
 
     def read(self) -> list[Sample]:
-        """As :func:`read`."""
-        # First the seconds: what becomes minutes meanwhile is then found there.
+        """Read like :func:`read`."""
+        # Seconds first: those that become minutes meanwhile are then found among the minutes.
         paths = [*(path for _, path in files_of(self._directory)), self._directory / MINUTES]
         self._known = {path: self._file(path) for path in paths}
         *seconds, minutes = ({sample.at: sample for sample in self._known[path][1]} for path in paths)
@@ -193,14 +198,17 @@ class Reader:
 
 
 def files_of(directory: Path) -> list[tuple[int, Path]]:
-    """The files of seconds, with the times at which they begin, the oldest first."""
+    """Return the files of seconds with their start times, the oldest first."""
     paths = {path.stem.removeprefix("seconds-"): path for path in directory.glob("seconds-*.ring")}
     begins = ((number_in_name(begin), path) for begin, path in paths.items())
     return sorted((begin, path) for begin, path in begins if begin is not None)
 
 
 def read_file(path: Path, named: Names) -> list[Sample]:
-    """The file's samples, as they were written. ``named`` are devices known from other files, and gets this one's."""
+    """Return the samples of a file as written.
+
+    ``named`` holds devices known from other files; those of this file are added.
+    """
     try:
         content = path.read_bytes()
     except OSError:
@@ -211,13 +219,15 @@ def read_file(path: Path, named: Names) -> list[Sample]:
 
 
 def newest(directory: Path) -> Sample | None:
-    """The last sample; None if there is none."""
+    """Return the last sample; None if there is none."""
     return next(iter(latest(directory, 1)), None)
 
 
 def latest(directory: Path, count: int) -> list[Sample]:
-    """The last samples, at most ``count`` and with 8 devices at most 40, the oldest first. Little is read: of the last
-    file its begin and its end, and of those before only if that has too few."""
+    """Return the last samples, the oldest first, at most ``count`` (with 8 devices at most 40).
+
+    Of the last file only start and end are read; earlier files only if that has too few.
+    """
     found: list[Sample] = []
     for path in [*(path for _, path in reversed(files_of(directory))), directory / MINUTES]:
         found = end_of(path, count - len(found)) + found
@@ -227,7 +237,7 @@ def latest(directory: Path, count: int) -> list[Sample]:
 
 
 def end_of(path: Path, count: int) -> list[Sample]:
-    """At most ``count`` samples at the file's end, as they were written."""
+    """Return at most ``count`` samples from the end of the file, as written."""
     try:
         with path.open("rb") as file:
             begin = file.read(BEGIN_BYTES)
@@ -258,7 +268,7 @@ def samples_in(frames: Iterable[tuple[bytes, bytes]], named: Names) -> list[Samp
 
 
 def frames_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Kinds and contents of the frames that are intact."""
+    """Yield kind and content of every intact frame."""
     at = content.find(MAGIC)
     while 0 <= at <= len(content) - HEAD.size:
         _, kind, length, checksum = HEAD.unpack_from(content, at)
@@ -270,8 +280,10 @@ def frames_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def sample_of(content: bytes, named: Names) -> Sample | None:
-    """The sample in a frame, None if it is of another version or a number in it is out of range. Devices whose names
-    are lost are left out."""
+    """Return the sample in a frame; None if of another version or with a number out of range.
+
+    Devices without known names are skipped.
+    """
     if len(content) < HOST.size or (len(content) - HOST.size) % DEVICE.size:
         return None
     readings = [*DEVICE.iter_unpack(content[HOST.size :])]
@@ -324,7 +336,10 @@ def minutes_of(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def mean_of(samples: Sequence[Sample]) -> Sample:
-    """The samples of a minute as one, of the time of the last: means; of counters and limits the last value."""
+    """Return the samples of a minute as one, dated as the last.
+
+    Gauges are means; counters and limits are the last value.
+    """
     last = samples[-1]
     used = mean([sample.host.memory_used_bytes for sample in samples])
     host = replace(last.host, memory_used_bytes=None if used is None else int(used))
@@ -336,7 +351,10 @@ def mean_of(samples: Sequence[Sample]) -> Sample:
 
 
 def mean_device(readings: Sequence[DeviceReading]) -> DeviceReading:
-    """Of the readings in which the device was up. It counts as throttled for the reasons that half of them have."""
+    """Return the mean of the readings in which the device was up.
+
+    It counts as throttled for a reason if at least half of them do.
+    """
     up = [reading for reading in readings if reading.up]
     if not up:
         return readings[-1]

@@ -1,4 +1,4 @@
-"""Samples of a pod, condensed to what a chart shows."""
+"""Samples of a pod, condensed for charts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ NO_RANKS: Mapping[str, int] = {}
 def condense(
     samples: Sequence[Sample], attempt: int, node: str, ranks: Mapping[str, int] = NO_RANKS, points: int = POINTS
 ) -> PodSeries | None:
-    """At most ``points`` times with means of what was sampled until then; None if there are no two samples. ``ranks``
-    are those of the devices, by their UUID, where they are known."""
+    """Return at most ``points`` means of the samples; None for fewer than two samples.
+
+    ``ranks`` are the ranks of devices by UUID, where known.
+    """
     if len(samples) < 2:
         return None
     ends = sorted({round(number * (len(samples) - 1) / points) for number in range(1, points + 1)} - {0})
@@ -36,7 +38,7 @@ def condense(
 
 
 def of_gpu(number: int, spans: Sequence[Sequence[Sample]], ranks: Mapping[str, int]) -> DeviceSeries:
-    """The ``number``-th device of each sample."""
+    """Return the series of the ``number``-th device."""
 
     def means(value: Callable[[DeviceReading], float | None]) -> list[float | None]:
         return [
@@ -55,7 +57,7 @@ def of_gpu(number: int, spans: Sequence[Sequence[Sample]], ranks: Mapping[str, i
 
 
 def of_host(spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
-    """The processors of a pod without GPUs."""
+    """Return the CPU series of a pod without GPUs."""
     busy = [cpu_use(span[0], span[-1]) for span in spans]
     memory = [
         mean(share(sample.host.memory_used_bytes, sample.host.memory_limit_bytes) for sample in span[1:])
@@ -65,14 +67,14 @@ def of_host(spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
 
 
 def cpu_use(first: Sample, last: Sample) -> float | None:
-    """The share of its CPUs that a pod used between two samples, 0 to 1; None if no time lies between them."""
+    """Return a pod's CPU utilisation between two samples, 0 to 1; None if no time lies between."""
     available = (last.at - first.at) * last.host.cpus
     used = last.host.cpu_seconds - first.host.cpu_seconds
     return min(1.0, max(0.0, used / available)) if available > 0 else None
 
 
 def energy(samples: Sequence[Sample]) -> float | None:
-    """Joules of all devices between the first and the last sample; None if no device counts them."""
+    """Return the joules of all devices from first to last sample; None if no device counts them."""
     total, counted = 0.0, False
     for before, after in pairwise(samples):
         known = {device.uuid: device.energy_joules for device in before.devices}

@@ -1,4 +1,4 @@
-"""The times of all ranks' steps, kept in at most some hundred blocks of consecutive steps however long training is."""
+"""Step times of all ranks in a few hundred blocks of consecutive steps, whatever the training's length."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ import numpy as np
 
 from slipstream.telemetry.records import COMPUTE, DATA, EXCHANGE, OPTIMIZER, REST
 
-#: Of each step: the phases, then for how long the rank waited for a processor, and its thread's processor time from the
-#: batch to the last gradient. All in seconds.
+#: Columns per step, in seconds: the phases, the time that the rank waited for a processor, and its thread's processor
+#: time from the batch to the last gradient.
 PER_STEP = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, "processor_wait", "compute_cpu")
-#: Since the exchange before: the loader's seconds by what it did, the control group's (see :class:`HostReading`), and
-#: those that the pod's GPUs lost by lower clocks.
+#: Columns since the last exchange: the loader's seconds by activity, the control group's counters (see
+#: :class:`HostReading`), and seconds lost to lower GPU clocks.
 PER_EXCHANGE = (
     *("store", "verification", "gathering", "copy"),
     *("throttled_seconds", "throttled_periods", "periods", "clocked_down"),
 )
 LOADER = PER_EXCHANGE[:4]
-#: The least steps of a block, and the most blocks: then each two become one.
+#: Least steps per block, and most blocks; beyond them, pairs of blocks are merged.
 BLOCK_STEPS, BLOCKS = 16, 512
 
 
 @dataclass
 class Block:
-    """Consecutive steps. ``sums`` float64 ``[ranks, PER_STEP]``; a rank's local work is all its step but the exchange.
-    Each figure of all ranks is added up step by step."""
+    """Block of consecutive steps.
+
+    ``sums`` is float64 ``[ranks, PER_STEP]``. A rank's local work is its step without the exchange. Figures across
+    ranks are added step by step.
+    """
 
     steps: int
     sums: np.ndarray
-    #: The local work of the slowest rank.
+    #: Local work of the slowest rank.
     slowest: float
-    #: The same, had no rank waited for data.
+    #: The same without waiting for data.
     slowest_without_data: float
-    #: The exchange of the rank that waited least for the others.
+    #: Exchange of the rank that waited least for the others.
     least_exchange: float
 
     def __add__(self, other: Block) -> Block:
@@ -41,7 +44,7 @@ class Block:
 
 
 class StepBlocks:
-    """Adds up what the ranks exchange."""
+    """Accumulator of the times that the ranks exchange."""
 
     def __init__(self, ranks: int) -> None:
         self.blocks: list[Block] = []
@@ -50,7 +53,7 @@ class StepBlocks:
         self._least_steps = BLOCK_STEPS
 
     def add(self, times: np.ndarray, steps: list[int], beside: np.ndarray) -> None:
-        """``times`` ``[ranks, groups, PER_STEP]`` are sums over groups of so many ``steps``."""
+        """Add ``times`` ``[ranks, groups, PER_STEP]``, the sums over groups of ``steps`` steps."""
         self.beside += beside
         columns = {name: times[:, :, number] for number, name in enumerate(PER_STEP)}
         local = columns[DATA] + columns[COMPUTE] + columns[OPTIMIZER] + columns[REST]

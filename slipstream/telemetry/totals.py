@@ -1,7 +1,7 @@
-"""Totals as files: of the node, which the sampler counts, and of each rank, which the ranks count.
+"""Totals as files, written by the sampler for the node and by every rank.
 
-A directory holds ``node.json`` and ``ranks/<rank>.json``. They are replaced whole, so that a reader sees the old or the
-new ones; a file that is none of these, or of another version, is passed over.
+A directory holds ``node.json`` and ``ranks/<rank>.json``. Files are replaced atomically; invalid files and those of
+other versions are skipped.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ HOUR_S = 3600
 
 @dataclass(frozen=True)
 class NodeTotals:
-    """What an attempt has used on this node since the sampler's start; counters."""
+    """Counters of an attempt's usage of this node since the sampler's start."""
 
     seconds: float = 0.0
-    #: Of all devices together, whether they were up or not: they are paid for.
+    #: Seconds of all devices together, up or not: all of them are paid for.
     gpu_seconds: float = 0.0
-    #: By the devices' UUIDs, of those that count it.
+    #: Joules by UUID, for devices that count them.
     energy_joules: dict[str, float] = field(default_factory=dict)
-    #: By UUID, then by reason.
+    #: Seconds by UUID, then by reason.
     throttled_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    #: By the names of prices, such as "spot".
+    #: Dollars by price name, such as "spot".
     cost_dollars: dict[str, float] = field(default_factory=dict)
 
 
 class NodeCounter:
-    """Counts; ``prices`` are dollars per hour of the node, by name."""
+    """Counter of node totals; ``prices`` are the node's dollars per hour, by name."""
 
     def __init__(self, prices: Mapping[str, float]) -> None:
         self._prices = prices
         self._seconds = self._gpu_seconds = 0.0
-        #: By UUID: what the driver's counter said last, and joules since the first time.
+        #: By UUID: the driver counter's last value, and joules since the first.
         self._last: dict[str, float] = {}
         self._joules: dict[str, float] = {}
         self._throttled: dict[str, dict[str, float]] = {}
 
     def add(self, sample: Sample, seconds: float) -> NodeTotals:
-        """The totals with a sample, ``seconds`` after the one before it."""
+        """Return the totals including a sample, ``seconds`` after the previous one."""
         self._seconds += seconds
         self._gpu_seconds += seconds * len(sample.devices)
         for device in sample.devices:
@@ -69,12 +69,15 @@ class NodeCounter:
 
 
 def write_node(directory: Path, totals: NodeTotals) -> None:
-    """Raises ``OSError``, as where the disk is full."""
+    """Write the node's totals.
+
+    Raises ``OSError``, for example if the disk is full.
+    """
     put_in_place(directory / NODE, asdict(totals))
 
 
 def read_node(directory: Path) -> NodeTotals:
-    """The node's totals; zeros if there are none."""
+    """Return the node's totals; zeros if there are none."""
     tree = tree_of(directory / NODE)
     try:
         totals = NodeTotals(**tree)
@@ -89,20 +92,23 @@ def read_node(directory: Path) -> NodeTotals:
 
 
 def write_totals(directory: Path, totals: RankTotals) -> None:
-    """Write a rank's totals. Raises ``OSError``, as where the disk is full."""
+    """Write a rank's totals.
+
+    Raises ``OSError``, for example if the disk is full.
+    """
     ranks = directory / RANKS
     ranks.mkdir(parents=True, exist_ok=True)
     put_in_place(ranks / f"{totals.rank}.json", asdict(totals))
 
 
 def read_totals(directory: Path) -> list[RankTotals]:
-    """The totals of all ranks that have written any, in the ranks' order."""
+    """Return the totals of all ranks that wrote any, by rank."""
     found = (rank_of(tree_of(path)) for path in (directory / RANKS).glob("*.json"))
     return sorted((totals for totals in found if totals is not None), key=lambda totals: totals.rank)
 
 
 def rank_of(tree: dict[str, Any]) -> RankTotals | None:
-    """What a file holds as a rank's totals; None if it holds something else."""
+    """Return a rank's totals from a file's content; None if invalid."""
     try:
         totals = RankTotals(**tree)
     except TypeError:
@@ -122,7 +128,7 @@ def rank_of(tree: dict[str, Any]) -> RankTotals | None:
 
 
 def is_map(value: object) -> bool:
-    """Whether it is a dictionary of numbers; JSON's keys are texts."""
+    """Return True if ``value`` is a dictionary of numbers; JSON keys are always strings."""
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
@@ -137,7 +143,10 @@ def put_in_place(path: Path, tree: dict[str, Any]) -> None:
 
 
 def tree_of(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON, empty if there is none. The sampler, which reads it, loads no pydantic."""
+    """Return the object in a JSON file, empty if there is none.
+
+    The sampler calls this, so it must not load pydantic.
+    """
     try:
         tree = parse_json(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Watching a pod while it works: starts the sampler beside the agent, ends it, and pushes the attempt's totals."""
+"""Sampler process of a pod: its start and end, and the push of the attempt's totals."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from slipstream.logs import logger
 from slipstream.telemetry.metrics import Labels
 from slipstream.telemetry.push import VARIABLE, push
 
-#: The directory of all samples, each stage's in one of its own.
+#: Directory of all samples, with a subdirectory per stage.
 SAMPLES = "telemetry"
-#: Seconds that the agent waits for the sampler after SIGTERM, and for all that ends an attempt.
+#: Seconds that the agent waits for the sampler after SIGTERM, and for everything at the end of an attempt.
 SAMPLER_S, END_S = 1.0, 2.0
 NO_PRICES: Mapping[str, float] = {}
 log = logger("telemetry")
@@ -31,9 +31,11 @@ log = logger("telemetry")
 def watching(
     directory: Path, labels: Labels, prices: Mapping[str, float] = NO_PRICES, after_s: float = 0.0
 ) -> Iterator[None]:
-    """Keep samples of this pod in ``directory`` while the body works, from ``after_s`` seconds on: what is over by then
-    starts no process. ``prices`` are dollars per hour of this node, by name. Nothing here fails the body, and it adds
-    at most two seconds to it."""
+    """Sample this pod into ``directory`` while the body runs.
+
+    Sampling starts after ``after_s`` seconds, so that shorter work starts no process. ``prices`` are the node's dollars
+    per hour, by name. Errors never reach the body, and at most two seconds are added to it.
+    """
     samplers, ended, turn = list[subprocess.Popen[bytes] | None](), threading.Event(), threading.Lock()
 
     def begin() -> None:
@@ -59,8 +61,11 @@ def watching(
 
 
 def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
-    """The sampler; None, and a warning, if it cannot be started. It shares no open file with this process: while a
-    driver holds it in the kernel, whoever reads this process's output to its end would wait for it."""
+    """Start the sampler; log a warning and return None on failure.
+
+    It shares no open file with this process: while a driver blocks it in the kernel, readers of this process's output
+    would wait for it.
+    """
     named = [f"--{name}={value}" for name, value in asdict(labels).items()]
     priced = [f"--price={name}={dollars!r}" for name, dollars in prices.items()]
     command = [sys.executable, "-P", "-m", "slipstream.telemetry.sampler", f"--parent={os.getpid()}"]
@@ -80,25 +85,27 @@ def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subpr
 
 
 def relay(lines: IO[bytes]) -> None:
-    """Say what the sampler says."""
+    """Copy the sampler's messages to stderr."""
     for line in lines:
         sys.stderr.write(line.decode(errors="replace"))
 
 
 def search_path() -> str:
-    """Where the sampler finds this package, however this process did."""
+    """Return a PYTHONPATH that contains this package, however it was found here."""
     root = str(Path(slipstream.__file__).parents[1])
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
 
 
 def stop(sampler: subprocess.Popen[bytes]) -> None:
-    """End the sampler, at once if it does not end by itself in time. One that a driver holds in the kernel ends when
-    that lets it go; nobody waits for it."""
+    """Stop the sampler; kill it after a timeout.
+
+    There is no wait for a sampler that a driver blocks in the kernel; it ends once that returns.
+    """
     sampler.terminate()
     try:
         code = sampler.wait(SAMPLER_S)
     except subprocess.TimeoutExpired:
         sampler.kill()
         return
-    if code not in (0, -signal.SIGTERM):  # the latter before it was ready for it
+    if code not in (0, -signal.SIGTERM):  # -SIGTERM: ended before its handler was installed
         log.warning("the sampler ended early, with %s: later samples are missing", code)

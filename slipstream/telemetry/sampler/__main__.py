@@ -1,9 +1,9 @@
-"""The sampler: one process per pod that looks each second at devices and host, and keeps and serves what it sees.
+"""Sampler process, one per pod: samples devices and host every second and serves metrics.
 
     python -m slipstream.telemetry.sampler DIRECTORY --execution … --task … --attempt … --node … --parent PID
 
-A child of the agent (:mod:`slipstream.telemetry.watch`). It ends on SIGTERM, and by itself when that process is gone.
-It loads neither torch nor NumPy, and whoever adds an import measures: 5 ms of CPU a second, 40 MB.
+A child of the agent (:mod:`slipstream.telemetry.watch`). It ends on SIGTERM, and when its parent is gone. It loads
+neither torch nor NumPy; measure every new import: 5 ms of CPU a second, 40 MB.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sampler.sample()
         at = max(at + INTERVAL_S, time.monotonic())
         if select.select([ended], [], [], max(0.0, at - time.monotonic()))[0]:
-            sampler.sample()  # the end of what is counted
+            sampler.sample()  # include usage up to the end
             break
 
 
 def end_of_process() -> int:
-    """A file descriptor that becomes readable with SIGTERM. Ctrl-C is the agent's, which then ends this process."""
+    """Return a file descriptor that becomes readable on SIGTERM.
+
+    SIGINT is ignored: the agent handles Ctrl-C and then ends this process.
+    """
     ended, end = os.pipe()
     os.set_blocking(end, False)
     signal.set_wakeup_fd(end)

@@ -1,6 +1,6 @@
-"""AMD GPUs as the kernel's files show them: utilisation, memory, power, temperature and clock.
+"""AMD GPU readings from the kernel's files: utilisation, memory, power, temperature and clock.
 
-In a pod ``/sys`` shows all GPUs of the node. The pod's are those of which the compute topology (kfd) may be read.
+In a pod ``/sys`` shows all GPUs of the node. Those of the pod have a readable compute topology (kfd).
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ ROOT = Path("/")
 
 
 class AmdDevices:
-    """The GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES leave to this process; ``root`` holds /sys."""
+    """GPUs in ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; ``root`` contains /sys."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._cards = cards(root)
 
     def read(self) -> tuple[DeviceReading, ...]:
-        """Each of them now. A file that is missing, or may not be read, leaves its field None."""
+        """Return the current reading of every GPU.
+
+        A file that is missing or unreadable leaves its field None.
+        """
         return tuple(map(reading, self._cards))
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU; ``index`` is its number among those of the pod."""
+    """GPU; ``index`` is its number within the pod."""
 
     path: Path
     uuid: str
@@ -39,7 +42,7 @@ class Card:
 
 
 def cards(root: Path) -> list[Card]:
-    """The visible GPUs."""
+    """Return the visible GPUs."""
     found = [path for path in (root / "sys/class/drm").glob("card*/device") if read(path / "vendor") == AMD]
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     minors = {numbers(node).get("drm_render_minor", 0) for node in nodes} - {0}
@@ -56,7 +59,7 @@ def cards(root: Path) -> list[Card]:
 
 
 def card(index: int, path: Path) -> Card:
-    """With the UUID that ROCm gives it; one without an identity of its own is named by its place."""
+    """Return the GPU with ROCm's UUID; without a unique id, the UUID contains its index."""
     name = read(path / "product_name") or f"AMD GPU {read(path / 'device')}".strip()
     return Card(path, f"GPU-{read(path / 'unique_id') or index}", index, name)
 

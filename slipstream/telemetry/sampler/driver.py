@@ -1,4 +1,4 @@
-"""A driver that may hang: asked in a thread of its own, so that it costs the fields of its devices and nothing else."""
+"""GPU driver in its own thread: if it hangs, only the fields of its devices are lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logger("telemetry")
 
 
 class Driver:
-    """A driver that is asked in a thread, by ``read``, which may block or fail."""
+    """Driver queried in a thread through ``read``, which may block or fail."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
         self._read = read
@@ -25,10 +25,10 @@ class Driver:
         threading.Thread(target=self._work, daemon=True).start()
 
     def ask(self) -> bool:
-        """Ask for readings, unless the driver still owes an earlier answer."""
+        """Request readings and return True, unless an earlier answer is still pending."""
         if self._is_asked:
             try:
-                self._answers.get_nowait()  # that came too late
+                self._answers.get_nowait()  # an answer after its timeout
             except queue.Empty:
                 return False
         self._is_asked = True
@@ -36,7 +36,10 @@ class Driver:
         return True
 
     def answer(self, within: float) -> Readings:
-        """What was asked for, waiting for it so many seconds. Devices that are missing are not up."""
+        """Return the requested readings, waiting at most ``within`` seconds.
+
+        Missing devices are returned with ``up=False``.
+        """
         try:
             readings = self._answers.get(timeout=within) if within > 0 else self._answers.get_nowait()
             self._is_asked = False

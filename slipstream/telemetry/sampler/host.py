@@ -1,4 +1,4 @@
-"""The host: what the pod's control group has used, and for how long its processes waited for a processor."""
+"""Host usage of the pod's control group, and the time its processes waited for a processor."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from slipstream.machine.limits import cpu_seconds, cpu_throttling, memory_allowe
 from slipstream.telemetry.records import HostReading
 
 ROOT = Path("/")
-#: Seconds after which limits, which hardly change, are read again.
+#: Seconds between reads of the limits, which hardly change.
 LIMITS_S = 60.0
-#: The share of a processor that counting the waits may take: with thousands of threads they are counted less often.
+#: Most of a processor that counting the waits may take: with thousands of threads it runs less often.
 SHARE = 0.001
-#: Of these /proc/stat counts the time, in this order; the machine works in all but for "idle" and "iowait".
+#: Columns of /proc/stat that are work: all but "idle", "iowait" and guests, which "user" includes.
 WORKING = (0, 1, 2, 5, 6, 7)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Host:
-    """Reads the pod; ``watched`` is the process whose descendants' waits count."""
+    """Reader of the pod; waits of descendants of ``watched`` are counted."""
 
     def __init__(self, watched: int, root: Path = ROOT) -> None:
         self._root = root
@@ -48,13 +48,13 @@ class Host:
 
 
 def memory_limit_of(root: Path) -> int | None:
-    """Bytes: the pod's, else the machine's."""
+    """Return the memory limit in bytes, of the pod or else the machine."""
     allowed = memory_allowed(root)
     return machine_memory(root).get("MemTotal") if allowed is None else int(allowed)
 
 
 def memory_used_of(root: Path) -> int | None:
-    """Bytes: the control group's, else the machine's."""
+    """Return the memory in use in bytes, of the control group or else the machine."""
     used = memory_used(root)
     if used:
         return used
@@ -63,21 +63,21 @@ def memory_used_of(root: Path) -> int | None:
 
 
 def machine_memory(root: Path) -> dict[str, int]:
-    """Bytes by the names of /proc/meminfo."""
+    """Return bytes by the names of /proc/meminfo."""
     lines = (line.split() for line in read(root / "proc/meminfo").splitlines())
     return {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) == 3}
 
 
 def machine_seconds(root: Path) -> float:
-    """CPU time of all processes; 0 where the system has no /proc."""
+    """Return the CPU time of all processes in seconds; 0 without /proc."""
     ticks = read(root / "proc/stat").partition("\n")[0].split()[1:]
     return sum(int(ticks[place]) for place in WORKING) * TICK_S if len(ticks) > max(WORKING) else 0.0
 
 
 class Waits:
-    """Seconds for which the descendants of a process, but for this one, were ready to run and had no processor.
+    """Seconds that a process's descendants, except this process, were ready without a processor.
 
-    The kernel counts them for each thread, and forgets those of a thread that ends: what was seen of it counts on.
+    The kernel counts them per thread and forgets ended threads; seconds already counted are kept.
     """
 
     def __init__(self, ancestor: int, root: Path = ROOT) -> None:
@@ -88,7 +88,7 @@ class Waits:
         self._next = 0.0
 
     def seconds(self) -> float:
-        """So far. Counted again only after a while that grows with what counting takes."""
+        """Return the seconds, recounted at intervals proportional to the cost of counting."""
         if time.monotonic() >= self._next:
             began, cost = time.monotonic(), time.thread_time()
             self._count()
@@ -99,12 +99,12 @@ class Waits:
         seen = {}
         for process in descendants(self._ancestor, self._processes):
             threads = f"{self._processes}/{process}/task"
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 for thread in os.scandir(threads):
                     fields = first_bytes(f"{thread.path}/schedstat").split()
                     if len(fields) > 1:
                         seen[thread.name] = int(fields[1])
-        # A thread that has waited for less than before is another one of the same number.
+        # A smaller value than before means that another thread got the same id.
         for number, waited in seen.items():
             before = self._seen.get(number, 0)
             self._nanoseconds += waited - before if waited >= before else waited
@@ -112,7 +112,7 @@ class Waits:
 
 
 def descendants(ancestor: int, processes: str) -> list[str]:
-    """The processes below ``ancestor``, without the one that asks and those below it."""
+    """Return the processes below ``ancestor``, without this process and its descendants."""
     children: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):  # a system without /proc
         for process in os.scandir(processes):
@@ -129,7 +129,10 @@ def descendants(ancestor: int, processes: str) -> list[str]:
 
 
 def first_bytes(path: str) -> bytes:
-    """How a file begins, which of these is all; nothing if it is gone. A tenth of the time that ``Path`` takes."""
+    """Return up to 1,024 bytes of a file; empty if it is gone.
+
+    This takes a tenth of the time of ``Path``.
+    """
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

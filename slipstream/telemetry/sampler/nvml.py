@@ -1,7 +1,7 @@
-"""NVIDIA GPUs, and partitions of them (MIG), as NVML reads them.
+"""Readings of NVIDIA GPUs and partitions (MIG) from NVML.
 
-Every call may be unknown to the driver or the device, which leaves a field None; any may also never return, so that
-whoever must not wait calls from a thread of its own.
+The driver or device may not support a call, which leaves the field None. A call may also never return, so callers that
+must not block use a separate thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from slipstream.machine.gpus import named_devices
 from slipstream.telemetry.records import THROTTLED, DeviceReading
 
 T = TypeVar("T")
-#: NVML's bit of the first of THROTTLED; the others follow. The bit below says that a GPU is idle, which is none.
+#: NVML's bit of the first reason in THROTTLED; the others follow. The bit below means idle, which is no reason.
 FIRST_REASON = 1
-#: Counters by what NVML calls fields: link, direction as the GPU sees it, field, scope, bytes that one stands for. The
-#: scope of all NVLinks together is the largest number. The call for PCIe's throughput blocks for 20 ms.
+#: NVML's counter fields: link, direction from the GPU's view, field, scope, bytes per unit. The scope of all NVLinks
+#: together is the largest number. The call for PCIe throughput is not used: it blocks for 20 ms.
 ALL_LINKS = 0xFFFFFFFF
 FIELDS = (
     ("pcie", "out", pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
@@ -29,32 +29,32 @@ FIELDS = (
     ("nvlink", "out", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, 1024),
     ("nvlink", "in", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, 1024),
 )
-#: The member of the union that holds a field's value, by NVML's type of it.
+#: Union member that holds a field's value, by NVML's value type.
 MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-#: How NVML says that a device is gone until it is reset or the machine is started again.
+#: NVML's errors for a device that is lost until a reset or reboot.
 GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
-#: Seconds after which devices are looked for again where none was found.
+#: Seconds between searches for devices while there are none.
 AGAIN_S = 30.0
 
 
 class Gone(Exception):
-    """The driver has lost the device."""
+    """Device lost by the driver."""
 
 
 @dataclass
 class Device:
-    """A GPU or a partition of one."""
+    """GPU or partition."""
 
-    #: None if it was gone already when it was looked for.
+    #: None if the device was already lost when it was listed.
     handle: Any
     uuid: str
     index: int
     name: str
-    #: The whole GPU's handle and UUID, and which of its GPU instances the partition is.
+    #: Handle and UUID of the whole GPU, and the partition's GPU instance.
     card: Any = None
     card_uuid: str = ""
     instance: int | None = None
-    #: NVML's samples of the multiprocessors' activity, which lies between two; None where it cannot be had.
+    #: NVML samples that bound the measured multiprocessor activity; None where unsupported.
     earlier: Any = None
     later: Any = None
 
@@ -63,14 +63,14 @@ class Device:
 
 
 class NvidiaDevices:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process."""
+    """GPUs in CUDA_VISIBLE_DEVICES."""
 
     def __init__(self) -> None:
         self._devices: list[Device] = []
         self._look_at = 0.0
 
     def read(self) -> tuple[DeviceReading, ...]:
-        """Each of them now; empty without a driver."""
+        """Return the current reading of every device; empty without a driver."""
         if not self._devices and time.monotonic() >= self._look_at:
             self._devices = look()
             self._look_at = time.monotonic() + AGAIN_S
@@ -78,7 +78,7 @@ class NvidiaDevices:
 
 
 def look() -> list[Device]:
-    """The devices of the driver, as far as they are visible."""
+    """Return the driver's visible devices."""
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
@@ -93,13 +93,13 @@ def look() -> list[Device]:
 
 
 def devices_of(index: int) -> Iterator[Device]:
-    """A GPU, or its partitions in its stead."""
+    """Yield a GPU, or its partitions if there are any."""
     try:
         card = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = pynvml.nvmlDeviceGetUUID(card)
         whole = Device(card, uuid, index, pynvml.nvmlDeviceGetName(card), card, uuid)
         found = list(partitions_of(whole)) or [whole]
-    except (pynvml.NVMLError, Gone):  # before anybody knew it: where it was is all that can be said
+    except (pynvml.NVMLError, Gone):  # lost before its names were read: only the index is known
         found = [Device(None, f"GPU-{index}", index, "")]
     yield from found
 
@@ -113,14 +113,14 @@ def partitions_of(whole: Device) -> Iterator[Device]:
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole.card, number)
             uuid = pynvml.nvmlDeviceGetUUID(handle)
         except pynvml.NVMLError:
-            continue  # numbers that no partition has
+            continue  # unused index
         name = answer(lambda: pynvml.nvmlDeviceGetName(handle)) or whole.name  # noqa: B023
         instance = answer(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))  # noqa: B023
         yield Device(handle, uuid, whole.index, name, whole.card, whole.uuid, instance)
 
 
 def visible(devices: list[Device], named: list[str]) -> list[Device]:
-    """Those that a list in CUDA_VISIBLE_DEVICES names by number or by the beginning of their UUIDs."""
+    """Return the devices that CUDA_VISIBLE_DEVICES names by number or UUID prefix."""
     numbers = {int(name) for name in named if name.isdecimal()}
     uuids = tuple(name for name in named if not name.isdecimal())
     return [
@@ -131,14 +131,17 @@ def visible(devices: list[Device], named: list[str]) -> list[Device]:
 
 
 def answer(call: Callable[[], T]) -> T | None:
-    """What a call answers, None where driver or device have no answer to it. Raises ``Gone``."""
+    """Return the result of an NVML call; None if driver or device do not support it.
+
+    Raises ``Gone``.
+    """
     try:
         return call()
     except pynvml.NVMLError as error:
         if error.value in GONE:
             raise Gone from None
         return None
-    except pynvml.NVMLLibraryMismatchError:  # no NVMLError; how a call that the driver does not know may be said
+    except pynvml.NVMLLibraryMismatchError:  # not an NVMLError; the driver may lack the call
         return None
 
 
@@ -152,7 +155,7 @@ def reading(device: Device) -> DeviceReading:
 
 
 def present(device: Device) -> DeviceReading:
-    """A device that answers."""
+    """Return the reading of a device that answers."""
     handle = device.handle
     memory = answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2))
     memory = memory or answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
@@ -197,7 +200,7 @@ def io_bytes(handle: object) -> dict[tuple[str, str], float]:
     }
 
 
-# Activity of the multiprocessors (GPM, from Hopper on)
+# Multiprocessor activity (GPM, since Hopper)
 
 
 def start_samples(device: Device) -> None:
@@ -218,7 +221,7 @@ def take_sample(device: Device, sample: object) -> None:
 
 
 def sm_active(device: Device) -> float | None:
-    """The share of multiprocessors with work, 0 to 1, since the last call."""
+    """Return the share of multiprocessors with work since the last call, 0 to 1."""
     if device.later is None:
         return None
     asked = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=1)

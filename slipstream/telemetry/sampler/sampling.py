@@ -1,4 +1,4 @@
-"""One sample after another of a pod, kept in a directory."""
+"""Periodic samples of a pod, kept in a directory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from slipstream.telemetry.sampler.host import Host
 from slipstream.telemetry.sampler.nvml import NvidiaDevices
 from slipstream.telemetry.totals import NodeCounter, NodeTotals, write_node
 
-#: Seconds in which a driver has to answer.
+#: Timeout of a driver, in seconds.
 DRIVER_S = 0.5
 log = logger("telemetry")
 
 
 @dataclass(frozen=True)
 class State:
-    """What is served."""
+    """Latest sample and totals, for the metrics server."""
 
     sample: Sample | None = None
     node: NodeTotals = NodeTotals()
 
 
 class Sampler:
-    """Samples into ``directory``; ``prices`` are dollars per hour of this node, by name."""
+    """Sampler that writes to ``directory``; ``prices`` are the node's dollars per hour, by name."""
 
     def __init__(self, directory: Path, watched: int, prices: dict[str, float]) -> None:
         self.state = State()
@@ -42,7 +42,7 @@ class Sampler:
         self._is_told = False
 
     def sample(self) -> None:
-        """Take a sample and keep it. A disk that takes none is told of once."""
+        """Take and store a sample; log a failing disk only once."""
         until = time.monotonic() + DRIVER_S
         asked = [driver.ask() for driver in self._drivers]
         host = self._host.read()

@@ -1,4 +1,4 @@
-"""Metrics over HTTP: ``GET /metrics``, in a thread, at ``SLIPSTREAM_METRICS=host:port``."""
+"""HTTP server of the metrics in a thread: ``GET /metrics`` at ``SLIPSTREAM_METRICS=host:port``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.logs import logger
 VARIABLE = "SLIPSTREAM_METRICS"
 ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Connections that are served at the same time; others wait until one of them is closed.
+#: Connections served at a time; others wait until one closes.
 MOST_CONNECTIONS = 8
 #: Seconds after which a connection is closed, whatever its client does.
 CONNECTION_S = 5.0
@@ -23,7 +23,10 @@ log = logger("telemetry")
 
 
 def serve(address: str, text: Callable[[], str]) -> None:
-    """Serve what ``text`` gives from now on; returns at once. An address that cannot be listened at is one warning."""
+    """Start serving the result of ``text`` and return at once.
+
+    An address that cannot be bound causes one warning.
+    """
     threading.Thread(target=listen, args=(address, text), name="metrics", daemon=True).start()
 
 
@@ -37,7 +40,7 @@ def listen(address: str, text: Callable[[], str]) -> None:
             match["host"].strip("[]"), int(match["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         server = Server(where, family, text)
-    except (OSError, UnicodeError) as error:  # the latter where a name is none
+    except (OSError, UnicodeError) as error:  # UnicodeError: invalid host name
         warn(address, f"cannot be listened at ({getattr(error, 'strerror', None) or error}); choose another one")
         return
     server.serve_forever()
@@ -50,7 +53,7 @@ def warn(address: str, problem: str) -> None:
 class Server(ThreadingHTTPServer):
     """HTTP server with a thread for every connection, and a bounded number of both."""
 
-    #: Connections that wait; the system drops further ones, and their clients try again after a second.
+    #: Backlog; the system drops further connections, and their clients retry after a second.
     request_queue_size = 64
 
     def __init__(self, where: Any, family: socket.AddressFamily, text: Callable[[], str]) -> None:
@@ -72,16 +75,16 @@ class Server(ThreadingHTTPServer):
         self.free.release()
 
     def server_bind(self) -> None:
-        """Without ``HTTPServer``'s question to a name server, what this address is called."""
+        """Bind without the DNS lookup of ``HTTPServer``."""
         super(HTTPServer, self).server_bind()
         self.server_name, self.server_port = "", 0  # unused
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is nobody's concern."""
+        """Ignore clients that disconnect."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handler of one connection."""
 
     server: Server
 
@@ -111,8 +114,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Other methods are not found, either."""
+        """Answer unsupported methods with 404, too."""
         super().send_error(404 if code == 501 else code, message, explain)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged."""
+        """Do not log requests."""

@@ -1,4 +1,4 @@
-"""``slipstream telemetry``: what devices, host and ranks of a stage do, as it is sampled; and what holds it back."""
+"""``slipstream telemetry``: live view of a stage's devices, host, ranks and bottlenecks."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from slipstream.telemetry.watch import SAMPLES
 from slipstream.text_table import age
 
 REFRESH_S = 1.0
-#: Of a terminal: to its upper left corner, clear to the end of the line, to the end of the screen.
+#: Terminal codes: to the upper left corner, clear to the end of the line, clear to the end of the screen.
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage's samples, and when the last was taken, seconds since 1970, UTC."""
+    """Sample directory of a stage; ``at`` is the time of its last sample, seconds since 1970, UTC."""
 
     directory: Path
     at: float
 
 
 def stages_in(directory: Path) -> list[Stage]:
-    """The directory itself, if it has samples, else those in it that do, the newest first. Raises ``UserError`` if
-    there are none."""
+    """Return the directory itself if it has samples, else its subdirectories with samples, newest first.
+
+    Raises ``UserError`` if there are none.
+    """
     expected = "expected one stage's samples, or a directory of such: .slipstream/telemetry where a workflow was run"
     if not directory.is_dir():
         what = "is no directory" if directory.exists() else "does not exist"
@@ -55,12 +57,13 @@ def stages_in(directory: Path) -> list[Stage]:
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=STORE / SAMPLES)
 def main(directory: Path) -> None:
-    """Show what devices, host and ranks of a stage do, and what holds a training back. On a terminal every second anew,
-    until the stage has ended; else once.
+    """Show devices, host, ranks and bottlenecks of a stage.
 
-    DIRECTORY holds one stage's samples or several stages', of which the newest is shown. Without it:
-    .slipstream/telemetry, where a workflow runs on this machine. In a pod the samples lie in the task's working
-    directory, of which only Flyte knows the name: kubectl exec -it POD -- sh -c with the example in quotes finds it.
+    On a terminal the page is refreshed every second until the stage has ended; otherwise it is printed once.
+
+    DIRECTORY holds the samples of one stage, or of several stages; the newest is shown. Default: .slipstream/telemetry,
+    where a workflow runs on this machine. In a pod the samples lie in the task's working directory, whose name only
+    Flyte knows: kubectl exec -it POD -- sh -c with the example in quotes finds it.
 
     Example: slipstream telemetry /tmp/flyte*/sandbox/local_flytekit/*/telemetry
     """
@@ -73,7 +76,7 @@ def main(directory: Path) -> None:
 
 
 def follow(stage: Stage, others: Sequence[Stage]) -> None:
-    """Show it in place until it has ended, or until Ctrl-C."""
+    """Redraw the stage in place until it has ended, or until Ctrl-C."""
     try:
         while not draw(stage, others):
             time.sleep(REFRESH_S)
@@ -82,8 +85,10 @@ def follow(stage: Stage, others: Sequence[Stage]) -> None:
 
 
 def draw(stage: Stage, others: Sequence[Stage]) -> bool:
-    """Show it as it is now; returns whether it has ended. While it goes on the page is cut to the terminal, which would
-    scroll otherwise."""
+    """Draw the current page and return True if the stage has ended.
+
+    Until then the page is cut to the terminal, which would otherwise scroll.
+    """
     shown, size = look_at(stage), shutil.get_terminal_size()
     lines = [*page(shown, size.columns), *listed(others, shown.now)]
     if not shown.has_ended:
@@ -94,7 +99,10 @@ def draw(stage: Stage, others: Sequence[Stage]) -> bool:
 
 
 def look_at(stage: Stage) -> Snapshot:
-    """What there is now. Raises ``UserError`` if its directory was removed meanwhile."""
+    """Return a current snapshot.
+
+    Raises ``UserError`` if the directory was removed meanwhile.
+    """
     shown = Snapshot.of(stage.directory, time.time())
     if not shown.samples:
         raise UserError(f"{stage.directory} has no samples any more; only those of the last runs are kept")

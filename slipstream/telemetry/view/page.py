@@ -1,4 +1,4 @@
-"""What is known of a stage's pod as text: devices, host, ranks and what holds them back."""
+"""Text page about a stage's pod: devices, host, ranks and bottlenecks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.telemetry.ring import SILENT_S, latest
 from slipstream.telemetry.totals import read_totals
 from slipstream.text_table import age, aligned
 
-#: What the host has used is that of the time between so many samples.
+#: Samples over which the host's usage is averaged.
 SAMPLES = 6
 GIB = 1 << 30
 UNKNOWN = "-"
@@ -23,15 +23,15 @@ DEVICES = ("device", "utilisation", "SM activity", "memory", "power", "temperatu
 HOST = ("host", "CPUs used", "threads waiting for one", "stopped by the quota", "memory")
 RANKS = ("rank", "steps", "samples/s", "ms/step", *STEP, EVALUATION, CHECKPOINT, "last step")
 CAUSES = ("cause", "share", "")
-#: Columns that are words.
+#: Left-aligned columns.
 WORDS = ("device", "state", "host", "cause", "")
-#: As docs/telemetry.md explains it.
+#: See docs/telemetry.md.
 UTILISATION = "utilisation: any kernel ran, those that wait for other ranks included"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a directory holds at a time; ``now`` is seconds since 1970, UTC. There is at least one sample."""
+    """Contents of a sample directory, with at least one sample; ``now`` is seconds since 1970, UTC."""
 
     name: str
     samples: Sequence[Sample]
@@ -54,7 +54,7 @@ class Snapshot:
 
 
 def page(shown: Snapshot, width: int | None = None) -> list[str]:
-    """The lines; with a ``width`` tables that are wider go on below themselves."""
+    """Return the lines; columns of tables beyond ``width`` continue below."""
     parts = [[head(shown)], devices_lines(shown, width), host_lines(shown, width)]
     parts += [ranks_lines(shown, width), cause_lines(shown.ranks, width)]
     return [line for part in parts if part for line in ("", *part)][1:]
@@ -96,7 +96,7 @@ def device_row(device: DeviceReading) -> list[str]:
 
 
 def host_lines(shown: Snapshot, width: int | None) -> list[str]:
-    """What is counted is that of the last seconds; unknown with a single sample."""
+    """Return the host's usage over the last samples; unknown with a single sample."""
     first, last = shown.samples[0], shown.samples[-1]
     passed, before, host = last.at - first.at, first.host, last.host
     used = waiting = UNKNOWN
@@ -116,7 +116,10 @@ def ranks_lines(shown: Snapshot, width: int | None) -> list[str]:
 
 
 def rank_row(rank: RankTotals, now: float) -> list[str]:
-    """All since the attempt's begin. Shares are those of the time of steps, evaluations and checkpoints."""
+    """Return a rank's figures since the start of the attempt.
+
+    Shares are of the time of steps, evaluations and checkpoints.
+    """
     seconds = rank.phase_seconds
     steps_s = sum(seconds.get(phase, 0.0) for phase in STEP)
     whole = steps_s + sum(seconds.get(phase, 0.0) for phase in (EVALUATION, CHECKPOINT))
@@ -140,7 +143,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
 
 
 def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
-    """Of rank 0, which alone knows them; nothing in another's pod, and before its first ones."""
+    """Return rank 0's bottlenecks; empty in other ranks' pods and before the first analysis."""
     known = next((rank for rank in ranks if rank.goodput is not None), None)
     if known is None:
         return []
@@ -157,9 +160,12 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """The lines of a table. Columns that do not fit into ``width`` follow below, beside the first one again."""
+    """Return the lines of a table.
+
+    Columns beyond ``width`` continue below, with the first column repeated.
+    """
     lines = list[str]()
-    rows = [[one_line(cell) for cell in row] for row in rows]  # as wide as they are shown
+    rows = [[one_line(cell) for cell in row] for row in rows]  # measure the width as shown
     for part in parts_of([max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width):
         chosen = [[line[place] for place in part] for line in (columns, *rows)]
         lines += aligned(chosen[0], chosen[1:], WORDS).split("\n")
@@ -167,7 +173,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
 
 
 def parts_of(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
-    """The places of the columns of each part. All have the first; one that is too wide by itself is not divided."""
+    """Yield the column indices of every part of a table.
+
+    All parts have the first column; columns wider than ``width`` are not split.
+    """
     part, taken = [0], widths[0]
     for place, its in enumerate(widths[1:], 1):
         if width is not None and taken + 2 + its > width and len(part) > 1:
