@@ -1,4 +1,4 @@
-"""The baseline: scikit-learn's histogram gradient boosting, trained on the same rows."""
+"""Baseline: scikit-learn's histogram gradient boosting, trained on the same rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ FEWEST_ROWS = 1000
 WORD_BUCKETS = 256
 #: As in scikit-learn: with fewer training rows all boosting rounds are run.
 STOP_EARLY_ABOVE = 10_000
-#: scikit-learn splits on a category directly only up to this many; beyond, its frequency rank is used as a number.
+#: Most categories that scikit-learn splits on directly; beyond, the frequency rank is used as a number.
 MOST_CATEGORIES = 255
 
 
 def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
-    """The inputs as one table, float32 ``[rows, features]``. Of images only every k-th line and column is used, with
-    the smallest k that leaves at most ``MOST_PIXELS``; texts become counts of hashed words."""
+    """Return the inputs as one table, float32 ``[rows, features]``.
+
+    Images keep every k-th line and column, with the smallest k for at most ``MOST_PIXELS``. Texts become counts of
+    hashed words.
+    """
     named = {spec.name: np.asarray(records[spec.name]) for spec in signature.inputs}
     return np.concatenate(
         [word_counts(values) if name == "tokens" else flattened(values) for name, values in named.items()], axis=1
@@ -36,7 +39,7 @@ def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
 
 
 def word_counts(tokens: np.ndarray) -> np.ndarray:
-    """float32 ``[rows, columns * WORD_BUCKETS]`` of int32 ``[rows, columns, length]``, 0 for padding."""
+    """Return float32 ``[rows, columns * WORD_BUCKETS]`` of int32 ``[rows, columns, length]``, 0 for padding."""
     rows, columns, length = tokens.shape
     counts = np.zeros((rows * columns, WORD_BUCKETS), np.float32)
     which = np.repeat(np.arange(rows * columns), length)
@@ -45,7 +48,10 @@ def word_counts(tokens: np.ndarray) -> np.ndarray:
 
 
 def flattened(values: np.ndarray) -> np.ndarray:
-    """float32 ``[rows, features]`` of any input but tokens; images ``[rows, channels, height, width]`` are thinned."""
+    """Return float32 ``[rows, features]`` of any input but tokens.
+
+    Images ``[rows, channels, height, width]`` are thinned.
+    """
     step = 1
     while values.ndim == 4 and values[:1, :, ::step, ::step].size > MOST_PIXELS and step < max(values.shape[2:]):
         step += 1
@@ -54,7 +60,7 @@ def flattened(values: np.ndarray) -> np.ndarray:
 
 
 def categorical_columns(signature: Signature) -> list[int]:
-    """The columns of :func:`features_of` that hold categories few enough for boosting to split on directly."""
+    """Return the columns of :func:`features_of` with few enough categories for boosting to split on directly."""
     start = 0
     for spec in signature.inputs:
         if spec.name == "categorical":
@@ -65,8 +71,10 @@ def categorical_columns(signature: Signature) -> list[int]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """How it scores, and its predictions: probabilities ``[rows, classes]``, or ``[rows, 1]`` values in units of the
-    target."""
+    """Scores and predictions of the baseline.
+
+    ``outputs`` are probabilities ``[rows, classes]``, or ``[rows, 1]`` values in units of the target.
+    """
 
     scores: BaselineScores
     outputs: np.ndarray
@@ -75,8 +83,8 @@ class Baseline:
 def baseline(data: PreparedData, test: np.ndarray) -> Baseline:
     """Train on a sample of the training split, limited as above, and predict the records of ``test``.
 
-    Early stopping uses the validation split, as it does for our own model. scikit-learn would set training rows aside,
-    by a stratified split that fails for classes with a single row.
+    Early stopping uses the validation split, as for our model. scikit-learn would hold out training rows by a
+    stratified split, which fails for classes with a single row.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
@@ -95,7 +103,7 @@ def baseline(data: PreparedData, test: np.ndarray) -> Baseline:
     settings["early_stopping"] = len(rows) > STOP_EARLY_ABOVE and len(validation) > 0
     if settings["early_stopping"]:
         validation_data = {"X_val": features_of(signature, validation), "y_val": targets_of(validation)}
-    # With a thread per core, one core that is busy elsewhere makes all others spin: 80 s were measured instead of 3.
+    # With a thread per core, one core busy elsewhere makes all others spin: 80 s instead of 3 s were measured.
     with threadpool_limits(max(1, usable_cores() // 2), user_api="openmp"):
         if signature.task == "classification":
             model = HistGradientBoostingClassifier(**settings).fit(x, y, **validation_data)

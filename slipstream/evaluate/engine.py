@@ -1,4 +1,4 @@
-"""Score the trained model on the test split, beside a baseline trained on the same rows."""
+"""Scoring of the trained model on the test split, compared with a baseline trained on the same rows."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ SCATTER_POINTS = 500
 
 
 def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, object]) -> Artifact:
-    """Write the artifact of :mod:`slipstream.artifacts.results.evaluation` into the fresh ``directory``.
+    """Write the artifact of :mod:`slipstream.artifacts.results.evaluation` to the fresh ``directory``.
 
-    Raises ``UserError`` if the test split is empty, the model's outputs are not finite, or tokens come without the
-    documents that they are of.
+    Raise ``UserError`` if the test split is empty, the outputs are not finite, or tokens lack their documents.
     """
     task, with_documents = trained.signature.task, has_documents(data.artifact)
     if task == "next token" and not with_documents:
@@ -76,8 +75,10 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
 
 
 def of_base(trained: TrainedModel, data: PreparedData) -> Graded | None:
-    """What the base that was fine-tuned makes of the held-out documents; None for a model without one. It is gone from
-    memory when this returns."""
+    """Return the grades of the fine-tuned base on the held-out documents; None without a base.
+
+    The base is freed from memory on return.
+    """
     base = trained.load_base()
     return graded_documents(model_function(base), data.signature, held_out_documents(data)) if base else None
 
@@ -96,13 +97,16 @@ def of_language(found: LanguageScores, data: PreparedData) -> Evaluation:
 
 
 def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndarray) -> Gain:
-    """From the outputs of both: a limit on each side, with half of the error."""
+    """Return the gain over the baseline: a limit on each side, with half of the error."""
     loss = loss_of(task, truth, baseline, model, most=0.0, judged=2)
     return Gain(0.0 - loss.loss, 0.0 - loss.high, 0.0 - loss.low)  # and not -0.0
 
 
 def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:
-    """Data of the report's plots: confusion matrix, reliability diagram and ROC curve, or actual against predicted."""
+    """Return the data of the report's plots.
+
+    Classes get a confusion matrix, reliability diagram and ROC curve, numbers actual against predicted.
+    """
     if task == "regression":
         sample = np.unique(np.linspace(0, len(truth) - 1, SCATTER_POINTS).astype(int))
         return PlotData(scatter=Scatter(truth[sample].tolist(), outputs[sample, 0].tolist()))

@@ -1,4 +1,4 @@
-"""Texts that a model of tokens goes on with, one token drawn after the other."""
+"""Sampling of continuations from a language model, token by token."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def continued(
     stops: Collection[int],
     seed: int = 0,
 ) -> list[list[int]]:
-    """At most ``most`` ids after each prompt, drawn with the probabilities that the model gives, up to the first of
-    ``stops``, which is left out. The same seed draws the same.
+    """Return at most ``most`` ids sampled after each prompt, up to and excluding the first of ``stops``.
 
-    The model sees as many of the last ids as a row has; places behind them are filled, and nothing attends to those.
+    Ids are drawn with the model's probabilities; equal seeds give equal results. The model sees at most a row of the
+    last ids. Positions after them are padding, which nothing attends to.
     """
     (length,), draw = signature.inputs[0].shape, np.random.default_rng(seed)
     drawn: list[list[int]] = [[] for _ in prompts]

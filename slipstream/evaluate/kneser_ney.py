@@ -1,9 +1,9 @@
-"""A language model without weights: interpolated modified Kneser-Ney smoothing over bytes (Chen and Goodman, "An
-Empirical Study of Smoothing Techniques for Language Modeling", 1998, section 3).
+"""Count-based byte language model: interpolated modified Kneser-Ney smoothing.
 
-The probability of a byte behind a context of k bytes is its discounted count there, and what the discounts leave is
-shared out by the model of k - 1 bytes, in which a byte counts as often as there are different bytes before it. Below
-is the uniform distribution. A document begins behind symbols that are no byte, and ends with one.
+Method: Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling", 1998, section 3. The
+probability of a byte after k bytes is its discounted count there. The discounted mass is distributed by the model of k
+- 1 bytes, where a byte counts once per distinct byte before it. The lowest level is the uniform distribution. Documents
+start after non-byte symbols and end with one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The symbol around documents, and how many symbols there are.
+#: The symbol around documents, and the number of symbols.
 EDGE, SYMBOLS = 256, 257
-#: Bits of a symbol in a number that holds a context and the byte behind it.
+#: Bits per symbol in a number that holds a context and the next byte.
 BITS = 9
-#: Bytes of context for which a uint64 has room.
+#: Longest context in bytes that fits uint64.
 MOST_CONTEXT = 6
-#: Counts from which all are discounted alike, and discounts where none can be estimated (as KenLM's, Heafield 2011).
+#: Count from which discounts are equal, and discounts if none can be estimated (as in KenLM, Heafield 2011).
 DISCOUNTED, FALLBACK = 3, np.array([0.0, 0.5, 1.0, 1.5])
 
 
 @dataclass(frozen=True)
 class Order:
-    """The model of one length of context.
+    """Model of one context length.
 
-    ``grams`` (uint64, ascending) are contexts with the byte behind them, ``discounted`` what is left of their counts.
-    ``contexts`` (ascending) have ``totals`` (all counts) and ``left``, the sum of what was discounted.
+    ``grams`` (uint64, ascending) are contexts with the next byte, ``discounted`` their discounted counts. ``contexts``
+    (ascending) have ``totals`` (all counts) and ``left``, the sum of the discounts.
     """
 
     grams: np.ndarray
@@ -39,7 +39,7 @@ class Order:
 
 
 class KneserNey:
-    """The model of at most ``context`` bytes of context. Raises ``ValueError`` for more than there is room for."""
+    """Model of at most ``context`` bytes of context; raises ``ValueError`` beyond ``MOST_CONTEXT``."""
 
     def __init__(self, documents: Sequence[bytes], context: int) -> None:
         if not 0 <= context <= MOST_CONTEXT:
@@ -47,14 +47,14 @@ class KneserNey:
         grams, counts = np.unique(all_grams(documents, context), return_counts=True)
         orders = [order_of(grams, counts)]
         for length in range(context - 1, -1, -1):
-            # A shorter one counts as often as there are different symbols before it.
+            # A shorter one counts once per distinct symbol before it.
             grams, counts = np.unique(grams & mask(length + 1), return_counts=True)
             orders.append(order_of(grams, counts))
-        #: By length of context, from none on.
+        #: By context length, from 0 on.
         self.orders = orders[::-1]
 
     def bits(self, documents: Sequence[bytes]) -> np.ndarray:
-        """The bits (float64 ``[documents]``) that each document with its end takes."""
+        """Return the bits (float64 ``[documents]``) of each document with its end."""
         grams = all_grams(documents, len(self.orders) - 1)
         probabilities = np.full(len(grams), 1 / SYMBOLS)
         for length, order in enumerate(self.orders):
@@ -68,7 +68,7 @@ def mask(symbols: int) -> np.uint64:
 
 
 def all_grams(documents: Iterable[bytes], context: int) -> np.ndarray:
-    """Each byte and end of all documents as a number, uint64: the context first, then the symbol in the lowest bits."""
+    """Return every byte and end of all documents as uint64: context first, the symbol in the lowest bits."""
     edges = np.full(context, EDGE, np.uint64)
     parts = []
     for document in documents:
@@ -81,7 +81,7 @@ def all_grams(documents: Iterable[bytes], context: int) -> np.ndarray:
 
 
 def order_of(grams: np.ndarray, counts: np.ndarray) -> Order:
-    """The model of different ``grams``, ascending, with their counts."""
+    """Return the model of distinct ``grams``, ascending, with their counts."""
     discounts = discounts_of(counts)[np.minimum(counts, DISCOUNTED)]
     contexts, first = np.unique(grams >> np.uint64(BITS), return_index=True)
     return Order(
@@ -94,20 +94,23 @@ def order_of(grams: np.ndarray, counts: np.ndarray) -> Order:
 
 
 def discounts_of(counts: np.ndarray) -> np.ndarray:
-    """What is taken from counts of 0, 1, 2, and 3 or more, float64 ``[4]``, by how many counts are 1, 2, 3 and 4
-    (equation 26 there). Where those say nothing of use, as of few counts, ``FALLBACK`` is taken."""
+    """Return the discounts of counts 0, 1, 2, and 3 or more (float64 ``[4]``), or ``FALLBACK``.
+
+    They are estimated from the numbers of counts 1 to 4 (equation 26 there). With too few counts the estimate is
+    unusable.
+    """
     of = [int(np.count_nonzero(counts == count)) for count in range(1, DISCOUNTED + 2)]
     if not all(of):
         return FALLBACK
     share = of[0] / (of[0] + 2 * of[1])
     found = [count - (count + 1) * share * of[count] / of[count - 1] for count in range(1, DISCOUNTED + 1)]
-    # A discount of nothing would leave nothing to what was not seen.
+    # A discount of 0 would leave unseen bytes no probability.
     good = all(0 < discount <= count for count, discount in enumerate(found, 1))
     return np.array([0.0, *found]) if good else FALLBACK
 
 
 def interpolated(order: Order, grams: np.ndarray, shorter: np.ndarray) -> np.ndarray:
-    """The probabilities of ``grams`` from those with a shorter context; these, where the context was never seen."""
+    """Return the probabilities of ``grams``, given those with a shorter context; these for an unseen context."""
     place, seen = found_in(order.contexts, grams >> np.uint64(BITS))
     which, known = found_in(order.grams, grams)
     counted = np.where(known, order.discounted[which], 0.0)
@@ -116,8 +119,8 @@ def interpolated(order: Order, grams: np.ndarray, shorter: np.ndarray) -> np.nda
 
 
 def found_in(ascending: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each number is, and whether it is there at all."""
-    # Sorted, neighbours are looked for at neighbouring places: three times as fast.
+    """Return the index of each number, and whether it is present."""
+    # Sorted queries look up neighbouring positions: three times as fast.
     order = np.argsort(wanted)
     place = np.empty(len(wanted), np.int64)
     place[order] = np.searchsorted(ascending, wanted[order])

@@ -1,5 +1,7 @@
-"""A model of text on held-out documents: bits per byte and perplexity, beside a model without weights or the one that
-was fine-tuned, and three texts that it goes on with."""
+"""Evaluation of a language model on held-out documents: bits per byte, perplexity and three continuations.
+
+The baseline is the fine-tuned base, or else a count-based model.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from slipstream.evaluate.kneser_ney import KneserNey
 from slipstream.language.tokenizer import Tokenizer
 from slipstream.models.predict import ModelFunction, predict
 
-#: Bytes of context of the model beside.
+#: Bytes of context of the count-based baseline.
 CONTEXT = 5
 NAME, BASE = f"Kneser-Ney, {CONTEXT} bytes of context", "the base"
 CONTINUATIONS, PROMPT_TOKENS, MOST_TOKENS = 3, 32, 96
-#: Of e, for which a float has room.
+#: Largest exponent of e that fits a float.
 LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
 class LanguageScores:
-    """What held-out documents say of the model and of the one beside it."""
+    """Scores of the model and its baseline on held-out documents."""
 
     model: Scores
     baseline: BaselineScores
@@ -39,23 +41,27 @@ class LanguageScores:
 
 @dataclass(frozen=True)
 class Graded:
-    """How many learned tokens of each document a model finds the most likely, and the bits that it needs for them; both
-    float64 ``[documents]``."""
+    """Grades of a model by document, both float64 ``[documents]``.
+
+    ``right`` counts the learned tokens that the model ranks first, ``bits`` is the information that they need.
+    """
 
     right: np.ndarray
     bits: np.ndarray
 
 
 def held_out_documents(data: PreparedData) -> list[Document]:
-    """Those that a model is measured on. Raises ``UserError`` if none was kept."""
+    """Return the documents for evaluation; raise ``UserError`` if none was kept."""
     if documents := read_documents(data.artifact, "test"):
         return documents
     raise UserError("data.split.test: the test split has no documents to measure with; raise it, or give more data")
 
 
 def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | None = None) -> LanguageScores:
-    """Beside the model that was fine-tuned, if ``base`` has what that makes of the held-out documents. Raises
-    ``UserError`` if no held-out document was kept, or the outputs are not finite."""
+    """Score the model against the fine-tuned base if ``base`` is given, else against a count-based model.
+
+    Raise ``UserError`` if no held-out document was kept or the outputs are not finite.
+    """
     signature, documents = data.signature, held_out_documents(data)
     sizes = np.array([document.bytes for document in documents], np.float64)
     learned = sum(int((document.tokens[1:] >= 0).sum()) for document in documents)
@@ -81,7 +87,7 @@ def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | Non
 
 
 def scores_of(graded: Graded, sizes: np.ndarray, learned: int) -> Scores:
-    """Of documents of ``sizes`` bytes and so many ``learned`` tokens altogether."""
+    """Return scores for documents of ``sizes`` bytes with ``learned`` tokens in total."""
     log_loss = float(graded.bits.sum()) * math.log(2) / learned
     return Scores(
         accuracy=float(graded.right.sum()) / learned,
@@ -92,8 +98,10 @@ def scores_of(graded: Graded, sizes: np.ndarray, learned: int) -> Scores:
 
 
 def graded_documents(run: ModelFunction, signature: Signature, documents: list[Document]) -> Graded:
-    """A document that is longer than a row is cut into several, each of which sees nothing of the one before but its
-    last token. Raises ``UserError`` if the outputs are not finite."""
+    """Grade documents, cutting those longer than a row into several rows.
+
+    Every further row sees only the last token of the one before. Raise ``UserError`` if the outputs are not finite.
+    """
     (length,), end = signature.inputs[0].shape, max(signature.document_end, 0)
     rows, counts = [], list[int]()
     for document in documents:
@@ -109,13 +117,13 @@ def graded_documents(run: ModelFunction, signature: Signature, documents: list[D
 
 
 def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:
-    """The bits of each document by the model beside; an answer of a conversation is a document to it."""
+    """Return the bits of each document under the count-based model; every answer counts as a document."""
     bits = model.bits([text.encode() for document in documents for text in document.texts])
     return np.add.reduceat(bits, starts_of([len(document.texts) for document in documents]))
 
 
 def starts_of(counts: list[int]) -> np.ndarray:
-    """Where each of so many begins (int64)."""
+    """Return the start index (int64) of each of several groups with these ``counts``."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
 
 
@@ -127,7 +135,7 @@ def tokenizer_of(data: PreparedData) -> Tokenizer:
 def continuations(
     run: ModelFunction, signature: Signature, documents: list[Document], tokenizer: Tokenizer
 ) -> list[Continuation]:
-    """Of some documents, evenly spaced: how they begin, or what is asked, and what the model goes on with."""
+    """Return the starts (or questions) of some evenly spaced documents, with the model's continuations."""
     chosen = [documents[place] for place in np.unique(np.linspace(0, len(documents) - 1, CONTINUATIONS).astype(int))]
     prompts = [prompt_of(document, signature.inputs[0].shape[0]) for document in chosen]
     drawn = continued(run, signature, prompts, MOST_TOKENS, tokenizer.special_ids)
@@ -138,7 +146,7 @@ def continuations(
 
 
 def prompt_of(document: Document, length: int) -> list[int]:
-    """The ids before the first answer; or those with which a document begins, at most half of a row."""
+    """Return the ids before the first answer, or the first ids of a document, at most half of a row."""
     tokens = document.tokens
     ids = np.where(tokens < 0, -1 - tokens, tokens)
     if tokens[0] < 0:

@@ -1,6 +1,4 @@
-"""New files beside an earlier prepared set: its statistics are taken, its rows stay, and only what it has not seen is
-prepared, as further segments.
-"""
+"""Incremental preparation: new files are prepared as further segments of an earlier set, with its statistics."""
 
 from __future__ import annotations
 
@@ -49,11 +47,11 @@ from slipstream.source.fingerprint import digest_files
 from slipstream.source.quarantine import BadRow
 from slipstream.storage import S3, STORES, copy_within_s3, list_names, open_reader, storage_for
 
-#: A JSON object as it was read.
+#: Parsed JSON object.
 Json: TypeAlias = dict[str, Any]
-#: The card of the data that the statistics were fitted on, if that was a base set.
+#: Card of the data that the statistics were fitted on, if that was a base set.
 REFERENCE = "reference.json"
-#: Settings by which rows get their splits and values their meaning.
+#: Settings that decide the splits and the meaning of values.
 LASTING = ("drop", "id", "group", "time", "weight", "split", "missing", "decimal", "thousands")
 DECLARED_AS: dict[str, ColumnType] = {
     value_types.NUMBER: "number",
@@ -61,9 +59,9 @@ DECLARED_AS: dict[str, ColumnType] = {
     value_types.TIME: "date",
     value_types.TEXT: "text",
 }
-#: The roles of columns of which values are read, and not only hashed.
+#: Roles of columns whose values are read, not only hashed.
 READ = (*USED, TIME, WEIGHT)
-#: The roles that texts are judged to have, and those that they have if data.types says so.
+#: Roles that texts can be given, and those allowed by a declaration in data.types.
 JUDGED = (CATEGORICAL, CONSTANT, DOCUMENT, IDENTIFIER, PROSE)
 ROLES: dict[str, tuple[str, ...]] = {
     "text": (CATEGORICAL, CONSTANT, IDENTIFIER, PROSE),
@@ -74,7 +72,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FileSet:
-    """Files that were prepared together: paths in the data with sizes, and the fingerprint of all of them."""
+    """Files prepared together: paths in the data with sizes, and their common fingerprint."""
 
     fingerprint: str
     files: list[tuple[str, int]]
@@ -82,8 +80,10 @@ class FileSet:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What ``schema.json`` says of a table: its columns with type and role, the settings by which a row has its split,
-    the times that separate the splits, and the files that were read."""
+    """Content of ``schema.json``.
+
+    It holds the columns with type and role, the settings and times that decide splits, and the files read.
+    """
 
     columns: list[dict[str, str]]
     target: str
@@ -115,23 +115,26 @@ class TableSchema:
 
 @dataclass(frozen=True)
 class BaseSet:
-    """The prepared set of an earlier run, at the address that the user gave: all but its rows."""
+    """Prepared set of an earlier run at the user's address, without its rows."""
 
     address: str
     schema: TableSchema
     transform: Transform
     card: Json
-    #: The card of the data that the statistics were fitted on.
+    #: Card of the data that the statistics were fitted on.
     reference: Json
     bad: list[BadRow]
-    #: What its manifest says.
+    #: Content of its manifest.
     files: dict[str, FileRecord]
     fingerprint: str
     made_by: Json
 
     @classmethod
     def open(cls, address: str) -> BaseSet:
-        """Raises ``UserError``. What is read here is verified; of the rows nothing is read, see :meth:`verify`."""
+        """Open and verify everything except the rows, see :meth:`verify`.
+
+        Raise ``UserError`` for damaged or unsuitable data.
+        """
         remote = address.startswith(STORES)
         try:
             with TemporaryDirectory() as fetched:
@@ -167,8 +170,10 @@ class BaseSet:
             ) from None
 
     def verify(self) -> None:
-        """Raise ``UserError`` unless what lies at the address is still what was opened; on this machine to the byte,
-        in a store by its manifest, as rows are verified when they are fetched."""
+        """Raise ``UserError`` if the set at the address has changed since it was opened.
+
+        Local files are compared byte by byte, a store by its manifest: rows are verified when fetched.
+        """
         try:
             if self.address.startswith(STORES):
                 with open_reader(f"{self.address.rstrip('/')}/{MANIFEST}") as source:
@@ -181,7 +186,7 @@ class BaseSet:
             raise UserError(f"data.earlier: {self.address!r} has become another set since it was listed; start again")
 
     def check_settings(self, target: str, config: DataConfig) -> None:
-        """Raise ``UserError`` for a setting with which rows of the base set would move or mean something else."""
+        """Raise ``UserError`` for a setting that would move or reinterpret rows of the base set."""
         if target != self.schema.target:
             raise UserError(f"target: {target!r} is not {self.schema.target!r}, of which {self.address!r} was made")
         for name in LASTING:
@@ -201,7 +206,7 @@ class BaseSet:
             self._check_declared(name, declared, config)
 
     def _check_declared(self, name: str, declared: ColumnType, config: DataConfig) -> None:
-        """Raise ``UserError`` unless the column has what data.types says of it."""
+        """Raise ``UserError`` unless the column matches its declaration in data.types."""
         if name not in self.schema.types:
             raise UserError(f"data.types: {self.address!r}, which data.earlier names, has no column {name!r}")
         kind, role = self.schema.types[name], self._roles[name].role
@@ -216,16 +221,16 @@ class BaseSet:
 
     @property
     def _made_so(self) -> str:
-        """The end of the message that a setting is another one now."""
+        """The end of the message about a changed setting."""
         return (
             f"as which data.earlier = {self.address!r} was made; leave it out or set it so, or prepare all files anew "
             "without data.earlier"
         )
 
     def unseen(self, files: Mapping[str, SourceFile], target: str) -> list[SourceFile]:
-        """Of the ``files``, by their paths in the data, those that are new and not empty.
+        """Return the new, non-empty files among ``files`` (keyed by path in the data).
 
-        Raises ``UserError`` if one of the others is not what it was.
+        Raise ``UserError`` if a known file has changed.
         """
         left = dict(files)
         for group in self.schema.sources:
@@ -245,15 +250,17 @@ class BaseSet:
         return [file for file in left.values() if file.size]
 
     def declared(self, config: DataConfig, *, text: bool) -> DataConfig:
-        """``config`` with the types that columns had. Whole numbers of ``text`` are read as numbers are."""
+        """Return ``config`` with the earlier column types; integers of ``text`` are read as numbers."""
         names = DECLARED_AS | ({value_types.INTEGER: "number"} if text else {})
         types = {name: names[kind] for name, kind in self.schema.types.items() if kind in names}
         return replace(config, types={**types, **config.types})
 
     def check_columns(self, types: Mapping[str, str]) -> None:
-        """Raise ``UserError`` unless the columns of the new files, which have these ``types``, are those of the base
-        set: by name, and by type if anything is made of them. Of a column that alone decides splits, times and bytes
-        cannot be told to be the numbers or texts that they were."""
+        """Raise ``UserError`` unless the new files have the columns of the base set.
+
+        Names must match, and types of columns in use. The column that alone decides splits must not change to or from
+        times or bytes, which cannot be matched to the earlier numbers or texts.
+        """
         new = set(types)
         differing = sorted(new ^ set(self.schema.types))
         if differing:
@@ -275,7 +282,7 @@ class BaseSet:
                 )
 
     def fitted(self, scanned: ScanResult) -> FittedColumns:
-        """The earlier fit. Raises ``UserError`` if no row is left or a class is new."""
+        """Return the earlier fit; raise ``UserError`` if no row is left or a class is new."""
         if not sum(scanned.rows):
             raise UserError("data: no row of the new files is left when the bad ones are set aside")
         labels = Counter[str]()
@@ -290,13 +297,13 @@ class BaseSet:
         return FittedColumns(self._roles, self.transform, [])
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, object]:
-        """Write all files as they are; returns what made them."""
+        """Copy all files unchanged; return the ``made_by`` of the base set."""
         logger("prepare").info("nothing new: all files are in %s, which is taken as it is", self.address)
         self.copy(self.files, writer)
         return self.made_by
 
     def copy_rows(self, writer: ArtifactWriter, home: str = "") -> int:
-        """As :meth:`copy`, of all rows; returns the number that the next segment has."""
+        """Copy all rows as :meth:`copy` does; return the number of the next segment."""
         self.copy(self.segments, writer, home)
         return 1 + max(map(segment_number, self.segments))
 
@@ -305,8 +312,11 @@ class BaseSet:
         return [name for name in self.files if name.endswith(ROWS)]
 
     def copy(self, names: Iterable[str], writer: ArtifactWriter, home: str = "") -> None:
-        """Add the files ``names`` as they are. If they lie on S3 they are copied there to ``home``; otherwise, or
-        without it, a store's are fetched. Raises ``UserError`` if they are not what was written."""
+        """Add the files ``names`` unchanged.
+
+        On S3 they are copied to ``home`` there. Without ``home``, or from other stores, they are fetched. Raise
+        ``UserError`` if their content has changed.
+        """
         for name in names:
             record = self.files[name]
             if not self.address.startswith(STORES):
@@ -319,8 +329,11 @@ class BaseSet:
             writer.note(name, record)
 
     def continued(self, card: DataCard, sample: pa.Table) -> DataCard:
-        """The card of the new files as the card of all: rows and classes are added, columns are those of the new files
-        with their drift from what the statistics were fitted on."""
+        """Extend the card of the new files to all files.
+
+        Rows and classes are summed. Columns are those of the new files, with their drift from the data that the
+        statistics were fitted on.
+        """
         reference = {column["name"]: column for column in self.reference["columns"]}
         inputs = [column.name for column in card.columns if column.name in self.transform.columns]
         drifts = {name: drift for name in inputs if (drift := drift_from(reference[name], sample)) is not None}
@@ -346,18 +359,18 @@ class BaseSet:
 
 
 def both_read(earlier: str, now: str) -> bool:
-    """Whether values of the type ``now`` are read as those of the ``earlier`` one."""
+    """Return True if values of type ``now`` can be read as the ``earlier`` type."""
     wide = value_types.NUMBER if earlier == value_types.INTEGER else earlier
     return now in (earlier, wide) or (now, wide) in CASTS
 
 
 def value_of(config: DataConfig, name: str) -> object:
-    """A setting as JSON holds it: of a section its fields alone, and nothing else that the instance carries."""
+    """Return a setting as JSON stores it; a section gives only its fields."""
     return to_dict(config)[name]
 
 
 def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | None:
-    """Remove from ``files`` the one of this size at this path, or else of this name in another folder."""
+    """Remove and return the file of this size at this path, or else of this name in another folder."""
     if path in files:
         return files.pop(path) if files[path].size == size else None
     last = path.rsplit("/", 1)[-1]
@@ -366,7 +379,7 @@ def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | Non
 
 
 def fetch(address: str, directory: Path) -> Path:
-    """All of an artifact in a store but the rows, instead of which there are holes of their size."""
+    """Fetch an artifact from a store, with holes of their size in place of the rows."""
     storage = storage_for(address)
     for name, listed in list_names(address).items():
         if name.endswith(ROWS):

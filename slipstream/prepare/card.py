@@ -1,7 +1,7 @@
-"""The data card: what was found in the data, as ``card.json``, with warnings of leaks, drifts and duplicates.
+"""Data card (``card.json``): statistics of the data, with warnings of leaks, drift and duplicates.
 
-These are judged on the sample. A table of up to ``memory.SAMPLE_ROWS`` rows is its own sample, and then all this is
-exact. Of larger tables the quantiles are the sample's, and the card states the error of their rank.
+Leaks, drift, duplicates and quantiles come from the sample. It is the whole table up to ``memory.SAMPLE_ROWS`` rows,
+and exact then. For larger tables the card states the rank error of quantiles.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from slipstream.source.columns.identity import hash_rows
 
 BINS = 20
 QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}
-#: A column that alone explains this share of what there is to explain is called a leak.
+#: Share of explained variation from which a single column is called a leak.
 LEAK = 0.98
-#: Fewer held-out rows say too little about leaks.
+#: Fewest held-out rows for detecting leaks.
 ENOUGH = 50
-#: From this share of held-out rows on, duplicates are a leak: in tables of few values some rows are alike by chance.
+#: Share of held-out rows from which duplicates are a leak: in tables of few values some rows are equal by chance.
 MANY_DUPLICATES = 0.01
 TOP_VALUES = 20
-#: The figures of columns that are of the sample where that is not the whole table; all others are of every row.
+#: Figures taken from the sample if it is not the whole table; all others cover every row.
 OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "drift_chance", "alone"]
 
 
@@ -46,7 +46,7 @@ def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
 def make_card(
     source: str, table: TableInput, scanned: ScanResult, fitted: FittedColumns, dropped: list[str]
 ) -> DataCard:
-    """Figures of columns are of the training rows, except ``missing`` (all rows kept)."""
+    """Return the card; column figures cover the training rows, except ``missing`` (all rows kept)."""
     sample, transform = scanned.sample_table(), fitted.transform
     learned = int(np.count_nonzero(sample[SPLIT].to_numpy() == TRAIN))
     sampled = sample.num_rows < sum(scanned.rows)
@@ -79,7 +79,7 @@ def describe(column: ColumnCard, fitted: FittedColumns, count: ColumnCount, samp
     if column.type == value_types.OTHER or (column.type == value_types.TEXT and count.prose):
         return column
     if column.type == value_types.TEXT:
-        # As the sample holds them, with which those of a later card are compared.
+        # Cut as in the sample, with which those of a later card are compared.
         top = [(text[:TEXT_IN_SAMPLE], times) for text, times in count.texts.ranked()[:TOP_VALUES]]
         rest = sum(count.texts.of.values()) - sum(times for _, times in top)
         return replace(column, distinct=len(count.texts.of), top=top, rest=rest)
@@ -97,7 +97,7 @@ def finite(number: float) -> float | None:
 
 
 def rank_error(rows: int) -> float:
-    """How far the rank of a quantile of a sample of ``rows`` may be from its rank among all rows, as a share of them.
+    """Return the largest error of a quantile's rank in a sample of ``rows``, as a share of all rows.
 
     The bound holds for all quantiles of a column at once with a probability of 95 % (Massart 1990, the tight constant
     of the Dvoretzky-Kiefer-Wolfowitz inequality).
@@ -105,11 +105,11 @@ def rank_error(rows: int) -> float:
     return math.sqrt(math.log(2 / 0.05) / (2 * max(rows, 1)))
 
 
-# What the sample says of columns
+# Figures from the sample
 
 
 def with_distribution(column: ColumnCard, ascending: np.ndarray, distinct: int) -> ColumnCard:
-    """The column with what can be said of its numbers, which are sorted and of which so many are ``distinct``."""
+    """Return the column with the distribution of its sorted numbers, ``distinct`` of them different."""
     if len(ascending) == 0:
         return replace(column, distinct=0)
     low, high, *cuts = quantiles(ascending, np.array([0.005, 0.995, *QUANTILES.values()])).tolist()
@@ -117,7 +117,7 @@ def with_distribution(column: ColumnCard, ascending: np.ndarray, distinct: int) 
     try:
         counts, edges = np.histogram(inside, BINS if high > low else 1)
     except ValueError:
-        # There are fewer floating point numbers between the two than bins.
+        # Fewer floating point numbers lie between the two than bins.
         counts, edges = np.histogram(inside, [low, np.nextafter(high, np.inf)])
     return replace(
         column,
@@ -129,13 +129,15 @@ def with_distribution(column: ColumnCard, ascending: np.ndarray, distinct: int) 
 
 
 def quantiles(ascending: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Of sorted numbers, with linear interpolation, as ``numpy.quantile`` without its sorting."""
+    """Return quantiles of sorted numbers, interpolated linearly as by ``numpy.quantile``, without sorting."""
     return np.interp(shares * (len(ascending) - 1), np.arange(len(ascending)), ascending)
 
 
 def bins(column: np.ndarray, ascending: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """A small whole number for each value (int64 ``[rows]``, 0 for missing), cut by the sorted training values, among
-    which another value begins at the indices ``new``."""
+    """Return a bin for each value (int64 ``[rows]``, 0 for missing).
+
+    Bins are cut by the sorted training values, in which a different value starts at each index in ``new``.
+    """
     if len(ascending) == 0:
         return np.zeros(len(column), np.int64)
     # Few values are their own bins.
@@ -144,24 +146,23 @@ def bins(column: np.ndarray, ascending: np.ndarray, new: np.ndarray) -> np.ndarr
 
 
 def text_bins(column: pa.ChunkedArray) -> np.ndarray:
-    """A whole number for each distinct text (int64 ``[rows]``), 0 for missing."""
+    """Return a number for each distinct text (int64 ``[rows]``), 0 for missing."""
     encoded = column.combine_chunks().dictionary_encode()
     return pc.fill_null(pc.add(encoded.indices, 1), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 class LabelledRows(NamedTuple):
-    """The training rows of the sample, or those that are held out, with their target: class numbers (int64), or numbers
-    (float64)."""
+    """Training or held-out rows of the sample with their target: class numbers (int64) or numbers (float64)."""
 
     rows: np.ndarray
     target: np.ndarray
 
 
 def predicts_alone(binned: np.ndarray, train: LabelledRows, held_out: LabelledRows, classes: int) -> float | None:
-    """Of what is to be explained in held-out rows, the share that this one column explains; at least 0.
+    """Return the share of held-out variation that this column alone explains; at least 0.
 
-    Each bin predicts what its training rows have most often (or on average); compared with the one best constant:
-    errors saved for classes, variance saved for numbers. ``None`` if too few rows are held out.
+    Each bin predicts the most frequent class (or mean) of its training rows. The gain over the best constant is
+    counted: errors saved for classes, variance saved for numbers. ``None`` if too few rows are held out.
     """
     if len(held_out.rows) < ENOUGH:
         return None
@@ -185,7 +186,7 @@ def predicts_alone(binned: np.ndarray, train: LabelledRows, held_out: LabelledRo
 def column_figures(
     sample: pa.Table, types: dict[str, str], target: str, classes: tuple[str, ...]
 ) -> dict[str, ColumnCard]:
-    """What the sample says of each column; of one whose values cannot be compared, its type."""
+    """Return the sample's figures of each column; only the type if its values cannot be compared."""
     splits = sample[SPLIT].to_numpy()
     truth = target_numbers(sample[target], types[target], classes)
     halves = [np.flatnonzero(splits == TRAIN), np.flatnonzero(splits != TRAIN)]
@@ -210,7 +211,7 @@ def column_figures(
 
 
 def with_drifts(column: ColumnCard, drifts: Mapping[str, Drift]) -> ColumnCard:
-    """The column with what was found about splits beside what was known of others."""
+    """Return the column with ``drifts`` added to those already known."""
     return replace(
         column,
         drift={**(column.drift or {}), **{split: each.index for split, each in drifts.items()}},
@@ -219,7 +220,7 @@ def with_drifts(column: ColumnCard, drifts: Mapping[str, Drift]) -> ColumnCard:
 
 
 def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...]) -> np.ndarray:
-    """The target as class numbers (int64 ``[rows]``) or as it is (float64)."""
+    """Return the target as class numbers (int64 ``[rows]``) or unchanged (float64)."""
     if not classes:
         return column.to_numpy()
     numbers = {name: number for number, name in enumerate(classes)}
@@ -230,7 +231,7 @@ def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...])
 
 
 def judgements(columns: list[ColumnCard]) -> list[str]:
-    """Warnings of leaks and drifts."""
+    """Return warnings of leaks and drifts."""
     warnings = []
     drifts = {
         (column.name, split): Drift(index, (column.drift_chance or {})[split])
@@ -250,8 +251,7 @@ def judgements(columns: list[ColumnCard]) -> list[str]:
 
 
 def count_duplicates(sample: pa.Table, columns: list[str]) -> dict[str, int]:
-    """Of the held-out ``rows`` of the sample, how many have the values of a training row in all ``columns``: held out,
-    but already learned."""
+    """Count the held-out ``rows`` of the sample, and those equal to a training row in all ``columns``."""
     splits = sample[SPLIT].to_numpy()
     hashes = hash_rows([(name, sample[name].combine_chunks()) for name in columns], sample.num_rows)
     held_out = hashes[splits != TRAIN]

@@ -14,8 +14,10 @@ from slipstream.prepare.fit.splits import TRAIN
 
 
 def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dict[str, Drift]:
-    """Each held-out split against the training rows. ``ordered`` bins are merged with their neighbours where rows are
-    few, others with all that are rare."""
+    """Return the drift of every held-out split from the training rows.
+
+    Sparse ``ordered`` bins are merged with their neighbours, others with all rare ones.
+    """
     both = np.bincount(binned * len(SPLITS) + splits, minlength=len(SPLITS) * (int(binned.max(initial=0)) + 1))
     counts = both.reshape(-1, len(SPLITS)).T
     held_out = [split for split in range(len(SPLITS)) if split != TRAIN and counts[split].sum() >= ENOUGH]
@@ -23,15 +25,17 @@ def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dic
 
 
 def drift_from(column: dict[str, Any], sample: pa.Table) -> Drift | None:
-    """All rows of the ``sample`` against the ``column`` of an earlier card, where it can be said: by the bins of its
-    histogram, or by its most frequent texts and all others together."""
+    """Return the drift of the ``sample`` from the ``column`` of an earlier card, or None if it cannot be computed.
+
+    Bins are those of its histogram, or its most frequent texts and one for all others.
+    """
     values = sample[column["name"]].drop_null()
     if "histogram" in column:
         numbers = values.to_numpy()
         edges = np.array(column["histogram"]["edges"])
         before = np.array(column["histogram"]["counts"], float)
         now = np.histogram(numbers[(numbers >= edges[0]) & (numbers <= edges[-1])], edges)[0].astype(float)
-        # The histogram leaves out the outermost 0.5 % on each side, where there is anything.
+        # The histogram excludes up to 0.5 % on each side.
         exceeds = [column.get("min", -np.inf) < edges[0], column.get("max", np.inf) > edges[-1]]
         outside = np.array(exceeds) * (0.005 / 0.99 * before.sum())
         beyond = [np.sum(numbers < edges[0]), np.sum(numbers > edges[-1])]

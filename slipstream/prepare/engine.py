@@ -1,4 +1,4 @@
-"""Raw data to prepared data: what it is, and then images in one pass, a table in two, language in three."""
+"""Entry point of preparation: images in one pass, tables in two, language in three."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def prepare(
     workers: int | None = None,
     scratch: Path | None = None,
 ) -> Artifact:
-    """Make the prepared data in the fresh ``directory``. ``data`` is an address (empty: the digits of scikit-learn), a
-    listing of one, a pandas DataFrame or an Arrow table. ``made_by`` is for the manifest; its ``source``, if there is
-    one, is the fingerprint of the data.
+    """Write the prepared data to the fresh ``directory``.
 
-    The same data and config give the same bytes on any number of ``workers`` (default: as many as the data is worth).
-    A run that was interrupted resumes if it is given the same directory ``scratch`` again, on the disk of
-    ``directory``; another config or other code need another one. It begins anew without ``scratch``, and if a file is
-    not in the version that the interrupted run listed: nobody knows which bytes that one read.
-    Raises ``UserError`` for what is wrong with the data.
+    ``data`` is an address (empty: the digits of scikit-learn), a listing of one, a pandas DataFrame or an Arrow table.
+    ``made_by`` goes into the manifest; its ``source``, if any, is the fingerprint of the data.
+
+    The same data and config give the same bytes with any number of ``workers`` (default: from the size of the data). An
+    interrupted run resumes with the same ``scratch`` directory, which must be on the disk of ``directory`` and be used
+    for this config and code only. It restarts without ``scratch``, or if a file has changed since the interrupted run
+    listed it: that run may have read either version. Raise ``UserError`` for bad data.
     """
     listing = list_data(data, config) if isinstance(data, str) else data if isinstance(data, Listing) else None
     size = listing.size if listing else 0
@@ -73,7 +73,7 @@ def prepare_source(
     workers: int | None = None,
     scratch: Path | None = None,
 ) -> Artifact:
-    """As :func:`prepare`, of data that was resolved before."""
+    """Prepare data that is already resolved, as :func:`prepare` does."""
     files = source.listing.files
     with full_disk_named(directory):
         writer = ArtifactWriter(directory)
@@ -99,7 +99,7 @@ def full_disk_named(directory: Path) -> Iterator[None]:
 def workspace(
     directory: Path, size: int, memory: float, workers: int | None, scratch: Path | None
 ) -> Iterator[ResumableScratch]:
-    """Worker processes, as many as ``size`` bytes are worth if their number is not given, and their directory."""
+    """Yield scratch space with worker processes; their default number follows from ``size`` in bytes."""
     count = workers_for(size, memory) if workers is None else workers
     with (
         closing(Workers(count, __name__)) as processes,
@@ -111,7 +111,7 @@ def workspace(
 def write(
     writer: ArtifactWriter, source: SourceToPrepare, made_by: Mapping[str, object], scratch: ResumableScratch
 ) -> Mapping[str, object]:
-    """Write all files but the manifest. Returns what made them, which is not ``made_by`` if a base set has all rows."""
+    """Write all files except the manifest; return its ``made_by``, which is the base set's if that has all rows."""
     files = source.listing.files
     scratch.bind(versions_in(source.listing, scratch.root), keep=[Path(file.uri) for file in files])
     say_resumed(scratch.done_before)
@@ -129,7 +129,7 @@ def write(
 
 
 def versions_in(listing: Listing, scratch: Path) -> dict[str, object]:
-    """The listed files in their versions; one in ``scratch``, a table from memory, is named by its content instead."""
+    """Return the listed files with versions; a table from memory, in ``scratch``, is identified by its content."""
     files = [[file.uri, file.size, "" if Path(file.uri).parent == scratch else file.version] for file in listing.files]
     return {"address": listing.address, "files": files}
 
@@ -141,7 +141,7 @@ def prepare_table(writer: ArtifactWriter, scratch: ResumableScratch, source: Sou
     fitting = fit_table(opened, shown("scan", scan_units(scratch, scan, units), rows))
     transform, rejected = fitting.fitted.transform, fitting.scanned.rejected
     with ThreadPoolExecutor(1) as beside:
-        # This process waits for the others while they encode: time enough for the card.
+        # This process is idle while the workers encode: time enough for the card.
         card = beside.submit(card_of, fitting)
         encoded = list(shown("encode", encode_units(scratch, scan, transform, units, rejected), rows))
     runs = [run for unit in encoded for run in unit.runs]

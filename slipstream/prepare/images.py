@@ -1,4 +1,4 @@
-"""Images to prepared data, in one pass: what is stored are the pixels, and the model itself standardises them."""
+"""One-pass preparation of images: pixels are stored, and the model standardises them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slipstream.source.quarantine import BadRow
 
 @dataclass(frozen=True)
 class PartJob:
-    """One part of the images, whose first is number ``first`` of ``total``."""
+    """One part of the images; its first image is number ``first`` of ``total``."""
 
     part: Part
     first: int
@@ -41,10 +41,9 @@ class PartJob:
 
 @dataclass
 class EncodedImages:
-    """The result of encoding a part, or all of them: sorted runs, counts by class and split, sums over the training
-    pixels.
+    """Result of encoding one or all parts: sorted runs, counts by class and split, sums over training pixels.
 
-    Sums of whole numbers are exact, so that they do not depend on how the images are cut into parts.
+    Integer sums are exact, so they do not depend on the division into parts.
     """
 
     counts: np.ndarray  # int64 [classes, splits]
@@ -76,7 +75,7 @@ class EncodedImages:
 
 
 def encode_part(job: PartJob) -> EncodedImages:
-    """Read, hash, split and store one part. Runs in a worker process."""
+    """Read, hash, split and store one part; runs in a worker process."""
     encoded = EncodedImages.nothing(job.signature)
     first = job.first
     with RunWriter(job.scratch / f"run-{job.first:012d}") as writer:
@@ -107,7 +106,7 @@ def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, encoded
 
 
 def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: SourceToPrepare) -> None:
-    """Write the prepared data of images. Raises ``UserError`` for images that cannot be learned."""
+    """Write the prepared data of images; raise ``UserError`` for images that cannot be learned."""
     images, config = open_images(source), source.config
     signature = Signature(
         inputs=(TensorSpec("image", "uint8", images.shape),),
@@ -128,7 +127,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: So
     pixels = int(encoded.counts[:, TRAIN].sum()) * math.prod(images.shape[1:])
     means = [total / pixels for total in encoded.sums.tolist()]
     variances = [total / pixels - mean**2 for total, mean in zip(encoded.squares.tolist(), means, strict=True)]
-    # A channel of one value has nothing to divide by.
+    # Avoids division by zero for a constant channel.
     deviations = tuple(math.sqrt(variance) if variance > 0 else 1.0 for variance in variances)
     signature = replace(signature, image_mean=tuple(means), image_std=deviations)
     enter_segments(writer, merge_all(scratch, encoded.runs, signature.record.itemsize), number=0)
@@ -187,7 +186,7 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
 
 
 def duplicates(encoded: EncodedImages) -> list[str]:
-    """Warnings of images that are there more than once, and of those that then have different labels."""
+    """Return warnings about duplicate images, and about duplicates with different labels."""
     hashes, labels = np.concatenate(encoded.hashes), np.concatenate(encoded.labels)
     order = np.lexsort((labels, hashes))
     same = hashes[order][1:] == hashes[order][:-1]

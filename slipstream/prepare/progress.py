@@ -1,4 +1,4 @@
-"""What a person sees while data is prepared: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of preparation: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Part = TypeVar("Part")
 
 
 def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
-    """Pass on ``parts``, saying how many of the ``rows`` they stand for are done and how long it will take."""
+    """Yield ``parts`` and report progress in ``rows``, with the time left."""
     total, done, started = sum(rows), 0, time.monotonic()
     lines, last = not sys.stderr.isatty(), started
     with tqdm(total=total, desc=step, unit="row", unit_scale=True, leave=False, disable=lines) as bar:
@@ -37,6 +37,6 @@ def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
 
 
 def say_resumed(done: int) -> None:
-    """Say how many units of work an interrupted run had done, if there was one."""
+    """Log how many units of work an interrupted run had done, if any."""
     if done:
         logger("prepare").info("resumes: %s units of work were done before", f"{done:,}")

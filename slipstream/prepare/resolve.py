@@ -1,4 +1,4 @@
-"""What raw data is: decided once, before it is prepared, and handed down."""
+"""Detection of the kind, format and settings of raw data, once before preparation."""
 
 from __future__ import annotations
 
@@ -27,34 +27,33 @@ from slipstream.source.resolved import KINDS, Kind, ResolvedSource, format_of_al
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Rows of a row group of a table in memory.
+#: Rows per row group of a table in memory.
 ROW_GROUP = 1 << 16
-#: Settings that images have no use for; nobody shall believe that they count.
+#: Settings that do not apply to images; setting one is an error.
 FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")
-#: What ``data.tokenizer`` says of a tokenizer that is made here.
+#: Values of ``data.tokenizer`` that build a tokenizer.
 MADE_HERE = ("train", "bytes")
 
 
-#: How several machines share the work: each reads some of the units (row groups and batches, groups of documents); or
-#: each first parses some of the files; or one does it all.
+#: Division of work between machines: by units (row groups and batches, groups of documents), by files to parse first,
+#: or none.
 Division = Literal["units", "files", "none"]
 DIVISIONS: dict[Kind, Division] = {"columnar": "units", "documents": "units", "text": "files"}
 
 
 @dataclass(frozen=True)
 class SourceToPrepare(ResolvedSource):
-    """A resolved source, and the base set beside which it is prepared, if there is one.
+    """Resolved source, with its base set if any.
 
-    ``format`` is "auto" where the base set has seen all files; else ``files`` are those that it has not seen, and have
-    the types that its columns had. ``file_sets`` are the files whose rows the prepared table will hold, those of the
-    base set first.
+    ``format`` is "auto" if the base set has seen all files. Otherwise ``files`` are the new ones, read with the column
+    types of the base set. ``file_sets`` cover all rows of the prepared table, those of the base set first.
     """
 
     file_sets: tuple[FileSet, ...] = ()
     base: BaseSet | None = None
-    #: Of language: the files of the user's tokenizer; empty if none was given.
+    #: Files of the user's tokenizer for language; empty if none was given.
     tokenizer: dict[str, str] = field(default_factory=dict)
-    #: The token ids of the model beside it; 0 if there is none.
+    #: Number of token ids of the model in the tokenizer's directory; 0 without a model.
     vocabulary: int = 0
 
     @property
@@ -63,8 +62,10 @@ class SourceToPrepare(ResolvedSource):
 
     @property
     def tokenizer_digest(self) -> str:
-        """What identifies the user's tokenizer and how many ids its model has, as their directory may get other files;
-        empty without one."""
+        """Digest of the user's tokenizer and its model's number of ids; empty without one.
+
+        It detects changes of files in their directory.
+        """
         stated = [self.tokenizer, self.vocabulary]
         return xxhash.xxh3_128_hexdigest(canonical_json(stated)) if self.tokenizer else ""
 
@@ -74,10 +75,10 @@ class SourceToPrepare(ResolvedSource):
 
 
 def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str = "") -> SourceToPrepare:
-    """Decide what listed data is, from extensions and first bytes, and compare it with the base set if there is one.
+    """Detect the kind of listed data from extensions and first bytes, and compare it with the base set, if any.
 
-    ``fingerprint`` is that of all files, computed if it is needed and not given. Raises ``UserError`` for what the list
-    of files and the settings show to be wrong.
+    ``fingerprint`` covers all files; it is computed if needed and not given. Raise ``UserError`` for errors visible in
+    the files listed and the settings.
     """
     if config.task == "language":
         return resolve_language(listing, target, config)
@@ -110,7 +111,7 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
 
 
 def resolve_language(listing: Listing, target: str, config: DataConfig) -> SourceToPrepare:
-    """Decide whether files are documents, or tables of documents or of conversations, and read the user's tokenizer."""
+    """Detect whether files are documents or tables of documents or conversations, and read the user's tokenizer."""
     if target:
         raise UserError(f"target: {target!r} is not needed, as language learns each next token; leave it out")
     for name in FOR_TABLES:
@@ -124,8 +125,10 @@ def resolve_language(listing: Listing, target: str, config: DataConfig) -> Sourc
 
 
 def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
-    """Return the files of the user's tokenizer in the form that is stored, and the number of token ids of the model in
-    the same directory, 0 without one. Raises ``UserError`` if that model has no embedding for an id."""
+    """Return the user's tokenizer in its stored form, and the number of token ids of the model in its directory.
+
+    The number is 0 without a model. Raise ``UserError`` if the model has no embedding for an id.
+    """
     tokenizer, vocabulary = Tokenizer(read_tokenizer(address)), vocabulary_beside(address)
     if 0 < vocabulary < tokenizer.vocabulary:
         raise UserError(
@@ -137,8 +140,10 @@ def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
 
 
 def check_ids_of_base(tokenizer: str, base: str) -> None:
-    """Raise ``UserError`` if data of the user's tokenizer, in another directory than the base, would have other token
-    ids than the base has embeddings."""
+    """Raise ``UserError`` unless the user's tokenizer has as many token ids as the base has embeddings.
+
+    A tokenizer in the directory of the base is not checked.
+    """
     if tokenizer in (*MADE_HERE, base):
         return
     files, vocabulary = given_tokenizer(tokenizer)
@@ -151,7 +156,7 @@ def check_ids_of_base(tokenizer: str, base: str) -> None:
 
 
 def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataConfig) -> Format:
-    """ "text" if each file is a document; or the format of tables."""
+    """Return the format of the tables, or "text" if every file is a document."""
     declared = config.format
     if declared in ("csv", *IMAGE_FORMATS):
         raise UserError(
@@ -170,7 +175,7 @@ def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataCon
 
 
 def table_format(file: SourceFile) -> Format | None:
-    """The format of a file of which each row is a document or a conversation."""
+    """Return the format of a file whose rows are documents or conversations, or None."""
     return file.known_format if file.known_format in ("json", "parquet", "arrow") else None
 
 
@@ -192,11 +197,10 @@ def file_set(listing: Listing, files: Iterable[SourceFile], target: str, fingerp
 
 
 def frame_file(frame: pa.Table | pd.DataFrame, directory: Path) -> str:
-    """Write ``frame`` (pandas or Arrow) to a Parquet file in ``directory``, and give its path.
+    """Write ``frame`` (pandas or Arrow) to a Parquet file in ``directory`` and return its path.
 
-    The file is named by its content, so equal tables are one file, and what is made of it is found again. An index
-    becomes a column unless it merely counts the rows. Raises ``UserError`` for a column that mixes types, or whose type
-    Parquet does not have.
+    The name is a digest of the content, so equal tables share one file and cached results. An index becomes a column
+    unless it merely counts the rows. Raise ``UserError`` for a column with mixed types or a type that Parquet lacks.
     """
     table = frame if isinstance(frame, pa.Table) else from_pandas(frame)
     sink = directory / ".frame.partial"

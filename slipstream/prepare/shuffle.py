@@ -1,9 +1,9 @@
-"""Rows to shards: sorted runs while the input is read, merged into the parts of each split.
+"""Global shuffle: sorted runs written while the input is read, merged into the parts of each split.
 
-Every row has a key, a pure function of its number (:func:`slipstream.source.columns.hashing.keys`), and a split is
-stored in the order of the keys: a global shuffle that depends neither on the number of processes nor on the available
-memory. Each unit leaves one run file of rows sorted by key within each batch. A part of a split is an equal range of
-keys, merged by itself, and in it one smaller range after the other.
+Every row has a key, a pure function of its number (:func:`slipstream.source.columns.hashing.keys`). Splits are stored
+in key order, which depends neither on the number of processes nor on memory. Every unit writes one run file, sorted by
+key within each batch. A part of a split is an equal range of keys, merged independently, one smaller range after the
+other.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from slipstream.artifacts.resume import ResumableScratch
 from slipstream.prepare.progress import shown
 from slipstream.source.columns.hashing import keys
 
-#: A block of the manifest, which is verified by itself, has so many rows, fewer if they are wide: the blocks that a
-#: batch mixes have to stay in a processor's cache between their verification and their use.
+#: Rows of a block of the manifest, fewer if they are wide. Blocks are verified separately, and those that a batch mixes
+#: must stay in the CPU cache between verification and use.
 BLOCK_ROWS = 4096
 BLOCK_BYTES = 1 << 19
-#: A part of a split is at most about as large: with smaller ones more processes could merge, but a batch is read from
-#: more files. Where there would be too many, each of which reads from all runs, they are larger.
+#: Approximate largest size of a part. Smaller parts let more processes merge, but a batch then reads from more files.
+#: Parts grow beyond MOST_PARTS of them, because each reads from all runs.
 PART_BYTES = 1 << 30
 MOST_PARTS = 256
-#: What is merged at once.
+#: Bytes merged at once.
 BUCKET_BYTES = 16 << 20
 ORDER_SEED = 2
 
 
 def order_keys(first: int, rows: int, total: int, shuffle: bool) -> np.ndarray:
-    """uint64 keys of the rows ``first`` … of ``total``: random ones, or ascending with the row's number."""
+    """Return uint64 keys of the rows from ``first`` on of ``total``: random, or ascending with the row number."""
     if shuffle:
         return keys(first, rows, ORDER_SEED)
     return np.arange(first, first + rows, dtype=np.uint64) * np.uint64(2**64 // total - (total == 1))
 
 
 def block_rows(itemsize: int) -> int:
-    """The rows of a block of records of ``itemsize`` bytes: a power of two."""
+    """Return the rows of a block of records of ``itemsize`` bytes: a power of two."""
     return min(BLOCK_ROWS, 1 << (max(1, BLOCK_BYTES // itemsize).bit_length() - 1))
 
 
 @dataclass(frozen=True)
 class Run:
-    """``rows`` records of one split, sorted by key, from row ``start`` of the files ``path``.rows and .keys on."""
+    """Sorted run: ``rows`` records of one split, from row ``start`` of the files ``path``.rows and .keys."""
 
     path: str
     split: int
@@ -62,7 +62,7 @@ class Run:
 
 
 class RunWriter:
-    """Writes the runs of one unit: records (void of the signature's size) and beside them their keys (uint64)."""
+    """Writer of one unit's runs: records (void of the signature's size) and, in another file, their keys (uint64)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,11 +74,11 @@ class RunWriter:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The XXH3-128 of what was written, by the paths of the files: taken on the way, it costs next to nothing."""
+        """XXH3-128 of the written files by path; hashing while writing costs almost nothing."""
         return {f"{self._path}.{part}": state.hexdigest() for part, state in self._hashes.items()}
 
     def add(self, split: int, chosen: np.ndarray, order: np.ndarray, records: np.ndarray) -> None:
-        """The rows ``chosen`` of a batch, which fall into ``split``; ``order`` holds the keys of the whole batch."""
+        """Write the rows ``chosen`` of a batch to ``split``; ``order`` holds the keys of the whole batch."""
         if len(chosen) == 0:
             return
         ascending = chosen[np.argsort(order[chosen])]
@@ -100,13 +100,13 @@ class RunWriter:
 
 
 def as_bytes(records: np.ndarray) -> np.ndarray:
-    """A structured array as uint8 ``[rows, itemsize]``, which is copied by rows instead of by fields."""
+    """Return a structured array as uint8 ``[rows, itemsize]``, which NumPy copies by rows instead of by fields."""
     return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), records.dtype.itemsize)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Of a split, the rows whose keys lie in the range ``number`` of ``of`` equal ones."""
+    """Rows of a split whose keys lie in range ``number`` of ``of`` equal ranges."""
 
     split: int
     number: int = 0
@@ -114,15 +114,15 @@ class Part:
 
 
 def parts_of(split: int, rows: int, itemsize: int) -> list[Part]:
-    """The parts of a split of ``rows`` records: they follow from its size alone, not from who merges them."""
+    """Return the parts of a split of ``rows`` records; they depend only on its size."""
     count = min(MOST_PARTS, max(1, -(-rows * itemsize // PART_BYTES)))
     return [Part(split, number, count) for number in range(count)]
 
 
 def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, part: Part) -> None:
-    """Write the file ``name``: the rows of ``part`` in the order of their keys."""
+    """Write the rows of ``part`` to the file ``name`` in key order."""
     with writer.create(name, block_bytes=block_rows(itemsize) * itemsize) as file, ThreadPoolExecutor(1) as ahead:
-        # Gathering and hashing both leave the interpreter to others: the next piece is gathered meanwhile.
+        # Gathering and hashing both release the GIL, so the next chunk is gathered meanwhile.
         pieces = merged(runs, itemsize, part)
         coming = ahead.submit(next, pieces, None)
         while (piece := coming.result()) is not None:
@@ -131,7 +131,7 @@ def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, par
 
 
 def collect(path: Path, runs: list[Run], itemsize: int, part: Part) -> Run:
-    """One run of all rows of ``part`` in ``runs``, in the files ``path``.rows and .keys."""
+    """Write all rows of ``part`` as one run to the files ``path``.rows and .keys."""
     rows = 0
     with Path(f"{path}.keys").open("wb") as keys_file, Path(f"{path}.rows").open("wb") as records_file:
         for piece in merged(runs, itemsize, part):
@@ -142,20 +142,21 @@ def collect(path: Path, runs: list[Run], itemsize: int, part: Part) -> Run:
 
 
 class Piece(NamedTuple):
-    """Rows in the order of their ``keys`` (uint64), as ``records`` (uint8 ``[rows, itemsize]``)."""
+    """Chunk of rows in the order of their ``keys`` (uint64), as ``records`` (uint8 ``[rows, itemsize]``)."""
 
     keys: np.ndarray
     records: np.ndarray
 
 
 def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
-    """The rows of ``part`` in ``runs``, in the order of their keys, one smaller range of keys after the other.
+    """Yield the rows of ``part`` in key order, one smaller range of keys at a time.
 
-    A piece holds until the next but one is asked for.
+    A chunk is valid until the next but one is requested.
     """
     runs = [run for run in runs if run.split == part.split and run.rows]
-    # Mapped, though a file that is cut would end the process by a bus error: these are in the scratch directory of this
-    # run, which nobody else writes to, were verified if an earlier attempt left them, and are searched at many places.
+    # Truncating a mapped file would kill the process with a bus error. These files are safe: they are in this run's
+    # scratch directory, nothing else writes to them, and those of an earlier attempt were verified. They are searched
+    # at many positions.
     files = {path: np.memmap(f"{path}.keys", np.uint64, "r") for path in {run.path for run in runs}}
     keys_of = [files[run.path][run.start : run.start + run.rows] for run in runs]
     ends = [cut(ascending, part.number, part.number + 1, part.of) for ascending in keys_of]
@@ -175,20 +176,20 @@ def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
         rows = gather(slices, gathered)
         unordered = np.concatenate([one.keys for one in slices])
         order = np.argsort(unordered)
-        # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
+        # "clip" writes into `out` directly; "raise" would copy twice. All rows are in range.
         records = gathered[:rows].take(order, axis=0, out=spare[bucket % 2][:rows], mode="clip")
         yield Piece(unordered[order], records)
 
 
 def cut(ascending: np.ndarray, first: int, last: int, of: int) -> list[int]:
-    """Where the ranges ``first`` to ``last`` (exclusive), of ``of`` equal ones, begin and end in ``ascending`` keys."""
+    """Return the bounds in ``ascending`` keys of ranges ``first`` to ``last`` (exclusive) of ``of`` equal ranges."""
     edges = np.array([number * 2**64 // of for number in range(first, min(last, of - 1) + 1)], np.uint64)
     indices: list[int] = np.searchsorted(ascending, edges).tolist()
     return indices if last < of else [*indices, len(ascending)]
 
 
 class Slice(NamedTuple):
-    """The rows ``start`` to ``end`` of a run, of which ``of_run`` are the keys."""
+    """Rows ``start`` to ``end`` of a run with the keys ``of_run``."""
 
     run: Run
     of_run: np.ndarray
@@ -201,7 +202,7 @@ class Slice(NamedTuple):
 
 
 def gather(slices: list[Slice], out: np.ndarray) -> int:
-    """Read the records of the slices into ``out`` (uint8 ``[rows, itemsize]``), one after the other; their number."""
+    """Read the records of the slices into ``out`` (uint8 ``[rows, itemsize]``) and return their number."""
     at, itemsize = 0, out.shape[1]
     for path, of_one_file in groupby(slices, lambda one: one.run.path):
         with Path(f"{path}.rows").open("rb", buffering=0) as source:
@@ -222,12 +223,12 @@ def fill(source: FileIO, target: np.ndarray) -> None:
         view = view[count:]
 
 
-# Units of work, and what becomes of them in the artifact
+# Units of work, and their results in the artifact
 
 
 @dataclass(frozen=True)
 class MergeJob:
-    """A part to be merged from the ``runs`` of its split, into a directory of its own in ``scratch``."""
+    """Merge of a part from the ``runs`` of its split into its own directory in ``scratch``."""
 
     scratch: Path
     part: Part
@@ -237,7 +238,7 @@ class MergeJob:
 
 @dataclass(frozen=True)
 class MergedPart:
-    """A part as it will be in the artifact."""
+    """Part as stored in the artifact."""
 
     file: Path
     part: Part
@@ -248,17 +249,17 @@ class MergedPart:
         return {str(self.file): self.record.sha256}
 
     def enter(self, writer: ArtifactWriter, name: str) -> None:
-        """Become the file ``name`` of an artifact."""
+        """Link this part as the file ``name`` of an artifact."""
         writer.link(self.file, name, self.record)
 
 
 def all_parts(rows: Sequence[int], itemsize: int) -> list[Part]:
-    """The parts of all splits, which have so many ``rows``."""
+    """Return the parts of all splits with these numbers of ``rows``."""
     return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
 
 
 def merge_all(scratch: ResumableScratch, runs: list[Run], itemsize: int) -> list[MergedPart]:
-    """All parts of all splits, from all ``runs`` of records of ``itemsize`` bytes."""
+    """Merge all splits from ``runs`` of records of ``itemsize`` bytes."""
     rows = [sum(run.rows for run in runs if run.split == split) for split in range(len(SPLITS))]
     parts = all_parts(rows, itemsize)
     shares = [rows[p.split] * (p.number + 1) // p.of - rows[p.split] * p.number // p.of for p in parts]
@@ -271,7 +272,7 @@ def merge_parts(scratch: ResumableScratch, parts: list[Part], runs: list[Run], i
 
 
 def merge_part(job: MergeJob) -> MergedPart:
-    """Runs in a worker process."""
+    """Merge one part; runs in a worker process."""
     name = f"{SPLITS[job.part.split]}-{job.part.number}"
     directory = job.scratch / name
     shutil.rmtree(directory, ignore_errors=True)
@@ -281,9 +282,9 @@ def merge_part(job: MergeJob) -> MergedPart:
 
 
 def enter_segments(writer: ArtifactWriter, merged: list[MergedPart], number: int) -> None:
-    """Make the parts of each split, which are in their order, its segment ``number``.
+    """Add the parts of each split, in order, as segment ``number``.
 
-    Parts without rows are left out; only the first segment of a split may be without any.
+    Parts without rows are skipped; only the first segment of a split may be empty.
     """
     for split, name in enumerate(SPLITS):
         mine = [part for part in merged if part.part.split == split]

@@ -1,4 +1,4 @@
-"""A table to prepared data, step by step: open, scan, fit, encode, write what was merged."""
+"""Steps of preparing a table: open, scan, fit, encode, write the merged rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPENERS = {"columnar": open_columnar, "text": open_text, "documents": open_docum
 
 @dataclass(frozen=True)
 class OpenedTable:
-    """A table that can be read, what to scan of it, and the columns that are left out."""
+    """Readable table with its scan settings and its dropped columns."""
 
     source: SourceToPrepare
     input: TableInput
@@ -49,7 +49,7 @@ class OpenedTable:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """The result of the first pass: what was found, and what was fitted to it."""
+    """Result of the first pass: the counts and the fit."""
 
     opened: OpenedTable
     scanned: ScanResult
@@ -57,7 +57,7 @@ class FittedTable:
 
 
 def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: TableInput | None = None) -> OpenedTable:
-    """Open the files, or take their rows as others ``parsed`` them. Raises ``UserError`` for what is wrong."""
+    """Open the files, or use the rows ``parsed`` by others; raise ``UserError`` for bad data."""
     table = parsed or OPENERS[source.kind](source, scratch)
     if table.read == 0:
         raise UserError(f"data: {source.address!r} has a header and no rows; expected at least one row of data")
@@ -73,13 +73,15 @@ def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: Table
 
 
 def scan_units(scratch: ResumableScratch, scan: Scan, units: list[Unit]) -> Iterator[ScanResult]:
-    """The first pass: what is in each unit."""
+    """Run the first pass over each unit."""
     return scratch.map(scan_unit, ((scan, unit) for unit in units))
 
 
 def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
-    """Fit on what was found in all ``parts``, which are in the order of the units, or take the fit of the base set.
-    Raises ``UserError`` for a table that cannot be learned from, or of which too much had to be set aside."""
+    """Fit on the results ``parts`` in unit order, or use the fit of the base set.
+
+    Raise ``UserError`` for a table that cannot be learned from, or with too many quarantined rows.
+    """
     scan, table, base = opened.scan, opened.input, opened.source.base
     scanned = ScanResult.nothing(scan)
     for part in parts:
@@ -96,7 +98,7 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """A unit to be encoded, all of its rows but the ``rejected`` ones, into a file in ``scratch``."""
+    """Encoding of a unit, without its ``rejected`` rows, into a file in ``scratch``."""
 
     scan: Scan
     transform: Transform
@@ -107,7 +109,7 @@ class EncodingJob:
 
 @dataclass(frozen=True)
 class EncodedUnit:
-    """An encoded unit: sorted runs, all in one pair of files."""
+    """Sorted runs of an encoded unit, all in one pair of files."""
 
     runs: list[Run]
     digests: dict[str, str]
@@ -116,15 +118,15 @@ class EncodedUnit:
 def encode_units(
     scratch: ResumableScratch, scan: Scan, transform: Transform, units: list[Unit], rejected: list[np.ndarray]
 ) -> Iterator[EncodedUnit]:
-    """Every row encoded, but the ``rejected`` ones of each unit."""
+    """Encode the rows of each unit except the ``rejected`` ones."""
     jobs = (EncodingJob(scan, transform, *pair, scratch.root) for pair in zip(units, rejected, strict=True))
     return scratch.map(encode_unit, jobs)
 
 
 def encode_unit(job: EncodingJob) -> EncodedUnit:
-    """Encode one unit into sorted runs. Runs in a worker process."""
+    """Encode one unit into sorted runs; runs in a worker process."""
     scan, transform, unit = job.scan, job.transform, job.unit
-    # For all batches: the system would clear fresh memory for each of them.
+    # Shared by all batches: the system would clear new memory for each.
     room = np.zeros(min(unit.rows, scan.batch_rows), transform.signature.record)
     with RunWriter(job.scratch / f"run-{unit.first_row:012d}") as writer:
         for rows in read_again(scan, unit, job.rejected):
@@ -137,7 +139,7 @@ def encode_unit(job: EncodingJob) -> EncodedUnit:
 
 
 def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
-    """Inputs and weights of all rows and targets of those to keep into ``records``."""
+    """Write inputs and weights of all rows, and targets of those kept, to ``records``."""
     transform.encode(rows.batch, records, numbers)
     target = rows.batch.column(transform.target).take(pa.array(rows.keep))
     records[TARGET][rows.keep] = transform.encode_target(target)
@@ -145,7 +147,7 @@ def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], rec
         records[WEIGHT] = transform.encode_weight(rows.batch.column(transform.weight))
 
 
-# What is written
+# Output
 
 
 def card_of(fitting: FittedTable) -> DataCard:
@@ -157,7 +159,7 @@ def card_of(fitting: FittedTable) -> DataCard:
 def write_table(
     writer: ArtifactWriter, fitting: FittedTable, merged: list[MergedPart], card: DataCard, home: str = ""
 ) -> None:
-    """Add the merged rows and what describes them. A base set's rows on S3 are copied there to ``home``."""
+    """Write the merged rows and their description; a base set's rows on S3 are copied to ``home`` there."""
     opened, fitted = fitting.opened, fitting.fitted
     scan, source = opened.scan, opened.source
     number, bad = 0, opened.input.bad + fitting.scanned.bad
@@ -178,7 +180,7 @@ def write_table(
 
 
 def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
-    """Where time is cut into splits, if it is: as configured, else by the shares of all rows."""
+    """Return the times that separate splits: as configured, else by the shares of all rows; None without a time."""
     if not config.time:
         return None
     if config.split.test_from:
@@ -198,7 +200,7 @@ def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
 
 
 def check_columns(table: TableInput, source: SourceToPrepare) -> None:
-    """Raise ``UserError`` unless the target and the columns in the settings exist and hold what they have to."""
+    """Raise ``UserError`` unless the target and the columns in the settings exist and have valid types."""
     names, types, target, config = list(table.types), table.types, source.target, source.config
     if not target:
         raise UserError(f"target: name the column to predict with --target; {source.address!r} has {listed(names)}")
@@ -242,7 +244,7 @@ def listed(names: list[str]) -> str:
 
 
 def shape_hint(names: list[str], config: DataConfig) -> str:
-    """What else may be the matter when no column has the name that is looked for."""
+    """Return a hint about delimiter or header, for a column that was not found."""
     separators = [mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]]
     if separators:
         return f"; if the fields are separated by {separators[0]!r}, set data.delimiter"

@@ -1,4 +1,4 @@
-"""Columnar input (Parquet, Arrow IPC, and the spool that text is turned into), read piece by piece."""
+"""Columnar input (Parquet, Arrow IPC and the spool made from text), read unit by unit."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from slipstream.source.foreign import MOST_BEGINNING, by_beginning
 from slipstream.source.memory import Budget
 from slipstream.source.quarantine import BadRow
 
-#: In the spool, the line of the user's file on which each row begins.
+#: Spool column: line of the user's file on which the row starts.
 LINE = "\0line"
-#: In the spool, the hash of the column that alone decides the split of a row, of the text as it was written.
+#: Spool column: hash of the original text in the column that alone decides the split.
 IDENTITY = "\0identity"
 PAGE_BUFFER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of the input that is read by itself: a row group of Parquet or a record batch of Arrow.
+    """Independently readable unit of input: a Parquet row group or an Arrow record batch.
 
-    ``file`` is the user's file, ``uri`` where the columnar bytes lie, ``size`` and ``version`` what they were when they
-    were listed. ``first_row`` counts over the whole input, ``first_line`` within the file, from 1. ``partition`` are
-    the columns that the directory of the file gives, each with its value (a text, ``None`` for missing) in all rows.
+    ``file`` is the user's file, ``uri`` the location of the columnar bytes, ``size`` and ``version`` those at listing.
+    ``first_row`` counts over the whole input, ``first_line`` within the file, from 1. ``partition`` holds columns given
+    by the file's directory, each with one value (a text, ``None`` for missing) for all rows.
     """
 
     file: str
@@ -51,11 +51,11 @@ class Unit:
 
     @property
     def spooled(self) -> bool:
-        """Whether it was text, of which the columnar bytes lie in a spool."""
+        """True if it was text, with its columnar bytes in a spool."""
         return self.uri != self.file
 
     def moved(self, address: Callable[[str], str]) -> Unit:
-        """The same unit; one in a spool lies at the ``address`` of where it lay."""
+        """Return the unit with a new ``uri``, ``address(uri)``, if it is in a spool."""
         return replace(self, uri=address(self.uri)) if self.spooled else self
 
     @property
@@ -66,7 +66,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class TableInput:
-    """A table, ready to be read. ``types`` are by column, in the order of the file; ``read`` counts all records."""
+    """Table ready to be read: ``types`` by column in file order; ``read`` counts all records."""
 
     units: list[Unit]
     types: dict[str, str]
@@ -80,7 +80,7 @@ class TableInput:
 
 
 class ParquetFile:
-    """An open file, of which each row group is a unit. Damage raises what :func:`damage_named` takes."""
+    """Open file with a unit per row group; :func:`damage_named` handles its errors."""
 
     def __init__(self, source: SourceFile) -> None:
         self._source = source
@@ -88,25 +88,28 @@ class ParquetFile:
         self.schema = self._file.schema_arrow
 
     def sizes(self) -> list[int]:
-        """The rows of each unit."""
+        """Return the rows of each unit."""
         metadata = self._file.metadata
         return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
 
     def batches(self, index: int, names: list[str], rows: int, budget: Budget) -> Iterator[pa.RecordBatch]:
-        """A unit in batches of at most ``rows``: decoded column by column if it is not too large, else all columns side
-        by side. There each holds on to its pages, for many columns more than a whole ordinary row group."""
+        """Yield a unit in batches of at most ``rows``, decoded column by column unless it is too large.
+
+        A large one is decoded with all columns in parallel. Every column then holds its pages, which for many columns
+        take more memory than an ordinary row group.
+        """
         metadata = self._file.metadata
         if metadata.row_group(index).total_byte_size > budget.whole_group_bytes:
             yield from self._file.iter_batches(rows, row_groups=[index], columns=names, use_threads=False)
             return
-        # Texts as the codes and dictionaries that Parquet stores: each text is read once.
+        # Texts keep the codes and dictionaries of Parquet, so every distinct text is read once.
         texts = [column.name for column in self.schema if pa.types.is_string(column.type)]
         file = open_parquet(self._source, metadata, texts) if texts else self._file
         columns = {name: file.read_row_group(index, columns=[name], use_threads=False).column(name) for name in names}
         yield from pa.table(columns).to_batches(max_chunksize=rows)
 
     def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
-        """The first rows of a unit."""
+        """Return the first rows of a unit."""
         batch = next(self._file.iter_batches(rows, row_groups=[index], columns=names, use_threads=False), None)
         if batch is None:
             raise ValueError(f"row group {index} has no rows")
@@ -127,10 +130,10 @@ def open_parquet(
 
 
 class ArrowFile:
-    """As :class:`ParquetFile`, of record batches.
+    """Open Arrow file, used like :class:`ParquetFile`, with a unit per record batch.
 
-    They are read, not mapped: whoever touches a page of a mapping behind the end of a file that was cut meanwhile dies
-    of a bus error (SIGBUS). Only what is asked for is read.
+    Batches are read, not mapped: access to a mapped page beyond the end of a truncated file kills the process with
+    SIGBUS. Only requested columns are read.
     """
 
     def __init__(self, source: SourceFile) -> None:
@@ -140,7 +143,7 @@ class ArrowFile:
         self.schema = self._file.schema
 
     def _only(self, names: list[str]) -> pa.ipc.RecordBatchFileReader:
-        """The file with these columns and, if it is a spool, its lines, in the order of the file."""
+        """Return the file with these columns and a spool's lines, in file order."""
         fields = [index for index, field in enumerate(self.schema) if field.name in (*names, LINE)]
         return pa.ipc.open_file(self._stream, options=pa.ipc.IpcReadOptions(included_fields=fields))
 
@@ -157,8 +160,11 @@ class ArrowFile:
         return (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
 
     def _of_large(self, index: int, names: list[str], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-        """Of a batch that need not fit into memory, which Arrow reads as a whole or maps. Each slice is copied at once,
-        if the file still has its ``size``: it can be cut unnoticed only during the milliseconds that this takes."""
+        """Yield a batch too large for memory, which Arrow can only map or read whole.
+
+        Each slice is copied right after a check of the file's ``size``: truncation goes unnoticed only during those
+        milliseconds.
+        """
         with pa.memory_map(self._source.uri) as mapping:
             whole = pa.ipc.open_file(mapping).get_batch(index)
             whole = whole.select([*names, *({LINE} & {*whole.schema.names})])
@@ -172,7 +178,10 @@ class ArrowFile:
 
 
 def width_of(field: pa.Field) -> int:
-    """The bits of a value, of texts and nested values the most: what is read of a column to learn its length."""
+    """Return the bits per value, with the maximum for texts and nested values.
+
+    The narrowest column is the cheapest one from which to learn the number of rows.
+    """
     try:
         return field.type.bit_width
     except ValueError:
@@ -180,7 +189,7 @@ def width_of(field: pa.Field) -> int:
 
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same values in memory of their own, as :func:`.value_types.simplified` gives them."""
+    """Return a copy of the values, simplified by :func:`.value_types.simplified`."""
     columns = {name: value_types.simplified(batch.column(name)) for name in batch.schema.names}
     simple, sink = pa.RecordBatch.from_pydict(columns), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, simple.schema) as writer:
@@ -194,11 +203,11 @@ def open_file(source: SourceFile, format: str) -> ParquetFile | ArrowFile:
 
 @contextmanager
 def damage_named(uri: str, format: str) -> Iterator[None]:
-    """Raise ``UserError`` for what is raised while a damaged file is read."""
+    """Raise ``UserError`` for exceptions from reading a damaged file."""
     try:
         yield
     except UserError:
-        raise  # a ``ValueError`` too: the store's word on what the user has to mend
+        raise  # a ``ValueError`` too, but already a message of the store to the user
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(uri, format, error) from None
 
@@ -210,7 +219,7 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 
 
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
-    """The schema of a columnar file and its pieces. Raises ``UserError`` if the file is damaged or something else."""
+    """Return the schema and units of a columnar file; raise ``UserError`` for damage or another format."""
     with damage_named(file.uri, format):
         try:
             reader = open_file(file, format)
@@ -221,7 +230,7 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
                 raise UserError(f"{file.uri}: {foreign}") from None
             raise
         sizes, schema = reader.sizes(), reader.schema
-        for column in schema:  # names and types that cannot be decoded, or are not what they should be, are damage
+        for column in schema:  # names or types that cannot be decoded or are invalid mean damage
             value_types.type_of(column.type)
             str(column.name)
     starts = accumulate(sizes, initial=0)
@@ -233,11 +242,10 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
 
 
 def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """Batches of as many rows as ``budget`` allows, with the columns ``names``, and the line of each row (int64). The
-    hashes ``IDENTITY`` follow if they are stored.
+    """Yield batches of the columns ``names``, as large as ``budget`` allows, with the line of each row (int64).
 
-    Columns are as :func:`.value_types.simplified` gives them. Raises ``UserError`` for damage, for texts that are not
-    UTF-8, and for a column that says something else than the directory of the file.
+    ``IDENTITY`` hashes follow if stored. Columns are as :func:`.value_types.simplified` returns them. Raise
+    ``UserError`` for damage, for texts that are not UTF-8, and for a column that contradicts the file's directory.
     """
     rows = budget.batch_rows(len(names))
     with damage_named(unit.uri, unit.format):
@@ -261,13 +269,13 @@ def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.Reco
 
 
 def empty_batches(total: int, rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches without columns."""
+    """Yield batches without columns."""
     for start in range(0, total, rows):
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, total - start), pa.struct([])))
 
 
 def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
-    """At most ``rows`` rows from the beginning, of columns that are stored, without decoding all the others."""
+    """Return the first rows, at most ``rows``, of stored columns without decoding the others."""
     with damage_named(unit.uri, unit.format):
         batch = open_file(unit.source, unit.format).head(unit.index, names, rows)
     check_texts(batch, names, unit)
@@ -276,7 +284,7 @@ def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
 
 
 def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataType], unit: Unit) -> pa.RecordBatch:
-    """The columns ``names``, of which those in ``kinds`` are in the file, and the others in the unit's partition."""
+    """Return the columns ``names``, from the file if in ``kinds``, else from the partition."""
     columns = {}
     for name in names:
         if name not in kinds:
@@ -291,7 +299,7 @@ def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataT
 
 
 def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
-    """Raise ``UserError`` if texts are not UTF-8, as a careless writer may leave them, or are codes of none."""
+    """Raise ``UserError`` for texts that are not UTF-8 (some writers do not check) or codes without a text."""
     for name in names:
         column = batch.column(name)
         if pa.types.is_dictionary(column.type):
@@ -309,7 +317,7 @@ def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
 
 
 def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
-    """Raise ``UserError`` if a code has no place in the dictionary."""
+    """Raise ``UserError`` if a code is outside the dictionary."""
     codes = pc.min_max(column.indices)
     low, high = codes["min"].as_py(), codes["max"].as_py()
     if low is not None and not 0 <= low <= high < len(column.dictionary):
@@ -317,7 +325,7 @@ def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
 
 
 def check_partition(column: pa.Array, name: str, unit: Unit) -> None:
-    """Raise ``UserError`` unless all values of a stored column are the one that the directory of the file says."""
+    """Raise ``UserError`` unless all values of a stored column equal the one in the directory name."""
     expected = pa.array([unit.partition[name]], pa.string())
     differs = np.flatnonzero(hash_values(column, exact=True) != hash_values(expected, exact=True)[0])
     if len(differs):

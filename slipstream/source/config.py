@@ -1,4 +1,4 @@
-"""What can be set about the data."""
+"""Settings of the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.settings import Seed, Settings, settings
 
 @settings
 class SplitConfig(Settings):
-    """Which rows are held out: a share of them by a stable hash of id, group or content, or the latest by time."""
+    """Held-out rows: a share by a stable hash of id, group or content, or the latest by time."""
 
     section = "data.split"
 
@@ -48,7 +48,7 @@ class SplitConfig(Settings):
 
 
 def seconds_of(text: str) -> float | None:
-    """An ISO 8601 time, UTC unless it says otherwise, in seconds since 1970; ``None`` if it is none."""
+    """Return an ISO 8601 time (default zone UTC) in seconds since 1970; ``None`` if it cannot be parsed."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -56,15 +56,15 @@ def seconds_of(text: str) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-#: What data.format may say.
+#: Values of data.format.
 Format = Literal["auto", "csv", "parquet", "arrow", "json", "images", "arrays", "text"]
-#: What data.types may say.
+#: Values of data.types.
 ColumnType = Literal["number", "date", "boolean", "text", "category", "document"]
 
 
 @settings
 class DataConfig(Settings):
-    """How raw data is read. For an ordinary table with a header the defaults are enough."""
+    """Settings for reading raw data; the defaults suit an ordinary table with a header."""
 
     section = "data"
 
@@ -173,11 +173,11 @@ def is_date(text: str) -> bool:
 
 
 def is_text_encoding(name: str) -> bool:
-    """Whether Python decodes bytes to text by this name, piece by piece, with an error where it cannot."""
+    """Return True if Python has an incremental decoder to text by this name, which raises errors."""
     try:
         codec = codecs.lookup(name)
         decoded = codec.incrementaldecoder().decode(b"", final=True)
     except (LookupError, ValueError, TypeError, AttributeError):
         return False
-    # Of Python's codecs these are no encodings of a file, though they give text.
+    # These codecs of Python produce text but are not file encodings.
     return decoded == "" and codec.name not in ("punycode", "undefined", "idna", "rot13")

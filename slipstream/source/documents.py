@@ -1,4 +1,4 @@
-"""Text files in class folders, made a table of two columns: the text and its class."""
+"""Text files in class folders, read as a table of two columns: the text and its class."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import CLASS, TEXT, ResolvedSource
 
-#: Files that are read at once, by their size and number.
+#: Limits of a block of files by size and number.
 BLOCK_BYTES = 8 << 20
 BLOCK_FILES = 4096
-#: A larger file is no text that one row could stand for.
+#: Largest file that can be the text of one row.
 MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Some text files with their classes, to become one unit in ``path``."""
+    """Text files with their classes, which become one unit in ``path``."""
 
     files: tuple[SourceFile, ...]
     classes: tuple[str, ...]
@@ -35,7 +35,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TextUnit:
-    """What became of them."""
+    """Unit made from text files."""
 
     path: Path
     rows: int
@@ -47,7 +47,7 @@ class TextUnit:
 
 
 def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
-    """Spool text files into ``scratch``, each as a row. Raises ``UserError`` without class folders."""
+    """Spool text files into ``scratch``, one row each; raise ``UserError`` without class folders."""
     for file in source.files:
         if "/" not in source.listing.relative(file):
             raise UserError(
@@ -80,7 +80,7 @@ def blocks_of(source: ResolvedSource, scratch: Path) -> Iterator[TextFiles]:
 
 
 def read_files(job: TextFiles) -> TextUnit:
-    """Read some files into a unit; what is no text is set aside. Runs in a worker process."""
+    """Read files into a unit and quarantine those that are not text; runs in a worker process."""
     rows: list[dict[str, object]] = []
     bad: list[BadRow] = []
     for file, name in zip(job.files, job.classes, strict=True):
@@ -95,14 +95,14 @@ def read_files(job: TextFiles) -> TextUnit:
 
 
 def read_text(file: SourceFile, encoding: str) -> str | BadRow:
-    """The text of a file, or why it is none."""
+    """Return the text of a file, or a bad row with the reason."""
     if file.size > MOST_BYTES:
         return BadRow(file.uri, 1, "", f"{file.size:,} bytes, more than {MOST_BYTES:,}", "")
     with file.open() as stream:
         raw = stream.read()
     try:
         text = raw.decode(encoding).removeprefix("\ufeff").strip()
-        text.encode()  # some codecs give halves of pairs, which are no text
+        text.encode()  # some codecs decode to lone surrogates, which are not text
     except UnicodeError as error:
         return BadRow(file.uri, 1, TEXT, f"not {encoding} (data.encoding)", str(error))
     return text or BadRow(file.uri, 1, TEXT, "the file is empty", "")

@@ -1,7 +1,7 @@
-"""The files of the raw data: a file, a directory, a glob or a prefix of a store, listed once.
+"""Files of the raw data: a file, a directory, a glob or a prefix of a store, listed once.
 
-What is fingerprinted has to be what is read, so a run lists its source once and hands the listing down. Every file in
-it has a version: a file that changes after it was listed is an error, and a file that appears is no part of the run.
+Fingerprint and reads must see the same files, so a run lists its source once and passes the listing on. Every file has
+a version: a file that changes after listing is an error, and a new file is not part of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slipstream.source.config import Format
 from slipstream.source.foreign import by_name
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_listed
 
-#: What each extension holds; a compression suffix is looked through.
+#: Format by extension, ignoring a compression suffix.
 FORMATS: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -41,17 +41,17 @@ FORMATS: dict[str, Format] = {
     ".npz": "arrays",
 }
 IMAGE_FORMATS = ("images", "arrays")
-#: How files begin that say themselves what they are.
+#: First bytes of self-describing formats.
 BEGINNINGS: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow"}
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of raw data, as it was listed.
+    """One listed file of raw data.
 
-    ``uri`` is a local path or one in a store. ``version`` changes when the bytes do: the ETag or generation of a
-    store's object, modification time and inode of a local file. Without one, any version is read.
+    ``uri`` is a local path or one in a store. ``version`` changes with the bytes: the ETag or generation of a store's
+    object, modification time and inode of a local file. If empty, any version is read.
     """
 
     uri: str
@@ -64,7 +64,7 @@ class SourceFile:
 
     @property
     def known_format(self) -> Format | None:
-        """What the extension says that the file holds."""
+        """The format implied by the extension."""
         name = Path(self.name)
         suffix = Path(name.stem).suffix if self.compression else name.suffix
         return FORMATS.get(suffix.lower())
@@ -78,15 +78,18 @@ class SourceFile:
         return not self.uri.startswith(STORES)
 
     def open(self) -> BinaryIO:
-        """A seekable binary reader. Raises ``UserError`` if a store's object is no longer the one that was listed, also
-        while it is read; local files are checked by :func:`unchanged`, after the last read."""
+        """Open a seekable binary reader.
+
+        Raise ``UserError``, also from reads, if a store's object has changed since listing. Local files are checked by
+        :func:`unchanged` after the last read.
+        """
         if self.local:
             with may_fail(Path(self.uri)):
                 return Path(self.uri).open("rb")
         return open_listed(ObjectInfo(self.uri, self.size, self.version))
 
     def check_unchanged(self) -> None:
-        """Raise ``UserError`` if a local file is not the one that was listed. Reads of stores check it themselves."""
+        """Raise ``UserError`` if a local file has changed since listing; reads from stores check this themselves."""
         if not self.local:
             return
         now = local_file(Path(self.uri))
@@ -96,11 +99,11 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files behind an address, sorted by URI. No address and no files stand for the digits of scikit-learn."""
+    """Files behind an address, sorted by URI; no address and no files mean the digits of scikit-learn."""
 
     address: str
     files: tuple[SourceFile, ...] = ()
-    #: The folder that the address names, or the one above its first wildcard.
+    #: The folder at the address, or the one above its first wildcard.
     folder: str = ""
 
     @property
@@ -109,7 +112,7 @@ class Listing:
         return sum(file.size for file in self.files)
 
     def relative(self, file: SourceFile) -> str:
-        """The path of a file below the folder."""
+        """Return the path of a file below the folder."""
         folder = self.folder
         if not self.address.startswith(STORES):
             folder = "" if Path(folder) == Path() else str(Path(folder))
@@ -119,8 +122,10 @@ class Listing:
 
 @contextmanager
 def unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
-    """Raise ``UserError`` naming the first local file that is not the one that was listed, once the block has read
-    them: also instead of whatever that made go wrong."""
+    """Raise ``UserError`` for the first local file that has changed since listing, after the block has read them.
+
+    It replaces any exception that the change caused.
+    """
     try:
         yield
     except Exception:
@@ -135,7 +140,7 @@ def check_unchanged(files: Iterable[SourceFile]) -> None:
 
 
 def list_source(address: str) -> Listing:
-    """List what ``address`` names. Raises ``UserError`` when there are no files or nothing is in them."""
+    """List the files at ``address``; raise ``UserError`` if there are none or all are empty."""
     if not address:
         return Listing("")
     files, folder = find_files(address)
@@ -149,8 +154,10 @@ def list_source(address: str) -> Listing:
 
 
 def find_files(address: str) -> tuple[list[SourceFile], str]:
-    """The files, and the folder that they are found below. As for a shell, brackets are part of a name if nothing has a
-    name that they match."""
+    """Return the files and the folder that contains them.
+
+    As in a shell, brackets are literal if no name matches the pattern.
+    """
     stored = address.startswith(STORES)
     if not stored or not {"*", "?"} & set(address):
         files = stored_files(address) if stored else local_files(address)
@@ -166,7 +173,7 @@ def find_files(address: str) -> tuple[list[SourceFile], str]:
 
 @contextmanager
 def may_fail(path: Path) -> Iterator[None]:
-    """Raise ``UserError`` for what the operating system says about a local file or folder that was found."""
+    """Raise ``UserError`` for operating system errors of a local file or folder that was found."""
     try:
         yield
     except FileNotFoundError:
@@ -176,25 +183,28 @@ def may_fail(path: Path) -> Iterator[None]:
 
 
 def cannot_be_read(path: str, error: OSError) -> UserError:
-    """The user error for an operating system's error, of which there is the number."""
+    """Return the user error for an operating system error."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return UserError(f"{path}: cannot be read ({reason}); expected a path that exists and may be read; check it")
 
 
 def local_file(path: Path, name: str = "") -> SourceFile:
-    """A local file as it is now, called ``name`` (default: its path). Raises ``UserError`` if it is gone."""
+    """Return a local file in its current version, named ``name`` (default: its path).
+
+    Raise ``UserError`` if it is gone.
+    """
     with may_fail(path):
         status = path.stat()
     return SourceFile(name or str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
 
 def stored_files(data: str) -> list[SourceFile]:
-    """The object at a key, or all below a prefix."""
+    """Return the object at a key, or all below a prefix."""
     return [SourceFile(o.uri, o.size, o.etag) for o in list_objects(data) if wanted(o.uri[len(data) :])]
 
 
 def stored_matches(root: str, below: str) -> list[SourceFile]:
-    """The objects that a pattern ``below`` a prefix names; a folder that it matches stands for all in it."""
+    """Return the objects that match a pattern ``below`` a prefix, and all in folders that match."""
     if root in STORES:
         raise UserError(f"data: {root + below!r} has a wildcard in the bucket's name; expected {root}bucket/pattern")
     matches = re.compile(pattern_of(below)).match
@@ -202,14 +212,14 @@ def stored_matches(root: str, below: str) -> list[SourceFile]:
 
 
 def split_pattern(data: str) -> tuple[str, str]:
-    """The folder above the first part of a path that has a wildcard, with its slash, and the pattern below it."""
+    """Split a path into the folder above the first wildcard, with its slash, and the pattern below it."""
     wildcard = next((mark for mark in re.finditer(r"\[\[\]|[*?[]", data) if mark[0] != "[[]"), None)
     end = data.rfind("/", 0, wildcard.start()) + 1 if wildcard else data.rfind("/") + 1
     return data[:end].replace("[[]", "["), data[end:]
 
 
 def pattern_of(data: str) -> str:
-    """The regular expression of a glob, of which ``*`` stays in one folder and ``**`` spans any number of them."""
+    """Return the regular expression of a glob; ``*`` stays in one folder, ``**`` spans any number of them."""
     wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]", "[[]": r"\["}
 
     def spelled(match: re.Match[str]) -> str:
@@ -220,8 +230,10 @@ def pattern_of(data: str) -> str:
 
 
 def local_files(data: str) -> list[SourceFile]:
-    """The file at a path, or all below a folder; none if there is nothing at what may be a pattern. Raises
-    ``UserError`` if there is nothing at a path."""
+    """Return the file at a path or all files below a folder; none if a possible pattern does not exist.
+
+    Raise ``UserError`` if a plain path does not exist.
+    """
     path = Path(data)
     kind = kind_of(path)
     if kind == "file":
@@ -245,7 +257,10 @@ def local_matches(root: str, below: str) -> list[SourceFile]:
 
 
 def kind_of(path: Path) -> str:
-    """What is there, behind symbolic links: "file", "folder", "other" or "" for nothing. Raises ``UserError``."""
+    """Return "file", "folder", "other" or "" for nothing, following symbolic links.
+
+    Raise ``UserError`` if the path cannot be read.
+    """
     try:
         mode = path.stat().st_mode
     except ValueError:
@@ -265,10 +280,10 @@ def siblings_of(path: Path) -> list[str]:
 
 
 def files_below(folder: Path, above: Iterable[str] = ()) -> Iterator[Path]:
-    """The files in a folder and in those below it that are :func:`wanted`, behind symbolic links too.
+    """Yield the :func:`wanted` files below a folder, following symbolic links.
 
-    A link to a folder that it is in itself is left out; ``above`` are the real paths of those that this one is in.
-    Raises ``UserError`` for a folder that cannot be read.
+    A link to a folder that contains it is skipped; ``above`` are the real paths of the folders around this one. Raise
+    ``UserError`` for a folder that cannot be read.
     """
     waiting = [(folder, frozenset(above))]
     while waiting:
@@ -283,23 +298,25 @@ def files_below(folder: Path, above: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def kind_of_entry(entry: os.DirEntry[str]) -> str:
-    """As :func:`kind_of`, which asks the system for each file."""
+    """Return the kind as :func:`kind_of` does, without a system call for most files."""
     if entry.is_symlink():
         return kind_of(Path(entry.path))
     return "file" if entry.is_file() else "folder" if entry.is_dir() else "other"
 
 
 def matching_files(root: str, below: str) -> Iterator[Path]:
-    """The files that a glob ``below`` the folder ``root`` matches, and those below the folders that it matches. Raises
-    ``UserError`` for a folder that cannot be read."""
+    """Yield the files that match a glob ``below`` the folder ``root``, and those below folders that match.
+
+    Raise ``UserError`` for a folder that cannot be read.
+    """
     if "**" in below:
-        # Unlike glob, this does not follow links round and round.
+        # Unlike glob, this does not follow links in circles.
         matches = re.compile(pattern_of(below)).match
         yield from (path for path in files_below(Path(root)) if matches(path.relative_to(root).as_posix()))
         return
     parts = below.split("/")
     for depth, part in enumerate(parts):
-        # glob passes over folders that it may not read.
+        # glob skips unreadable folders silently.
         for path in paths_matching(root, "/".join(parts[:depth])):
             check_folder(path, listed=glob.has_magic(part))
     for path in paths_matching(root, below):
@@ -311,19 +328,19 @@ def matching_files(root: str, below: str) -> Iterator[Path]:
 
 
 def real_parents(path: Path, root: Path) -> list[str]:
-    """The folders that a path is in, up to ``root``, without symbolic links."""
+    """Return the folders that contain a path, up to ``root``, with symbolic links resolved."""
     return [os.path.realpath(folder) for folder in path.parents if folder == root or root in folder.parents]
 
 
 def paths_matching(root: str, below: str) -> list[Path]:
-    """What a pattern matches below a folder, but for what is not :func:`wanted`."""
+    """Return the :func:`wanted` paths that match a pattern below a folder."""
     pattern = glob.escape(root) + below
     names = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
     return [Path(name) for name in names if wanted(name.removeprefix(root).strip("/")) or name == "."]
 
 
 def check_folder(path: Path, *, listed: bool) -> None:
-    """Raise ``UserError`` for a folder that cannot be gone through or, if it has to be, ``listed``."""
+    """Raise ``UserError`` for a folder that cannot be entered or, if it must be ``listed``, read."""
     if kind_of(path) == "folder":
         with may_fail(path):
             (path / "..").stat()
@@ -332,12 +349,12 @@ def check_folder(path: Path, *, listed: bool) -> None:
 
 
 def wanted(relative: str) -> bool:
-    """Whether a file below a directory is data: job markers such as ``_SUCCESS`` and hidden files are not."""
+    """Return True if a file below a directory is data: not hidden, and not a job marker such as ``_SUCCESS``."""
     return not any(part.startswith((".", "_")) for part in relative.split("/"))
 
 
 def format_of(file: SourceFile, declared: Format) -> Format:
-    """One of the values of ``FORMATS``. Raises ``UserError`` when neither extension nor beginning tells."""
+    """Return a value of ``FORMATS``; raise ``UserError`` if neither extension nor content tells it."""
     format = declared if declared != "auto" else file.known_format or format_inside(file)
     if not format and (foreign := by_name(file.name)):
         raise UserError(f"{file.uri}: {foreign}")
@@ -350,17 +367,16 @@ def format_of(file: SourceFile, declared: Format) -> Format:
 
 
 def format_inside(file: SourceFile) -> Format | None:
-    """What the first bytes say: "parquet", "arrow" or nothing."""
+    """Return the format that the first bytes show: "parquet", "arrow" or None."""
     with file.open() as stream:
         beginning = stream.read(max(map(len, BEGINNINGS)))
     return next((format for mark, format in BEGINNINGS.items() if beginning.startswith(mark)), None)
 
 
 def parquet_address(uri: str, format: str) -> str:
-    """The address to pass as ``data`` for a table that another Flyte task hands over as a StructuredDataset, which is
-    also what becomes of its DataFrames. ``format`` is what Flyte knows of it, "" if nothing.
+    """Return the ``data`` address of a table that another Flyte task passes as StructuredDataset or DataFrame.
 
-    Raises ``UserError`` unless all that lies at ``uri`` is Parquet.
+    ``format`` is the one that Flyte knows, or "". Raise ``UserError`` unless all files at ``uri`` are Parquet.
     """
     other = (
         format if format not in ("", "parquet") else next(filter(None, map(not_parquet, list_source(uri).files)), "")
@@ -371,7 +387,7 @@ def parquet_address(uri: str, format: str) -> str:
 
 
 def not_parquet(file: SourceFile) -> str:
-    """What the file is instead; "" if it is Parquet."""
+    """Return the actual format of the file; "" if it is Parquet."""
     inside = format_inside(file)
     if inside == "parquet":
         return ""

@@ -1,4 +1,4 @@
-"""Files that hold data, but not in a form that is read: what they are, and what makes a table of them."""
+"""Unsupported file formats, with hints for converting them to a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTENSIONS = {
     ".json": JSON,
 }
 COMPRESSED = "is compressed, which its name does not say; add {} to its name"
-#: How files begin, whatever they are called. Spreadsheets of today are archives, those of yesterday OLE documents.
+#: First bytes of formats, under any name. Current spreadsheets are archives, older ones OLE documents.
 BEGINNINGS = {
     b"PK\x03\x04": "is a spreadsheet or an archive; save the sheet as CSV, or unpack it and give the directory",
     b"\xd0\xcf\x11\xe0": SPREADSHEET,
@@ -42,19 +42,21 @@ BEGINNINGS = {
     b"\xff\xfe": 'is UTF-16; set data.encoding to "utf-16"',
     b"\xfe\xff": 'is UTF-16; set data.encoding to "utf-16"',
 }
-#: As much of a beginning tells.
+#: Bytes needed to recognise a format.
 MOST_BEGINNING = 32
-#: What there is in each of these files and in no text.
+#: Control characters that each of these files has and text never has.
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def by_name(name: str) -> str:
-    """What a file with this name is, and what to do; empty if its extension is none of those known here."""
+    """Return the kind of a file with this name, with a hint; empty for unknown extensions."""
     return next((EXTENSIONS[s] for s in map(str.lower, reversed(Path(name).suffixes[-2:])) if s in EXTENSIONS), "")
 
 
 def by_beginning(data: bytes) -> str:
-    """What a file is that begins so, and what to do; empty if nothing is known that begins so. Marks of letters, as a
-    name of a column may begin (ORCID), count only with bytes beside them that no text has."""
+    """Return the kind of a file that starts with ``data``, with a hint; empty if unknown.
+
+    Marks of letters, which may start a column name (ORCID), count only with control characters.
+    """
     found = next((mark for mark in BEGINNINGS if data.startswith(mark)), b"")
     return "" if found.isalnum() and not CONTROL.search(data) else BEGINNINGS.get(found, "")

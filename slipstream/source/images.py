@@ -1,4 +1,4 @@
-"""Where images come from: class folders, arrays in ``.npz`` files, the digits; read in parts, labels known."""
+"""Sources of labelled images: class folders, arrays in ``.npz`` files and the digits, read in parts."""
 
 from __future__ import annotations
 
@@ -28,29 +28,32 @@ from slipstream.storage import StorageUnavailable
 if TYPE_CHECKING:
     from PIL import Image
 
-#: Pixels that are worked on at once.
+#: Bytes of pixels processed at once.
 CHUNK_BYTES = 8 << 20
-#: A larger file is no picture that training could use.
+#: Largest image file that is read.
 MOST_BYTES = 256 << 20
-#: A picture with more pixels is not decoded: a few kilobytes can claim to be gigabytes.
+#: Most pixels that are decoded: a file of a few kilobytes can claim gigabytes.
 MOST_PIXELS = 1 << 26
 FORMATS = ("PNG", "JPEG")
-#: Modes of eight bits per channel, by the number of channels that they are read as.
+#: Modes with eight bits per channel, and the number of channels that they are read as.
 CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
 MODES = {1: "L", 3: "RGB"}
-#: The names that the arrays of a ``.npz`` file may have.
+#: Allowed array names in a ``.npz`` file.
 IMAGES, LABELS = ("images", "image", "x", "X"), ("labels", "label", "y")
 DIGITS_TARGET = "digit"
 
 Shape = tuple[int, int, int]
-#: What is read by itself: so many ``rows``, in ``chunks()``.
+#: Independently readable part with ``rows`` images in ``chunks()``.
 Part: TypeAlias = "FolderPart | ArrayPart | Digits"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some pictures that follow each other: ``pixels`` uint8 ``[rows, *shape]``, of which those not in ``good`` (bool
-    ``[rows]``) could not be read; ``labels`` are numbers of classes (int32), ``hashes`` of contents (uint64)."""
+    """Consecutive images: ``pixels`` uint8 ``[rows, *shape]``.
+
+    Those not in ``good`` (bool ``[rows]``) could not be read. ``labels`` are class numbers (int32), ``hashes`` those of
+    contents (uint64).
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -61,7 +64,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """All images of a set. ``target`` names what the classes are."""
+    """All images of a set; ``target`` names the meaning of the classes."""
 
     name: str
     target: str
@@ -72,7 +75,7 @@ class ImageSet:
 
 
 def hash_images(pixels: np.ndarray) -> np.ndarray:
-    """uint64 ``[rows]`` of uint8 ``[rows, channels, height, width]``: equal pictures share a split."""
+    """Return uint64 ``[rows]`` hashes of uint8 ``[rows, channels, height, width]``; equal images share a split."""
     return np.array([xxhash.xxh3_64_intdigest(np.ascontiguousarray(p).data) for p in pixels], np.uint64)
 
 
@@ -81,7 +84,7 @@ def rows_at_once(shape: tuple[int, ...]) -> int:
 
 
 def open_images(source: ResolvedSource) -> ImageSet:
-    """Find the images. Raises ``UserError`` for what is wrong."""
+    """Find the images; raise ``UserError`` for bad data."""
     return OPENERS[source.format](source)
 
 
@@ -90,7 +93,7 @@ def open_images(source: ResolvedSource) -> ImageSet:
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Some of the files, with the number of each one's class. ``given_by`` is what decides their shape, in words."""
+    """Some of the files with their class numbers; ``given_by`` describes the origin of ``shape``."""
 
     files: tuple[SourceFile, ...]
     labels: tuple[int, ...]
@@ -103,7 +106,7 @@ class FolderPart:
         return len(self.files)
 
     def chunks(self) -> Iterator[Chunk]:
-        """All files in one chunk. Raises ``UserError`` for a whole image of another shape."""
+        """Yield all files in one chunk; raise ``UserError`` for an image of another shape."""
         pixels = np.zeros((self.rows, *self.shape), np.uint8)
         good, bad = np.ones(self.rows, bool), []
         for row, file in enumerate(self.files):
@@ -136,7 +139,7 @@ def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
 
 
 def open_folders(source: ResolvedSource) -> ImageSet:
-    """Images by the folder they lie in. Raises ``UserError`` unless there are class folders and a readable image."""
+    """Open images labelled by folder; raise ``UserError`` without class folders or a readable image."""
     files = source.files
     if source.target:
         raise UserError(
@@ -180,19 +183,19 @@ def first_shape(source: ResolvedSource) -> Shape:
     raise UserError(f"data: no image in {source.address!r} can be read; the first one, {first}")
 
 
-# Encoded pictures, from bytes that nobody vouches for
+# Encoded images, from untrusted bytes
 
 
 class Unreadable(Exception):
-    """The bytes are no whole picture that can be used; the text says why."""
+    """Error for bytes that are not a usable image; the text gives the reason."""
 
 
 def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -> np.ndarray:
-    """uint8 ``[channels, height, width]``, turned as its EXIF data says and brought to ``size`` if that is given.
+    """Decode to uint8 ``[channels, height, width]``, rotated by EXIF data and resized to ``size`` if given.
 
-    ``channels`` (1 grey, 3 RGB) is what the picture is converted to; 0 leaves it what it is. Raises ``Unreadable``.
+    The image is converted to ``channels`` (1 grey, 3 RGB; 0 keeps its own). Raise ``Unreadable`` if that fails.
     """
-    from PIL import Image, ImageOps  # slow to import, and tables need it not
+    from PIL import Image, ImageOps  # slow to import, and not needed for tables
 
     stream = io.BytesIO(raw)
     try:
@@ -208,8 +211,8 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
     except Unreadable:
         raise
     except Exception as error:
-        # What a decoder may raise on hostile bytes is not documented; whatever it is, the picture is not whole.
-        # The same bytes have the same reason: not the address of the stream.
+        # Exceptions of decoders on hostile bytes are undocumented; any of them means an invalid image. The reason omits
+        # the address of the stream, so that equal bytes give equal reasons.
         reason = str(error).replace(f" {stream!r}", "")[:100]
         raise Unreadable(f"no whole PNG or JPEG: {type(error).__name__}: {reason}") from None
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -227,7 +230,7 @@ def check(picture: Image.Image) -> None:
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One ``.npz`` file. ``labels`` holds the numbers of its classes (int32 ``[rows]``)."""
+    """One ``.npz`` file; ``labels`` are its class numbers (int32 ``[rows]``)."""
 
     file: SourceFile
     images: str
@@ -261,7 +264,7 @@ def channels_first(pixels: np.ndarray, channels_last: bool) -> np.ndarray:
 
 @contextmanager
 def member(file: SourceFile, name: str) -> Iterator[IO[bytes]]:
-    """One array of an ``.npz`` file as a stream of ``.npy`` bytes. Raises ``UserError`` if the file is damaged."""
+    """Open one array of an ``.npz`` file as a stream of ``.npy`` bytes; raise ``UserError`` for damage."""
     try:
         with file.open() as raw, zipfile.ZipFile(raw) as archive, archive.open(f"{name}.npy") as stream:
             yield stream
@@ -281,7 +284,7 @@ def header(file: SourceFile, name: str, stream: IO[bytes]) -> tuple[tuple[int, .
 
 
 def open_arrays(source: ResolvedSource) -> ImageSet:
-    """Images and labels as arrays. Raises ``UserError`` for what is not there or is something else."""
+    """Open images and labels stored as arrays; raise ``UserError`` for missing or unsuitable ones."""
     files, target = source.files, source.target
     if source.config.image_size or source.config.image_channels:
         raise UserError("data.image_size, data.image_channels: arrays are taken as they are; leave both out")
@@ -304,8 +307,7 @@ def open_arrays(source: ResolvedSource) -> ImageSet:
 
 
 class Arrays(NamedTuple):
-    """What a ``.npz`` file holds: the name of the images, whether their channels are the last axis, their shape, and
-    the labels."""
+    """Content of a ``.npz`` file: name, layout and shape of the images, and the labels."""
 
     images: str
     channels_last: bool
@@ -351,20 +353,20 @@ def open_array(file: SourceFile, target: str) -> Arrays:
 
 @dataclass(frozen=True)
 class Digits:
-    """All of them, as one part."""
+    """All digits, as one part."""
 
     rows: int
 
     def chunks(self) -> Iterator[Chunk]:
         pixels, labels = load_digits()
-        # Hashed pixel by pixel, as they have been from the beginning, so that their splits stay what they are.
+        # Hashed pixel by pixel since the first version; another hash would move rows between splits.
         flat = pixels.reshape(len(pixels), -1)
         columns = [(str(pixel), pa.array(flat[:, pixel])) for pixel in range(flat.shape[1])]
         yield Chunk(pixels, labels, hash_rows(columns, len(flat)), np.ones(len(pixels), bool))
 
 
 def open_digits(source: ResolvedSource) -> ImageSet:
-    """The digits as a set of images. Raises ``UserError`` for a target of other data."""
+    """Return the digits as an image set; raise ``UserError`` for a target of other data."""
     if source.target not in ("", DIGITS_TARGET):
         raise UserError(
             f"target: {source.target!r} needs --data; without it the digits are taken, whose target is "

@@ -1,4 +1,4 @@
-"""Rows that are set aside: kept with file, line, column and reason, and never more than the user allows."""
+"""Quarantined rows, stored with file, line, column and reason, up to the user's limit."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class BadRow:
-    """One row set aside. ``line`` counts from 1: the line of a text file, the row of a columnar one.
+    """One quarantined row; ``line`` counts from 1: the line of a text file, the row of a columnar one.
 
-    ``column`` is empty when the whole row is at fault; ``raw`` is the row or the value as found, cut if long.
+    ``column`` is empty if the whole row is at fault. ``raw`` is the original row or value, cut if long.
     """
 
     file: str
@@ -43,7 +43,7 @@ def write(writer: ArtifactWriter, rows: list[BadRow]) -> None:
 
 
 def to_parquet(rows: list[BadRow]) -> bytes:
-    """The content of a Parquet file of the rows."""
+    """Return the rows as the content of a Parquet file."""
     columns = [asdict(row) | {"raw": row.raw[:RAW_CHARACTERS]} for row in rows]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(columns, SCHEMA), sink)
@@ -51,13 +51,13 @@ def to_parquet(rows: list[BadRow]) -> bytes:
 
 
 def read(artifact: Artifact) -> list[BadRow]:
-    """All rows that were set aside in an artifact."""
+    """Return all quarantined rows of an artifact."""
     table = pq.read_table(pa.BufferReader(artifact.read_bytes(NAME)))
     return [BadRow(**row) for row in table.to_pylist()]
 
 
 def check_limit(rows: list[BadRow], read: int, limit: float) -> None:
-    """Raise ``UserError`` with a summary when more than the share ``limit`` of the ``read`` rows was set aside."""
+    """Raise ``UserError`` with a summary if more than the share ``limit`` of the ``read`` rows is quarantined."""
     if len(rows) <= limit * read:
         return
     first: dict[tuple[str, str], BadRow] = {}

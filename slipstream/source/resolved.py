@@ -1,4 +1,4 @@
-"""What raw data is: decided once, before it is read, and handed down."""
+"""Kind, format and settings of raw data, detected once before it is read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from slipstream.errors import UserError
 from slipstream.source.config import DataConfig, Format
 from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of
 
-#: How data is read: images in one pass; tables of columnar files, which are read where they lie, of text, which is
-#: first made columnar, or of documents; as language; or not at all, if a base set has seen all files.
+#: Ways to read data: images in one pass; tables of columnar files (read in place), of text (first made columnar) or of
+#: documents; language; or nothing, if a base set has seen all files.
 Kind = Literal["images", "columnar", "text", "documents", "language", "nothing new"]
 KINDS: dict[str, Kind] = {
     "digits": "images",
@@ -24,16 +24,16 @@ KINDS: dict[str, Kind] = {
     "json": "text",
     "text": "documents",
 }
-#: The columns of texts in class folders.
+#: Columns of texts in class folders.
 TEXT, CLASS = "text", "class"
 
 
 @dataclass(frozen=True)
 class ResolvedSource:
-    """Raw data, of which all is known but what is in the files.
+    """Raw data with everything known except the content of its files.
 
-    ``format`` is a value of data.format, or "digits". ``files`` are those to read. ``target`` and ``config`` are those
-    that count: the target of texts in class folders is their class.
+    ``format`` is a value of data.format, or "digits". ``files`` are those to read. ``target`` and ``config`` are the
+    effective ones: the target of texts in class folders is their class.
     """
 
     listing: Listing
@@ -57,13 +57,15 @@ class ResolvedSource:
 
     @property
     def name(self) -> str:
-        """What the data card calls it."""
+        """The name on the data card."""
         return Path(self.address).name
 
 
 def format_of_all(listing: Listing, target: str) -> Format:
-    """What extensions say of data as a whole: "images" if there are any, "text" if no target is named and every file is
-    a ``.txt`` in a folder; else "auto"."""
+    """Return the format of the data as a whole, from extensions.
+
+    It is "images" if there are any, "text" without a target if every file is a ``.txt`` in a folder, else "auto".
+    """
     if any(file.known_format in IMAGE_FORMATS for file in listing.files):
         return "images"
     in_folders = all("/" in listing.relative(file) and file.name.lower().endswith(".txt") for file in listing.files)
@@ -71,7 +73,7 @@ def format_of_all(listing: Listing, target: str) -> Format:
 
 
 def texts_by_class(target: str, config: DataConfig) -> tuple[str, DataConfig]:
-    """The target and the settings with which texts in class folders are a table. Raises ``UserError`` for a target."""
+    """Return target and settings for texts in class folders as a table; raise ``UserError`` if a target is given."""
     if target:
         raise UserError(f"target: {target!r} is not needed, as texts are labelled by their folders; leave it out")
     return CLASS, replace(config, format="text", types={**config.types, TEXT: "document"})

@@ -1,4 +1,4 @@
-"""Tables of columnar files: one schema of all files and their directories, and columns of text typed as in CSV."""
+"""Tables of columnar files: one schema for all files and their directories; text columns are typed as in CSV."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from slipstream.source.memory import Budget
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 
-#: What Hive calls the directory of the rows in which the key is missing.
+#: Hive's directory name for rows with a missing key.
 MISSING = "__HIVE_DEFAULT_PARTITION__"
-#: The types of columns of text are guessed from at most as many rows and bytes.
+#: Most rows and bytes for inferring types of text columns.
 SAMPLE_ROWS = 1 << 11
 SAMPLE_BYTES = 1 << 20
 
 
 def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
-    """Check and open Parquet and Arrow files. Raises ``UserError`` for what is wrong."""
+    """Check and open Parquet and Arrow files; raise ``UserError`` for bad data."""
     config, first = source.config, source.files[0]
     partitions = find_partitions(source)
     units: list[Unit] = []
     types: dict[str, str] = {}
-    # A dictionary says that its texts are categories; what is declared or dropped is not guessed.
+    # A dictionary marks its texts as categories; declared and dropped columns are not guessed.
     settled = {*config.types, *config.drop}
     first_row = 0
     for file in source.files:
@@ -51,7 +51,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
         settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
         units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
         first_row += sum(piece.rows for piece in pieces)
-    # As for a column of a CSV in which there is nothing.
+    # As for an empty CSV column.
     types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
     texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
     inferred, warnings = infer_types(units, texts, config, scratch)
@@ -59,7 +59,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
-    """What a column is read as: what data.types says, else what the file does."""
+    """Return the type of a column, from data.types or else from the file."""
     stored = value_types.type_of(field.type)
     if field.name not in config.types:
         return stored
@@ -110,7 +110,7 @@ def check_names(names: list[str], file: SourceFile) -> None:
 
 
 def header_hint(names: list[str]) -> str:
-    """What to do if the names are values: the first line is data then."""
+    """Return a hint about the header if names look like values: the first line is data then."""
     if not any(looks_like_value(name) for name in names):
         return ""
     return "; if the first line is data, set data.header to false and name the columns in data.columns"
@@ -129,9 +129,10 @@ def looks_like_value(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Partitions:
-    """Columns that directories give, as Hive, Spark and others lay out a table: ``year=2020/month=1/part.parquet``.
+    """Columns given by directories in the layout of Hive, Spark and others: ``year=2020/month=1/part.parquet``.
 
-    Their types, and their values (texts, ``None`` for missing) by the URI of the file."""
+    Holds their types, and their values (texts, ``None`` for missing) by the URI of the file.
+    """
 
     types: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[str, str | None]] = field(default_factory=dict)
@@ -140,13 +141,15 @@ class Partitions:
         return self.values.get(uri, {})
 
     def beside(self, types: dict[str, str]) -> dict[str, str]:
-        """These columns after those of the files, whose types count where both have one."""
+        """Return ``types`` followed by these columns; ``types`` take precedence."""
         return {**types, **self.types, **types}
 
 
 def find_partitions(source: ResolvedSource) -> Partitions:
-    """What the directories of all files say. The types are worked out over all of them, as for text in a file; a file
-    outside them has no value."""
+    """Return the columns given by the directories of all files.
+
+    Types are inferred over all files as for text. A file outside such directories has no value.
+    """
     keys_of = {file.uri: keys_in(source.listing.relative(file)) for file in source.files}
     names = list(dict.fromkeys(name for keys in keys_of.values() for name in keys))
     values = {uri: {name: keys.get(name) for name in names} for uri, keys in keys_of.items()} if names else {}
@@ -159,7 +162,7 @@ def find_partitions(source: ResolvedSource) -> Partitions:
 
 
 def keys_in(path: str) -> dict[str, str | None]:
-    """The keys in the directories of a path."""
+    """Return the keys in the directories of a path."""
     pairs = [part.partition("=") for part in path.split("/")[:-1]]
     decoded = {unquote(name): unquote(value) for name, mark, value in pairs if name and mark}
     return {name: None if value == MISSING else value for name, value in decoded.items()}
@@ -170,7 +173,7 @@ def keys_in(path: str) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class TypeTrial:
-    """The result of reading the texts of one unit as other types: the types, and which values cannot be read so."""
+    """Result of reading one unit's texts as other types: the types, and the values that failed."""
 
     types: dict[str, str]
     failures: dict[str, int]
@@ -180,9 +183,9 @@ class TypeTrial:
 def infer_types(
     units: list[Unit], names: list[str], config: DataConfig, scratch: ResumableScratch
 ) -> tuple[dict[str, str], list[str]]:
-    """What columns of text in columnar files hold, worked out as for CSV, and warnings.
+    """Infer types of text columns in columnar files as for CSV; return them with warnings.
 
-    The first rows tell what a column may be, and then all its values are tried.
+    The first rows suggest a type, then all values are tried.
     """
     if not units or not names:
         return {}, []
@@ -207,7 +210,7 @@ def infer_types(
 def sample_texts(
     units: list[Unit], names: list[str], config: DataConfig
 ) -> tuple[dict[str, pa.Array], str, np.ndarray]:
-    """About as much as is looked at of a CSV, of the ``units`` of one file: columns, the file, and the lines."""
+    """Return about as large a sample as for CSV from the ``units`` of one file: columns, file and lines."""
     most = min(SAMPLE_ROWS, Budget(config.memory).batch_rows(len(names)))
     parts, rows = [], 0
     for unit in units:
@@ -222,7 +225,7 @@ def sample_texts(
 
 
 def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
-    """Read the texts of one unit as other types. Runs in a worker process."""
+    """Try to read the texts of one unit as other types; runs in a worker process."""
     unit, types, config = job
     number_format = NumberFormat.of(config)
     read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()

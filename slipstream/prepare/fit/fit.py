@@ -1,4 +1,4 @@
-"""After the first pass: what each column is for, and the transformation fitted on the training rows."""
+"""Column roles and the transformation fitted on the training rows, after the first pass."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ USED = (NUMERIC, CATEGORICAL, DOCUMENT, TARGET)
 IDENTIFIER, GROUP, TIME, WEIGHT = "identifier", "group", "time", "weight"
 CONSTANT, EMPTY, PROSE, UNSUPPORTED = "constant", "empty", "prose", "unsupported"
 
-#: The longest vocabulary; rarer values share the code of unseen ones.
+#: Longest vocabulary; rarer values share the code of unseen ones.
 VOCABULARY = 10_000
-#: Values that occur less often in the training rows share the code of unseen ones.
+#: Values with fewer training rows share the code of unseen ones.
 RARE = 2
-#: A text column whose values are nearly all different says nothing that carries over to other rows.
+#: A text column with a larger share of distinct values does not generalise.
 DISTINCT_SHARE = 0.9
-#: Fewer rows than these are too few to call a column an identifier.
+#: Fewest rows for calling a column an identifier.
 ENOUGH = 20
-#: Beyond this skewness a column is bent by a logarithm before it is standardised.
+#: Beyond this skewness, a column gets a log transform before standardisation.
 SKEWED = 3.0
-#: A numeric target with at most as many different whole values is taken as classes.
+#: A numeric target with at most this many distinct whole values is treated as classes.
 FEW_CLASSES = 20
-#: Columns of which a message says why they are of no use.
+#: Most columns listed in one message.
 SHOWN = 3
 ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a column is for, and why it is not an input, if it is none."""
+    """Role of a column, with the reason if it is not an input."""
 
     role: str
     why: str = ""
@@ -49,7 +49,7 @@ class Role:
 
 @dataclass(frozen=True)
 class FittedColumns:
-    """The roles of the columns in use, the transformation and what the user should know."""
+    """Roles of the columns in use, the fitted transformation and warnings for the user."""
 
     roles: dict[str, Role]
     transform: Transform
@@ -57,7 +57,10 @@ class FittedColumns:
 
 
 def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
-    """Decide and fit. Raises ``UserError`` for a target that cannot be learned."""
+    """Assign roles and fit the transformation.
+
+    Raise ``UserError`` for a target that cannot be learned.
+    """
     sample = scanned.sample_table()
     task, classes, warnings = judge_target(scanned, types, target, config)
     aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
@@ -108,7 +111,7 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
 
 
 def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
-    """The mean weight of the training rows; 1 without weights."""
+    """Return the mean weight of the training rows; 1 without weights."""
     mean = scanned.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
     if mean == 0:
         raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
@@ -116,7 +119,7 @@ def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
 
 
 def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
-    """Raise ``UserError`` if no row is left, or has a value in the column by which rows are split."""
+    """Raise ``UserError`` if no row is left or the column that decides splits is empty."""
     rows = sum(scanned.rows)
     if rows == 0 and scanned.bad and all(row.reason == NO_TARGET for row in scanned.bad):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
@@ -142,7 +145,7 @@ def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
 def judge_target(
     scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig
 ) -> tuple[str, list[str], list[str]]:
-    """The task, the names of the classes (sorted; numbers by value) and warnings."""
+    """Return the task, the class names (sorted; numbers by value) and warnings."""
     counts: dict[str, int] = {}
     for split in scanned.classes:
         for name, count in split.of.items():
@@ -189,7 +192,7 @@ def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
 
 
 def check_splits(rows: list[int]) -> None:
-    """Raise ``UserError`` if one of the splits, which have ``rows``, is empty."""
+    """Raise ``UserError`` if a split has no rows."""
     empty = [name for name, count in zip(SPLITS, rows, strict=True) if count == 0]
     if empty:
         raise UserError(
@@ -204,7 +207,7 @@ def check_splits(rows: list[int]) -> None:
 def judge(
     name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, scanned: ScanResult, declared: str | None
 ) -> Role:
-    """What a column is good for, from all rows counted and from the sample."""
+    """Return the role of a column, from the counts of all rows and from the sample."""
     if kind == value_types.OTHER:
         return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
     if sum(count.missing) == sum(scanned.rows):
@@ -242,7 +245,7 @@ def judge(
 
 
 def numbers_rows(name: str, count: ColumnCount) -> bool:
-    """Whether a column of different whole numbers counts its rows, or is called as identifiers are."""
+    """Return True if a column of distinct whole numbers counts the rows or is named like an identifier."""
     low = min(m.low for m in count.moments)
     high = max(m.high for m in count.moments)
     dense = high - low + 1 <= 1.1 * sum(m.count for m in count.moments)
@@ -250,7 +253,10 @@ def numbers_rows(name: str, count: ColumnCount) -> bool:
 
 
 def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray) -> list[NumericColumn]:
-    """The inputs that a column becomes. A curve is fitted on ``train``, the sample: its scale need not be exact."""
+    """Return the model inputs made from a column.
+
+    Log transforms are fitted on ``train``, the sample: their scale need not be exact.
+    """
     moments = count.moments[TRAIN]
     indicator = count.missing[TRAIN] > 0
     if kind == value_types.TIME:
@@ -267,7 +273,7 @@ def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray
 
 
 def fit_time_parts(name: str, seconds: np.ndarray) -> list[NumericColumn]:
-    """The parts of a time that differ between rows."""
+    """Return the parts of a time (hour, weekday, month) that vary between rows."""
     parts = [(part, take_part(seconds, part)) for part in ("hour", "weekday", "month")]
     return [
         NumericColumn(name, float(numbers.mean()), float(numbers.std()), part=part)
@@ -286,7 +292,7 @@ def as_array(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def skewness(numbers: np.ndarray) -> float:
-    """The third standardised moment; 0 if all are equal."""
+    """Return the third standardised moment; 0 if all numbers are equal."""
     if len(numbers) < 2:
         return 0.0
     deviations = numbers - numbers.mean()

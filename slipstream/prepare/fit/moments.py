@@ -1,7 +1,7 @@
-"""What is counted while the rows go by: moments per split, value counts of the training rows, and a fair sample.
+"""Statistics of the first pass: moments per split, value counts of the training rows and a uniform sample.
 
-Every partial result belongs to one unit and is merged in the order of the units, so that no figure depends on how
-many processes did the work.
+Partial results belong to one unit each and are merged in unit order, so results do not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import pyarrow.compute as pc
 from slipstream.source.columns.value_types import codes_of
 from slipstream.source.memory import COUNTED
 
-#: Texts longer than this on average are prose, of which no vocabulary is made.
+#: Texts with a longer average are prose, which gets no vocabulary.
 PROSE_BYTES = 200
-#: As so many bytes a longer text counts: one of megabytes among categories makes no prose of them.
+#: Longer texts count as this many bytes: one of megabytes does not turn categories into prose.
 COUNTED_BYTES = 10 * PROSE_BYTES
-#: Numeric columns that are measured at once, so that they stay in the processor's cache.
+#: Numeric columns measured at once, few enough to stay in the CPU cache.
 COLUMNS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean, sum of squared deviations, extremes of one column in one group."""
+    """Count, mean, sum of squared deviations and extremes of one column in one group."""
 
     count: int = 0
     mean: float = 0.0
@@ -41,10 +41,10 @@ class Moments:
 
 
 class Figures(NamedTuple):
-    """Count, mean, sum of squared deviations, least and greatest: each float64 ``[columns, groups]``; mergeable (Chan,
-    Golub, LeVeque, 1979).
+    """Mergeable statistics of all columns and groups, each float64 ``[columns, groups]``.
 
-    A group without values has a count of 0, and extremes that lie beyond all values.
+    Fields: count, mean, sum of squared deviations, minimum, maximum. Merging follows Chan, Golub and LeVeque (1979). A
+    group without values has count 0, minimum inf and maximum -inf.
     """
 
     counts: np.ndarray
@@ -60,7 +60,7 @@ class Figures(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """The largest size of a value; at least 0."""
+        """The largest absolute value; at least 0."""
         return float(max(self.high.max(initial=0), -self.low.min(initial=0)))
 
     def merge(self, other: Figures) -> Figures:
@@ -76,12 +76,12 @@ class Figures(NamedTuple):
         )
 
     def of(self, column: int) -> list[Moments]:
-        """The moments of one column by group."""
+        """Return the moments of one column by group."""
         return [Moments(int(count), *rest) for count, *rest in zip(*(f[column].tolist() for f in self), strict=True)]
 
 
 def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
-    """Of columns of float64 values, of which NaN is passed over; ``groups`` are the rows of each group."""
+    """Return the statistics of float64 columns, ignoring NaN; ``groups`` are the rows of each group."""
     figures = Figures(*(figure.copy() for figure in Figures.nothing(len(numbers), len(groups))))
     filled = [group for group, rows in enumerate(groups) if len(rows)]
     if not filled:
@@ -99,8 +99,11 @@ def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
 
 
 def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
-    """Of values (float64 ``[columns, rows]``), which are used up. Groups of these ``lengths``, none of them 0, follow
-    each other. With infinite values only the extremes are right."""
+    """Return the statistics of ``matrix`` (float64 ``[columns, rows]``), which is overwritten.
+
+    The rows are consecutive groups with these ``lengths``, none of them 0. With infinite values only the extremes are
+    right.
+    """
     starts = np.cumsum(lengths) - lengths
     totals = np.add.reduceat(matrix, starts, axis=1)
     count = np.broadcast_to(lengths, totals.shape).astype(np.float64)
@@ -123,10 +126,10 @@ def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
 
 @dataclass
 class Counts:
-    """How often each text occurs.
+    """Number of occurrences of each text.
 
-    Beyond ``limit`` distinct texts the rarest are dropped whenever twice as many are held: lossy counting
-    (Manku and Motwani, 2002), which keeps every text that is frequent enough for a vocabulary.
+    When twice ``limit`` distinct texts are held, the rarest are dropped: lossy counting (Manku and Motwani, 2002),
+    which keeps every text that is frequent enough for a vocabulary.
     """
 
     limit: int = COUNTED
@@ -142,13 +145,16 @@ class Counts:
             self.pruned = True
 
     def ranked(self) -> list[tuple[str, int]]:
-        """Most frequent first, equals by name."""
+        """Return texts and counts, most frequent first, ties by text."""
         return sorted(self.of.items(), key=lambda item: (-item[1], item[0]))
 
 
 @dataclass
 class CodeCounts:
-    """How often each text of a ``dictionary`` occurs, ``by_code``: int64 ``[groups, texts + 1]``, the last missing."""
+    """Number of occurrences of the texts of a ``dictionary``.
+
+    ``by_code`` is int64 ``[groups, texts + 1]``; the last column counts missing values.
+    """
 
     dictionary: pa.Array
     by_code: np.ndarray
@@ -158,24 +164,24 @@ class CodeCounts:
         return cls(dictionary, np.zeros((groups, len(dictionary) + 1), np.int64))
 
     def add(self, texts: pa.DictionaryArray, groups: list[np.ndarray]) -> None:
-        """Count texts of this dictionary; ``groups`` are the rows of each group."""
+        """Count texts encoded with this dictionary; ``groups`` are the rows of each group."""
         codes = codes_of(texts)
         for counted, rows in zip(self.by_code, groups, strict=True):
             counted += np.bincount(codes.take(rows), minlength=len(counted))
 
     @property
     def prose(self) -> bool:
-        """Whether the texts are too long for categories."""
+        """True if the texts are too long for categories."""
         sizes = pc.fill_null(pc.binary_length(self.dictionary), 0).to_numpy(zero_copy_only=False)
         sizes = np.minimum(sizes, COUNTED_BYTES)
         return bool(sizes @ self.by_code[:, :-1].sum(axis=0) > PROSE_BYTES * max(1, self.by_code.sum()))
 
     def present(self, names: pa.Array) -> list[int]:
-        """For each group, how many values are there, if the texts of the dictionary are to be read as ``names``."""
+        """Return the number of valid values per group, reading the dictionary's texts as ``names``."""
         return (self.by_code[:, :-1] @ names.is_valid().to_numpy(zero_copy_only=False)).tolist()
 
     def named(self, names: pa.Array, group: int) -> dict[str, int]:
-        """How often each of ``names`` occurs in a group."""
+        """Return how often each of ``names`` occurs in a group."""
         counted = self.by_code[group, :-1]
         seen = np.flatnonzero((counted > 0) & names.is_valid().to_numpy(zero_copy_only=False))
         counts: dict[str, int] = {}

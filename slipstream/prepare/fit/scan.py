@@ -1,4 +1,4 @@
-"""The first pass: every row is checked, given its split, and counted."""
+"""The first pass: check every row, assign its split and count it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from slipstream.source.quarantine import BadRow
 
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256
-#: The sample's column that holds the split of each row.
+#: Column of the sample that holds the split of each row.
 SPLIT = "\0split"
-#: Larger numbers, infinity among them, are no float32.
+#: Larger numbers, infinity included, do not fit float32.
 LARGEST = 1e38
 NO_TARGET = "the target is missing"
-#: The pieces of a sample, by column.
+#: Chunks of a sample, by column.
 Drawn: TypeAlias = defaultdict[str, list[np.ndarray | pa.Array]]
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What a worker needs to know to scan a unit. ``types`` are of the columns in use, in order."""
+    """Settings for scanning a unit; ``types`` are those of the columns in use, in order."""
 
     types: dict[str, str]
     target: str
@@ -50,7 +50,7 @@ class Scan:
 
     @property
     def batch_rows(self) -> int:
-        """The rows of a batch, at most."""
+        """The largest number of rows in a batch."""
         return self.budget.batch_rows(len(self.types))
 
     @property
@@ -60,24 +60,26 @@ class Scan:
 
     @property
     def content(self) -> list[str]:
-        """The columns that tell rows apart, unless an id, a group or a time does: all of which something is made."""
+        """The columns whose hash decides the split if there is no id, group or time: all in use except the weight."""
         return [name for name, kind in self.types.items() if kind != value_types.OTHER and name != self.config.weight]
 
     def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
-        """These columns of a batch as float64 ``[rows]``, NaN where missing."""
+        """Return the numeric columns of a batch as float64 ``[rows]``, NaN where missing."""
         return {name: value_types.as_numbers(batch.column(name)) for name in self.numeric}
 
     @property
     def sampled_below(self) -> np.uint64:
-        """A row is in the sample if its key is at most this: a share of all rows, whoever reads them. A table of fewer
-        rows than the sample has room for is its own sample."""
+        """The largest key of a sampled row.
+
+        It selects the same share of all rows in every process. A table smaller than the sample is its own sample.
+        """
         sampled = self.budget.sample_rows(len(self.types))
         return np.uint64(min(2**64 - 1, sampled * 2**64 // max(self.rows, 1)))
 
 
 @dataclass(frozen=True)
 class ColumnCount:
-    """One column: missing values and moments by split, texts of the training rows."""
+    """Missing values and moments of one column by split, and texts of its training rows."""
 
     missing: list[int]
     moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
@@ -87,7 +89,7 @@ class ColumnCount:
 
 @dataclass
 class TextCount:
-    """One column of texts: missing values by split, texts of the training rows."""
+    """Missing values of a text column by split, and texts of its training rows."""
 
     missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
     texts: Counts = field(default_factory=Counts)
@@ -102,9 +104,10 @@ class TextCount:
 
 @dataclass
 class ScanResult:
-    """What the first pass found, in one unit or in all of them. ``rejected`` are the unit's bad rows, by number.
+    """Result of the first pass over one or all units.
 
-    ``figures`` are of the columns ``numeric``, all at once: one process merges what many have found.
+    ``rejected`` holds the row numbers of bad rows per unit. ``figures`` cover all ``numeric`` columns in one array,
+    because one process merges the results of many.
     """
 
     numeric: list[str]
@@ -148,7 +151,7 @@ class ScanResult:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch ready to be worked on. ``keep``: the rows that are not rejected, by split and then as they came."""
+    """Batch with splits; ``keep`` holds the rows that were not rejected, by split and then in input order."""
 
     batch: pa.RecordBatch
     first_row: int
@@ -156,14 +159,14 @@ class Rows:
     keep: np.ndarray
 
     def parts(self) -> Iterator[tuple[int, np.ndarray]]:
-        """For each split, its rows within the batch."""
+        """Yield each split with its rows in the batch."""
         ends = np.searchsorted(self.splits[self.keep], np.arange(len(SPLITS) + 1))
         for split in range(len(SPLITS)):
             yield split, self.keep[ends[split] : ends[split + 1]]
 
 
 def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
-    """The rows of a scanned unit, batch by batch; ``rejected`` are their numbers within the unit."""
+    """Yield a scanned unit batch by batch; ``rejected`` are row numbers in the unit."""
     done = 0
     for original, lines in read(unit, list(scan.types), scan.budget):
         batch, _ = as_declared(original, scan)
@@ -173,7 +176,7 @@ def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
 
 
 def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, rejected: np.ndarray) -> Rows:
-    """Sort the rows by their ``splits``; ``rejected`` are row numbers within the batch."""
+    """Sort the rows by their ``splits``; ``rejected`` are row numbers in the batch."""
     ordered = np.argsort(splits, kind="stable")
     if len(rejected):
         good = np.ones(batch.num_rows, bool)
@@ -183,8 +186,10 @@ def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, reject
 
 
 def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
-    """The split of each row: by time if there are cuts, else by the hash of group, id or content. ``original`` are the
-    rows as they are stored, ``batch`` the same with the types that they are read as."""
+    """Return the split of each row: by time if there are cuts, else by the hash of group, id or content.
+
+    ``original`` holds the rows as stored, ``batch`` the same rows with their declared types.
+    """
     config, rows = scan.config, batch.num_rows
     if scan.cuts:
         return assign_by_time(value_types.as_numbers(batch.column(config.time)), scan.cuts)
@@ -195,7 +200,7 @@ def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray
 
 
 def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
-    """The hashes of the column that alone decides splits: of the directory's text, else of what is stored."""
+    """Return the hashes of the column that alone decides splits, from the directory name or the stored values."""
     name, number_format = scan.config.identity, NumberFormat.of(scan.config)
     if name in unit.partition:
         text = pa.array([unit.partition[name]], pa.string())
@@ -206,7 +211,7 @@ def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan:
 
 
 def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
-    """Scan one unit. Runs in a worker process."""
+    """Scan one unit; runs in a worker process."""
     scan, unit = job
     result = ScanResult.nothing(scan)
     counting: dict[str, CodeCounts] = {}
@@ -219,7 +224,7 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
         reasons = judge_rows(batch, numbers, unreadable, scan)
         rows, figures = measure_rows(batch, numbers, unit.first_row + done, splits, reasons)
         if figures.largest > LARGEST:
-            # The extremes tell at once that there are such values; which they are is looked for only then.
+            # The extremes show cheaply whether such values exist; the rows are searched only then.
             reasons = judge_sizes(numbers) | reasons
             rows, figures = measure_rows(batch, numbers, unit.first_row + done, splits, reasons)
         result.bad += set_aside(original, reasons, lines, unit)
@@ -238,8 +243,7 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
 
 
 def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
-    """The batch with its columns as data.types declares them or as they were found to be, and the rows in which a
-    value cannot be read so."""
+    """Return the batch with its declared or inferred types, and the rows whose values cannot be read so."""
     number_format, unreadable = NumberFormat.of(scan.config), {}
     stored = batch.schema.types
     for index, (name, kind) in enumerate(scan.types.items()):
@@ -255,7 +259,7 @@ def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict
 def judge_rows(
     batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], scan: Scan
 ) -> dict[int, tuple[str, str]]:
-    """The rows that cannot be used, with column and reason: not as declared, or without a target, weight or time."""
+    """Return the unusable rows with column and reason: not as declared, or without target, weight or time."""
     reasons: dict[int, tuple[str, str]] = {}
     for name in sorted(unreadable):
         for row in unreadable[name].tolist():
@@ -276,7 +280,7 @@ def judge_rows(
 
 
 def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
-    """The rows with a number that is infinite or huge, with column and reason."""
+    """Return the rows with an infinite or huge number, with column and reason."""
     reasons: dict[int, tuple[str, str]] = {}
     for name, column in numbers.items():
         for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
@@ -287,9 +291,9 @@ def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
 def measure_rows(
     batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, splits: np.ndarray, rejected: Iterable[int]
 ) -> tuple[Rows, Figures]:
-    """The rows that are not ``rejected`` by split, and the figures of each column of ``numbers`` in each split."""
+    """Return the rows without the ``rejected`` ones, and the statistics of ``numbers`` by split."""
     rows = split_rows(batch, first_row, splits, np.array(sorted(rejected), np.int64))
-    # Figures of infinite values are not used.
+    # Statistics of infinite values are not used.
     with np.errstate(invalid="ignore", over="ignore"):
         return rows, figures_of(list(numbers.values()), [chosen for _, chosen in rows.parts()])
 
@@ -297,7 +301,7 @@ def measure_rows(
 def set_aside(
     original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit
 ) -> Iterator[BadRow]:
-    """The rows of ``reasons`` for the quarantine, with their values as they were."""
+    """Yield the rows in ``reasons`` for the quarantine, with their original values."""
     for row in sorted(reasons):
         name, reason = reasons[row]
         raw = value_types.as_python(original.column(name).slice(row, 1))[0]
@@ -311,7 +315,7 @@ def missing_texts(column: pa.Array, scan: Scan) -> np.ndarray:
 
 
 def count_rows(rows: Rows, scan: Scan, result: ScanResult) -> None:
-    """Count the rows of each split, and of each class unless it is a text."""
+    """Count the rows of each split and, unless the target is text, of each class."""
     for split, chosen in rows.parts():
         result.rows[split] += len(chosen)
         if len(chosen) and scan.types[scan.target] != value_types.TEXT:
@@ -320,7 +324,7 @@ def count_rows(rows: Rows, scan: Scan, result: ScanResult) -> None:
 
 
 def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, result: ScanResult) -> None:
-    """Texts are counted by their codes, which are named when the dictionary changes."""
+    """Count texts by their codes; codes become texts when the dictionary changes."""
     parts = [chosen for _, chosen in rows.parts()]
     for name, kind in scan.types.items():
         if kind != value_types.TEXT:
@@ -335,7 +339,7 @@ def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, result:
 
 
 def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, result: ScanResult) -> None:
-    """Take what was counted of one dictionary into ``result``."""
+    """Add the counts of one dictionary to ``result``."""
     column = result.texts[name]
     declared = scan.config.types.get(name)
     column.prose |= declared == "document" or (counts.prose and declared != "category")
@@ -354,14 +358,14 @@ def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, result: Sca
 
 
 def label_counts(target: pa.Array) -> dict[str, int]:
-    """How often each value of the target, which is no text, occurs, as text: the names of classes."""
-    # A thousand are too many to be classes, and enough to say so.
+    """Return the number of occurrences of each target value that is not text, by class name."""
+    # A thousand are too many for classes, and enough to report that.
     values, counts = (each.slice(0, 1000) for each in pc.value_counts(target).flatten())
     return dict(zip(value_types.labels(values), counts.to_pylist(), strict=True))
 
 
 def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: Drawn) -> None:
-    """Add the batch's share of the sample to the pieces ``drawn`` of each column."""
+    """Add the sampled rows of the batch to the chunks ``drawn`` of each column."""
     picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
     chosen = np.sort(rows.keep[picked[rows.keep]])
     if len(chosen) == 0:
@@ -375,7 +379,7 @@ def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: D
 
 
 def sample_of(drawn: Drawn, scan: Scan) -> pa.RecordBatch:
-    """The pieces of a unit put together."""
+    """Return the sample of a unit, concatenated from its chunks."""
     splits = np.concatenate(drawn[SPLIT])
     columns = {}
     for name, kind in scan.types.items():

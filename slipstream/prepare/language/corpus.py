@@ -1,4 +1,4 @@
-"""A corpus in pieces that are read each by itself: some files, a range of lines, a row group."""
+"""Corpus divided into independently readable chunks: some files, a range of lines, a row group."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slipstream.source.columnar import damage_named
 from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
 
-#: Of a piece. It decides which rows are set aside in which order, and so follows from the files alone.
+#: Size of a chunk. It decides the order of quarantined rows, so it depends on the files alone.
 PIECE_BYTES = 16 << 20
 PIECE_FILES = 4096
-#: A larger document would not leave the memory to work on it.
+#: Largest document; a larger one would not leave the memory to process it.
 MOST_BYTES = 256 << 20
 EXPECTED = "expected a column 'text', or 'prompt' and 'completion', or 'messages'"
 
-#: What a row is: a text, a question with its answer, or the messages of a conversation.
+#: Shape of a row: a text, a question with its answer, or the messages of a conversation.
 Shape = Literal["text", "prompt", "messages"]
 COLUMNS: dict[Shape, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -35,8 +35,11 @@ COLUMNS: dict[Shape, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Piece:
-    """``files`` are several only if each is a document. Of lines ``start`` and ``stop`` are bytes: those that begin in
-    between; of columnar files they are row groups or batches, and ``first_row`` counts the rows before."""
+    """Chunk of a corpus: several ``files`` only if each is a document.
+
+    ``start`` and ``stop`` are row groups or batches of columnar files, with ``first_row`` rows before. In JSON Lines
+    they are bytes: a chunk has the lines that start between them.
+    """
 
     files: tuple[SourceFile, ...]
     format: str
@@ -47,7 +50,7 @@ class Piece:
 
 
 class Record(NamedTuple):
-    """A row, or a whole file as a text: where it is from, and its values."""
+    """Row, or a whole file as a text: its source and values."""
 
     file: str
     line: int
@@ -55,14 +58,16 @@ class Record(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """A line without anything in it."""
+    """Empty line."""
 
     line: int
 
 
 def pieces_of(source: SourceToPrepare) -> list[Piece]:
-    """All pieces, in the order of the files. Raises ``UserError`` for files without the columns, or of which some are
-    documents and others conversations."""
+    """Return all chunks in file order.
+
+    Raise ``UserError`` for files without the columns, or that mix documents and conversations.
+    """
     if source.format == "text":
         return groups_of_files(source.files)
     pieces: list[Piece] = []
@@ -92,7 +97,7 @@ def groups_of_files(files: tuple[SourceFile, ...]) -> list[Piece]:
 
 
 def lines_of(file: SourceFile) -> list[Piece]:
-    """The pieces of JSON Lines. What is compressed is one: nobody can begin in its middle."""
+    """Return the chunks of JSON Lines; a compressed file is one, because it cannot be read from the middle."""
     with opened(file) as stream:
         first = next((line for line in stream if line.strip()), b"")
     if not first:
@@ -125,7 +130,7 @@ def shape_of(names: Any, file: SourceFile) -> Shape:
 
 
 def read_piece(piece: Piece, encoding: str) -> Iterator[Record | BadRow | Blank]:
-    """Its records, and what is none. The lines of a piece of JSON Lines are counted from its beginning."""
+    """Yield records, bad rows and blank lines; lines of JSON Lines are counted from the chunk's start."""
     if piece.format == "text":
         yield from (read_file(file, encoding) for file in piece.files)
     elif piece.format == "json":
@@ -141,7 +146,7 @@ def read_file(file: SourceFile, encoding: str) -> Record | BadRow:
         raw = stream.read()
     try:
         text = raw.decode(encoding).removeprefix("\ufeff")
-        text.encode()  # some codecs give halves of pairs, which are no text
+        text.encode()  # some codecs decode to lone surrogates, which are not text
     except UnicodeError as error:
         return BadRow(file.uri, 1, "", f"not {encoding} (data.encoding)", str(error))
     return Record(file.uri, 1, {"text": text})
@@ -150,7 +155,7 @@ def read_file(file: SourceFile, encoding: str) -> Record | BadRow:
 def read_lines(piece: Piece) -> Iterator[Record | BadRow | Blank]:
     (file,) = piece.files
     with opened(file) as stream:
-        # The line in which a piece begins belongs to the one before, unless it begins there exactly.
+        # A line that crosses the start of a chunk belongs to the chunk before.
         place = piece.start
         if piece.start:
             stream.seek(piece.start - 1)
@@ -173,7 +178,7 @@ def read_lines(piece: Piece) -> Iterator[Record | BadRow | Blank]:
 
 
 def parsed(file: SourceFile, line: bytes) -> dict[str, Any] | str:
-    """The object in a line, or why there is none."""
+    """Return the object in a line, or the reason that there is none."""
     try:
         found = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -198,7 +203,7 @@ def read_rows(piece: Piece) -> Iterator[Record]:
 
 
 def opened(file: SourceFile) -> BinaryIO:
-    """The lines of a file, decompressed if its name says that it is compressed."""
+    """Open a file for reading lines, decompressed if its name has a compression suffix."""
     stream: Any = file.open()
     if file.compression:
         stream = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), file.compression)

@@ -1,4 +1,4 @@
-"""The second pass: every document and conversation of a spool becomes token ids."""
+"""The second pass: encode every document and conversation of a spool as token ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """``kept`` is by split the share of the documents that are kept whole beside the rows."""
+    """Encoding of one spool; ``kept`` is, by split, the share of documents also stored whole."""
 
     spool: Path
     tokenizer: Path
@@ -38,9 +38,11 @@ class EncodeJob:
 
 @dataclass(frozen=True)
 class EncodedPiece:
-    """The tokens of a piece: of each split a file of so many ``tokens``, of which some are ``learned``, and the
-    documents that are kept whole. Of conversations the file holds rows, one of each; those that are ``bad`` have
-    none."""
+    """Tokens of a chunk: a file per split, and the documents stored whole.
+
+    ``tokens`` counts the tokens of a split, ``learned`` those that are learned. For conversations the file holds one
+    row each, except the ``bad`` ones.
+    """
 
     directory: Path
     tokens: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
@@ -62,12 +64,12 @@ class EncodedPiece:
 
 @lru_cache(maxsize=1)
 def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer whose files are in a JSON file."""
+    """Return the tokenizer whose files are in the JSON file ``path``."""
     return Tokenizer(json.loads(path.read_bytes()))
 
 
 def encode_documents(job: EncodeJob) -> EncodedPiece:
-    """Write the tokens of a spool: of each document its own and the end token. Runs in a worker process."""
+    """Write the tokens of every document of a spool, followed by the end token; runs in a worker process."""
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
     for split in range(len(SPLITS)):
         with piece.path(split).open("wb") as file:
@@ -78,7 +80,7 @@ def encode_documents(job: EncodeJob) -> EncodedPiece:
                     file.write(ended.data)
                     piece.tokens[split] += len(ended)
                     if row["place"] < job.kept[split]:
-                        # The end token goes before a document, too.
+                        # The end token also precedes a document.
                         whole = np.append(tokenizer.end, ended) if split == TEST else ended[:0]
                         kept.append(Document(row["name"], SPLITS[split], [row["text"]], whole))
         piece.learned[split] = piece.tokens[split]
@@ -87,8 +89,10 @@ def encode_documents(job: EncodeJob) -> EncodedPiece:
 
 
 def encode_conversations(job: EncodeJob) -> EncodedPiece:
-    """Write the rows of a spool: a conversation is one row, filled with end tokens that are not learned. One that is
-    longer than a row is set aside, never cut. Runs in a worker process."""
+    """Write every conversation of a spool as one row, padded with end tokens that are not learned.
+
+    A conversation longer than a row is quarantined, never cut. Runs in a worker process.
+    """
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
     filling = np.full(job.length + 1, -1 - tokenizer.end)
     for split in range(len(SPLITS)):
@@ -117,7 +121,7 @@ def encoded(tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[tuple[
 
 
 def why_no_row(tokens: int, learned: int, room: int) -> str:
-    """Why a conversation is set aside; empty if it is not."""
+    """Return the reason to quarantine a conversation; empty if there is none."""
     if tokens > room:
         return f"a conversation of {tokens:,} tokens, more than data.length + 1, {room:,}"
     return "" if learned else "no answer: no token of an answer is its own"

@@ -1,6 +1,6 @@
-"""Text to prepared data: read and split, make the tokenizer of the training split, encode, pack into rows.
+"""Preparation of language: read and split, train the tokenizer on the training split, encode, pack into rows.
 
-Splits, order and bytes follow from the data and the settings alone, on any number of workers.
+Splits, order and bytes depend on data and settings alone, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -52,44 +52,44 @@ from slipstream.source import quarantine
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
 
-#: Bytes of training text that a tokenizer is trained on at most, and that are kept whole for a model to compare with;
-#: and of held-out text that models are measured on.
+#: Largest number of bytes: of training text for training a tokenizer, of training text stored whole for a model to
+#: compare with, and of held-out text for measuring models.
 LEARNED_BYTES, KEPT_BYTES, MEASURED_BYTES = 256 << 20, 16 << 20, 4 << 20
-#: Ids for which int16 has room, and for -1 - id.
+#: Largest number of ids for which int16 holds both id and -1 - id.
 MOST_NARROW = 1 << 15
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What was read; of ``conversations`` each is a document. ``dropped`` of each split were set aside later."""
+    """Documents read, where a conversation is one document; ``dropped`` counts those quarantined later, by split."""
 
     units: list[ReadPiece]
     bad: list[BadRow]
     conversations: bool
-    #: Lines of its file that lie before each unit.
+    #: Lines of its file before each unit.
     before: list[int]
     dropped: list[int]
 
     @property
     def documents(self) -> list[int]:
-        """By split."""
+        """Number of documents by split."""
         return (np.sum([unit.documents for unit in self.units], axis=0) - self.dropped).tolist()
 
     def without(self, encoded: list[EncodedPiece]) -> Corpus:
-        """The same, without those that were set aside when they were encoded."""
+        """Return the corpus without the conversations quarantined during encoding."""
         dropped = np.sum([piece.bad_by_split for piece in encoded], axis=0).tolist()
         found = zip(encoded, self.before, strict=True)
         bad = [row for piece, lines in found for row in moved(piece.bad, lines)]
         return replace(self, bad=self.bad + bad, dropped=dropped)
 
     def check(self, config: DataConfig) -> None:
-        """Raises ``UserError`` if more than ``data.quarantine_limit`` cannot be used, or a split has none."""
+        """Raise ``UserError`` if more than ``data.quarantine_limit`` is unusable or a split is empty."""
         quarantine.check_limit(self.bad, sum(self.documents) + len(self.bad), config.quarantine_limit)
         check_splits(self.documents)
 
     @property
     def bytes(self) -> list[int]:
-        """By split."""
+        """Bytes by split."""
         return np.sum([unit.bytes for unit in self.units], axis=0).tolist()
 
     @property
@@ -99,7 +99,7 @@ class Corpus:
 
 
 def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: SourceToPrepare) -> None:
-    """Write the prepared data of text. Raises ``UserError`` for text that cannot be learned."""
+    """Write the prepared data of text; raise ``UserError`` for text that cannot be learned."""
     config = source.config
     corpus = read_corpus(source, scratch)
     tokenizer = Tokenizer(tokenizer_of(source, corpus))
@@ -115,9 +115,9 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
         inputs=(TensorSpec("tokens", dtype_of(tokenizer), (config.length,)),),
         task="next token",
         target="next token",
-        # A model may have more ids, to a multiple of something, than its tokenizer.
+        # A model may have more ids than its tokenizer, rounded up to a multiple.
         buckets=max(tokenizer.vocabulary, source.vocabulary),
-        # A conversation has a row to itself, and may have the end token after each of its turns.
+        # A conversation has its own row, and may have the end token after every turn.
         document_end=-1 if config.across_documents or corpus.conversations else tokenizer.end,
         learned=learned,
     )
@@ -135,8 +135,10 @@ def prepare_language(writer: ArtifactWriter, scratch: ResumableScratch, source: 
 
 
 def read_corpus(source: SourceToPrepare, scratch: ResumableScratch) -> Corpus:
-    """Raises ``UserError`` if more than ``data.quarantine_limit`` of the documents cannot be used, or a split has
-    none."""
+    """Read and split the corpus.
+
+    Raise ``UserError`` if more than ``data.quarantine_limit`` of the documents are unusable or a split is empty.
+    """
     pieces = pieces_of(source)
     conversations = pieces[0].shape != "text"
     template = source.tokenizer or (with_template(bytes_tokenizer(turns=True)) if conversations else {})
@@ -165,7 +167,7 @@ def with_template(files: TokenizerFiles) -> TokenizerFiles:
 
 
 def tokenizer_of(source: SourceToPrepare, corpus: Corpus) -> TokenizerFiles:
-    """The user's, or one that is made here."""
+    """Return the user's tokenizer, or build one."""
     if source.tokenizer:
         return source.tokenizer
     turns = corpus.conversations
@@ -177,13 +179,13 @@ def tokenizer_of(source: SourceToPrepare, corpus: Corpus) -> TokenizerFiles:
 
 
 def training_texts(corpus: Corpus) -> Iterator[str]:
-    """A fair sample of the training split, if that is larger than ``LEARNED_BYTES``."""
+    """Yield the training split, or a uniform sample of about ``LEARNED_BYTES`` if it is larger."""
     share = share_of(LEARNED_BYTES, corpus.bytes[TRAIN])
     turns = re.compile("|".join(map(re.escape, specials(turns=True))))
     for unit in corpus.units:
         for row in spooled(unit.path).select(["split", "place", "text"]).to_pylist():
             if row["split"] == TRAIN and row["place"] < share:
-                # Of conversations without the special tokens, which are not learned as text.
+                # Special tokens are removed from conversations: they are not learned as text.
                 yield from turns.split(row["text"]) if corpus.conversations else (row["text"],)
 
 
@@ -195,7 +197,7 @@ def encode_corpus(
     scratch: ResumableScratch, corpus: Corpus, tokenizer: Tokenizer, config: DataConfig
 ) -> Iterator[EncodedPiece]:
     content = json.dumps(tokenizer.files).encode()
-    # By its content, as a worker keeps what it has read by its path.
+    # Named by content, because workers cache the tokenizer by path.
     path = scratch.root / f"tokenizer-{xxhash.xxh3_128_hexdigest(content)}.json"
     path.write_bytes(content)
     kept = [0.0] * len(SPLITS)
@@ -210,7 +212,7 @@ def encode_corpus(
 
 
 def dtype_of(tokenizer: Tokenizer) -> str:
-    """The narrowest type that holds all ids, and -1 - id of them."""
+    """Return the narrowest dtype that holds every id and -1 - id."""
     return "int16" if tokenizer.vocabulary <= MOST_NARROW else "int32"
 
 
@@ -231,7 +233,7 @@ def whole(path: Path) -> pa.Table:
 
 
 def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedPiece], signature: Signature) -> DataCard:
-    """Its rows are documents."""
+    """Return the data card, whose rows are documents."""
     read = sum(corpus.documents) + len(corpus.bad)
     tokens = np.sum([piece.tokens for piece in encoded], axis=0).tolist()
     what = "conversations" if corpus.conversations else "documents"

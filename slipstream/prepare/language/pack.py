@@ -1,8 +1,7 @@
-"""Token ids to rows: the documents of a split, one after the other, cut into rows of equal length; conversations are
-rows already.
+"""Packing of token ids into rows: the documents of a split are concatenated and cut into rows of equal length.
 
-A row has one token more than a model is given, so it begins with the last of the row before: every token of a split but
-those of an incomplete last row is a target once.
+Conversations are rows already. A row has one token more than the model input and starts with the last token of the row
+before. Every token of a split is a target once, except those of an incomplete last row.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from slipstream.artifacts.prepared.data import SPLITS, Signature
 from slipstream.prepare.language.encode import EncodedPiece
 from slipstream.prepare.shuffle import Run, RunWriter, order_keys
 
-#: Tokens of a piece that are read at a time.
+#: Tokens of a chunk read at a time.
 AT_ONCE = 4 << 20
 
 
 def row_counts(pieces: list[EncodedPiece], length: int) -> list[int]:
-    """How many rows the documents of each split fill; the first document begins with an end token, too."""
+    """Return the number of full rows in each split; the first document also starts with an end token."""
     return [sum(piece.tokens[split] for piece in pieces) // length for split in range(len(SPLITS))]
 
 
 def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int | None, *, shuffle: bool) -> list[Run]:
-    """The runs ``path`` of all splits' rows; of conversations if there is no ``end`` between them."""
+    """Write the rows of all splits as the runs ``path``; without ``end``, the rows are conversations."""
     (length,), token = signature.inputs[0].shape, np.dtype(signature.inputs[0].dtype)
     width = 1 if end is not None else length + 1
     total = sum(row_counts(pieces, length)) if end is not None else stored_rows(pieces, width * token.itemsize)
@@ -44,12 +43,12 @@ def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int 
 
 
 def stored_rows(pieces: list[EncodedPiece], size: int) -> int:
-    """How many rows of ``size`` bytes the pieces hold."""
+    """Return how many rows of ``size`` bytes the chunks hold."""
     return sum(piece.path(split).stat().st_size for piece in pieces for split in range(len(SPLITS))) // size
 
 
 def tokens_of(paths: Iterable[Path], token: np.dtype, width: int) -> Iterator[np.ndarray]:
-    """The tokens of some files, a multiple of ``width`` at a time."""
+    """Yield the tokens of some files, a multiple of ``width`` at a time."""
     for path in paths:
         with path.open("rb") as file:
             while len(part := np.fromfile(file, token, max(1, AT_ONCE // width) * width)):
@@ -57,8 +56,7 @@ def tokens_of(paths: Iterable[Path], token: np.dtype, width: int) -> Iterator[np
 
 
 def packed(parts: Iterable[np.ndarray], length: int, end: int, token: np.dtype) -> Iterator[np.ndarray]:
-    """Rows ``[rows, length + 1]`` of the tokens in ``parts``, behind an end token; the last incomplete one is left
-    out."""
+    """Yield the tokens of ``parts`` as rows ``[rows, length + 1]``, after an end token; skip an incomplete last row."""
     carried = np.array([end], token)
     for part in parts:
         tokens = np.concatenate([carried, part])

@@ -1,4 +1,4 @@
-"""The first pass over a corpus: every piece becomes a spool of documents, each with its split."""
+"""The first pass over a corpus: every chunk becomes a spool of documents with their splits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
 
-#: Of the documents that are kept whole beside the rows; another one than that of the splits.
+#: Seed for the documents stored whole; differs from that of the splits.
 SAMPLE_SEED = np.uint64(0x5EED)
 #: Conversations, and characters of them, that the template renders at a time.
 AT_ONCE, CHARACTERS_AT_ONCE = 256, 1 << 18
@@ -41,7 +41,7 @@ SPOOL = pa.schema(
         ("split", pa.uint8()),
         ("place", pa.float64()),
         ("text", pa.large_string()),
-        # Of a conversation, whose text is rendered: where in it answers begin and end, and what they are.
+        # For rendered conversations: start and end of each answer in the text, and the answers.
         ("spans", pa.list_(pa.int64())),
         ("answers", pa.list_(pa.large_string())),
     ]
@@ -50,7 +50,7 @@ SPOOL = pa.schema(
 
 @dataclass(frozen=True)
 class ReadJob:
-    """``tokenizer`` are the files of the one that has the chat template of conversations."""
+    """Reading of one chunk; ``tokenizer`` holds the files with the chat template of conversations."""
 
     piece: Piece
     config: DataConfig
@@ -59,8 +59,10 @@ class ReadJob:
 
 
 class Text(NamedTuple):
-    """A document, or a conversation that was rendered, of which only the ``answers`` are learned. ``content`` is what
-    the user gave of it, which decides its split, whatever template renders it."""
+    """Document, or rendered conversation in which only the ``answers`` are learned.
+
+    ``content`` is the user's input. It decides the split, whatever template renders it.
+    """
 
     record: Record
     content: str
@@ -71,7 +73,7 @@ class Text(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """A conversation to render: its ``messages`` end with an answer, and ``content`` is all that the user gave."""
+    """Conversation to render: its ``messages`` end with an answer, and ``content`` is the user's whole input."""
 
     record: Record
     content: str
@@ -80,8 +82,11 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadPiece:
-    """What became of a piece: a spool of so many ``documents`` and ``bytes`` by split. ``lines`` counts those of JSON
-    Lines, by which the lines of later pieces of the file are found; ``hashes`` are of the contents (uint64)."""
+    """Result of reading a chunk: a spool, with ``documents`` and ``bytes`` by split.
+
+    ``lines`` counts lines of JSON Lines, to locate the lines of later chunks of the file. ``hashes`` are those of the
+    contents (uint64).
+    """
 
     path: Path
     file: str
@@ -99,9 +104,9 @@ class ReadPiece:
 
 
 def read(job: ReadJob) -> ReadPiece:
-    """Read, hash and split a piece. Runs in a worker process.
+    """Read, hash and split a chunk; runs in a worker process.
 
-    Raises ``TemplateStopped`` for a conversation at which the chat template exceeds a limit.
+    Raise ``TemplateStopped`` for a conversation at which the chat template exceeds a limit.
     """
     bad: list[BadRow] = []
     lines = 0
@@ -119,7 +124,7 @@ def read(job: ReadJob) -> ReadPiece:
         texts = list(documents(records(), bad))
     else:
         texts = list(conversations(job, records(), bad))
-        bad.sort(key=lambda row: row.line)  # those that the template renders come in batches
+        bad.sort(key=lambda row: row.line)  # rendered rows come in batches
     hashes = np.array([xxhash.xxh3_64_intdigest(each.content.encode()) for each in texts], np.uint64)
     splits = assign(hashes, job.config.split)
     sizes = np.array([len(each.text.encode()) for each in texts], np.int64)
@@ -158,7 +163,7 @@ def documents(records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
 
 
 def document(text: object) -> str:
-    """Return a text that can be learned. Raises :class:`CannotRender` for anything else."""
+    """Return a text that can be learned; raise :class:`CannotRender` for anything else."""
     if not isinstance(text, str):
         raise CannotRender("no text")
     try:
@@ -171,7 +176,7 @@ def document(text: object) -> str:
 
 
 def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
-    """Yield the rendered conversations, and add the rows that are none to ``bad``."""
+    """Yield the rendered conversations, and add the other rows to ``bad``."""
     template = template_of(job.tokenizer, job.config.date)
     specials = Tokenizer(job.tokenizer).specials
     batch: list[Conversation] = []
@@ -192,8 +197,8 @@ def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) ->
 def conversation(record: Record, specials: Sequence[str]) -> Conversation:
     """Return the conversation of a row.
 
-    Raises :class:`CannotRender` for a row that is none, or in which a message spells a special token: as text of the
-    template it would end the turn.
+    Raise :class:`CannotRender` if there is none, or if a message spells a special token: as text of the template it
+    would end the turn.
     """
     messages = messages_of(record.values)
     for text in (text for message in messages for name, text in message.items() if name != "role"):
@@ -204,7 +209,7 @@ def conversation(record: Record, specials: Sequence[str]) -> Conversation:
 
 
 def rendered(job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation], bad: list[BadRow]) -> Iterator[Text]:
-    """Yield the texts of a batch. Raises ``TemplateStopped``, which names the row."""
+    """Yield the texts of a batch; raise ``TemplateStopped`` with the row."""
     found = template.render([each.messages for each in batch])
     for record, content, _ in batch:
         try:
@@ -228,9 +233,9 @@ def spooled(path: Path) -> pa.Table:
 
 
 def first_lines(pieces: Sequence[Piece], units: Sequence[ReadPiece]) -> list[int]:
-    """Return how many lines of its file lie before every piece of JSON Lines; 0 for others, whose rows know it.
+    """Return the number of lines of its file before every chunk of JSON Lines; 0 for others, whose rows know it.
 
-    The last piece may have no unit yet.
+    The last chunk may have no unit yet.
     """
     before, of_file = [], dict[str, int]()
     for piece, unit in zip_longest(pieces, units):
@@ -241,5 +246,5 @@ def first_lines(pieces: Sequence[Piece], units: Sequence[ReadPiece]) -> list[int
 
 
 def moved(bad: list[BadRow], lines: int) -> Iterator[BadRow]:
-    """The same with so many lines before."""
+    """Yield the rows with ``lines`` added to their line numbers."""
     return (replace(row, line=row.line + lines) for row in bad)

@@ -1,7 +1,7 @@
-"""A prepared table merged by several machines: each merges a *partition*, some parts of the splits.
+"""Merge of a prepared table on several machines, by *partition*: some parts of the splits.
 
-Who encodes a share of the table writes one sorted run for each part, those of each partition in a directory of their
-own, so that who merges a partition fetches no other.
+Encoding a share writes one sorted run per part, with a directory for every partition, so that a machine fetches only
+the partition that it merges.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from slipstream.storage import copy_within_s3
 
 @dataclass(frozen=True)
 class MergePlan:
-    """What encoding and merging have to know: the parts of each partition."""
+    """Parts of each partition, with all that encoding and merging need."""
 
     transform: Transform
     rows: tuple[int, ...]
     partitions: list[list[Part]]
-    #: GiB that each process may take for data.
+    #: Data memory of each process in GiB.
     memory: float
 
     @classmethod
     def of(cls, fitting: FittedTable, number: int) -> MergePlan:
-        """At most ``number`` partitions, fewer if they would be small."""
+        """Plan at most ``number`` partitions, fewer if they would be small."""
         rows, transform = fitting.scanned.rows, fitting.fitted.transform
         itemsize = transform.signature.record.itemsize
         parts = all_parts(rows, itemsize)
@@ -49,27 +49,27 @@ class MergePlan:
         return self.transform.signature.record.itemsize
 
     def workers(self, partition: int) -> int:
-        """The processes that are worth starting for a partition."""
+        """Return the number of processes worth starting for a partition."""
         size = sum(self.rows[part.split] * self.itemsize // part.of for part in self.partitions[partition])
         return workers_for(size, self.memory)
 
 
 @dataclass(frozen=True)
 class SortedRuns:
-    """The runs of one share for one partition, whose paths are names of files."""
+    """Runs of one share for one partition; their paths are file names."""
 
     runs: list[Run]
 
 
 @dataclass(frozen=True)
 class MergedParts:
-    """The parts of one partition, whose paths are names of files."""
+    """Parts of one partition; their paths are file names."""
 
     parts: list[MergedPart]
 
 
 def directory_of(partition: int) -> str:
-    """The directory of a partition in an encoded share."""
+    """Return the directory of a partition in an encoded share."""
     return f"{partition:05d}"
 
 
@@ -83,14 +83,16 @@ def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[Run]
 
 
 def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
-    """Runs in a worker process."""
+    """Collect the rows of one part; runs in a worker process."""
     scratch, runs, itemsize, part = job
     return collect(scratch / f"part-{part.split}-{part.number}", runs, itemsize, part)
 
 
 def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Path) -> None:
-    """Merge the parts of one partition, of which ``encoded`` are the directories of all shares: the rows in ``merged``,
-    and what describes them in its summary."""
+    """Merge one partition from ``encoded``, its directories in all shares.
+
+    The rows go to ``merged``, their description to its summary.
+    """
     planned = exchange.read(plan, MergePlan)
     runs = [
         replace(run, path=str(exchange.path_in(share, run.path)))
@@ -110,8 +112,10 @@ def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Pat
 def assemble(
     directory: Path, made_by: Mapping[str, object], fitted: Path, merged: list[MergedPart], home: str = ""
 ) -> None:
-    """The prepared data in the fresh ``directory``, as :func:`slipstream.prepare.engine.prepare` makes it; without the
-    rows that lie on S3 and were copied to ``home`` there."""
+    """Write the prepared data to the fresh ``directory``, as :func:`slipstream.prepare.engine.prepare` does.
+
+    Rows on S3, already copied to ``home`` there, are not written.
+    """
     fitting = exchange.read(fitted, FittedTable)
     card = card_of(fitting)
     source = fitting.opened.source
@@ -124,7 +128,7 @@ def assemble(
 
 
 def local_parts(merged: Path) -> list[MergedPart]:
-    """The parts of a partition that lies on this machine."""
+    """Return the parts of a partition on this machine."""
     exchange.verify(merged)
     summary = exchange.read(merged / exchange.SUMMARY, MergedParts)
     return [replace(part, file=exchange.path_in(merged, part.file)) for part in summary.parts]
@@ -132,7 +136,7 @@ def local_parts(merged: Path) -> list[MergedPart]:
 
 @dataclass(frozen=True)
 class CopiedPart(MergedPart):
-    """A part that lies on S3 in the directory ``source``, and is copied there to ``home`` without coming here."""
+    """Part in the directory ``source`` on S3, copied to ``home`` within S3."""
 
     source: str
     home: str
@@ -143,7 +147,7 @@ class CopiedPart(MergedPart):
 
 
 def s3_parts(summary: Path, source: str, home: str) -> list[MergedPart]:
-    """The parts of a partition in the directory ``source`` on S3, of which the ``summary`` is here."""
+    """Return the parts of a partition in ``source`` on S3, from its local ``summary``."""
     merged = exchange.read(summary, MergedParts)
     return [
         CopiedPart(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)

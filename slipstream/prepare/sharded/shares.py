@@ -1,14 +1,13 @@
-"""One table prepared by several machines: the same functions as on one, each over a share of the units.
+"""Preparation of one table on several machines: every machine runs the usual functions on a share of the units.
 
 parse (each share of text files) → open → scan (each share) → fit → encode (each share) → merge (each partition,
 :mod:`slipstream.prepare.sharded.merge_partitions`) → assemble. The steps exchange the artifacts of
-:mod:`slipstream.artifacts.exchange`. Partial results are passed on per unit, not aggregated, and are merged in
-the order of the units: so the bytes are those of one machine, whatever the number of shares.
+:mod:`slipstream.artifacts.exchange`. Partial results are kept per unit and merged in unit order, so the bytes are those
+of one machine for any number of shares.
 
-Parquet and Arrow are read where they lie, by whoever has the share. Text is first made columnar, and of that each share
-has its *spool*. A file of text is parsed by one machine however large it is: where its records begin is known only to
-who reads it from the beginning. If a column turns out not to be of the type that the first rows suggest, one machine
-reads all files again, with this column as text.
+Parquet and Arrow are read in place. Text is first made columnar, and every share gets its *spool* of it. One machine
+parses a whole text file, however large: records can be found only by reading from the start. If a column is not of the
+type that its first rows suggest, one machine reads all files again with that column as text.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from slipstream.source.text.text_tables import (
     text_jobs,
 )
 
-#: What a value takes in memory, about.
+#: Approximate memory of a value, in bytes.
 CELL_BYTES = 8
 
 
@@ -47,29 +46,29 @@ CELL_BYTES = 8
 
 @dataclass(frozen=True)
 class TextShare:
-    """Files that one machine parses and, once it has, their ``pieces``, whose paths are names of files."""
+    """Files that one machine parses and, afterwards, their ``pieces``, whose paths are file names."""
 
     plan: TextPlan
     pieces: tuple[TextPiece, ...] = ()
 
     @property
     def workers(self) -> int:
-        """The processes that are worth starting for it."""
+        """The number of processes worth starting for it."""
         return workers_for(sum(file.size for file in self.plan.files), self.plan.config.memory)
 
 
 def open_texts(source: SourceToPrepare, number: int, directory: Path) -> list[Path]:
-    """Cut files of text into at most ``number`` shares, each in a directory in ``directory``."""
+    """Divide text files into at most ``number`` shares, each in a directory in ``directory``."""
     with unchanged(source.files):
         plans = cut_plan(plan_text(source), number)
     return [exchange.write(directory / f"{index:05d}", TextShare(plan)) for index, plan in enumerate(plans)]
 
 
 def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
-    """At most ``number`` plans for consecutive files, of about the same size if no file is too large for that."""
+    """Return at most ``number`` plans for consecutive files, of similar size unless a file is too large."""
     sizes = [file.size for file in plan.files]
     total = sum(sizes)
-    # A file belongs to the share in which its middle lies.
+    # A file belongs to the share that contains its middle.
     shares = [(2 * end - size) * number // (2 * total) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     plans = []
     for _, indices in groupby(range(len(sizes)), lambda index: shares[index]):
@@ -79,8 +78,10 @@ def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
 
 
 def parse_share(share: Path, parsed: Path) -> None:
-    """Make the files of one share columnar: the pieces in ``parsed``, and what describes them in its summary, with the
-    times alone if rows are split by time."""
+    """Make the files of one share columnar, in ``parsed``, and describe them in its summary.
+
+    If rows are split by time, the summary includes the times.
+    """
     mine = exchange.read(share, TextShare)
     with unchanged(mine.plan.files), exchange.scratch_for(parsed, mine.workers) as scratch:
         pieces = list(scratch.map(make_columnar, text_jobs(mine.plan, scratch.root)))
@@ -92,18 +93,17 @@ def parse_share(share: Path, parsed: Path) -> None:
 
 
 def times_of(piece: TextPiece, column: str) -> Path:
-    """A spool of the same name that holds one column; the lines alone if the directories give it."""
+    """Write one column to a spool of the same name; only the lines if the directories give the column."""
     path = piece.path.parent / "times" / piece.path.name
     path.parent.mkdir(exist_ok=True)
-    # Mapped, because this process has just written the file, and nobody else knows of it.
+    # Mapping is safe: this process has just written the file, and no other knows it.
     batch = pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0)
     write_spool(path, batch.select([column if column in piece.types else LINE]))
     return path
 
 
 def input_of_shares(summaries: list[Path]) -> TableInput | None:
-    """All shares as one input, whose units lie in the directories ``summaries``; ``None`` if the text has to be read
-    again."""
+    """Return all shares as one input, or None if the text must be read again; its units lie in ``summaries``."""
     parsed = [(directory, exchange.read(directory, TextShare)) for directory in summaries]
     files = [file for _, share in parsed for file in share.plan.files]
     names = [columns for _, share in parsed for columns in share.plan.names]
@@ -121,32 +121,32 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
 
 @dataclass(frozen=True)
 class Share:
-    """Units that one machine scans and then encodes. ``uri`` of those that were text is a name in their spool."""
+    """Units that one machine scans and encodes; the ``uri`` of text units is a name in their spool."""
 
     scan: Scan
     units: list[Unit]
 
     @property
     def files(self) -> list[SourceFile]:
-        """Those of the raw data that are read with it: none of text, which is in the spool."""
+        """The raw files read with it; none for text, which is in the spool."""
         return list(dict.fromkeys(unit.source for unit in self.units if not unit.spooled))
 
     @property
     def workers(self) -> int:
-        """The processes that are worth starting for it."""
+        """The number of processes worth starting for it."""
         cells = sum(unit.rows for unit in self.units) * len(self.scan.types)
         return workers_for(CELL_BYTES * cells, self.scan.config.memory)
 
 
 @dataclass(frozen=True)
 class ScannedShare:
-    """What the first pass found in each unit of a share."""
+    """Results of the first pass for each unit of a share."""
 
     units: list[ScanResult]
 
 
 class OpenedShares(NamedTuple):
-    """The directories of an opened table, of its shares and, unless they were parsed before, of their spools."""
+    """Directories of an opened table, its shares and, unless they were parsed before, their spools."""
 
     table: Path
     shares: list[Path]
@@ -154,8 +154,9 @@ class OpenedShares(NamedTuple):
 
 
 def open_shares(source: SourceToPrepare, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
-    """Open the table and cut it into at most ``number`` shares, all in ``directory``. Text that was parsed, of which
-    these are the ``summaries``, stays in the shares in which it was.
+    """Open the table and divide it into at most ``number`` shares in ``directory``.
+
+    Parsed text, described by ``summaries``, keeps its shares.
     """
     parsed = input_of_shares(summaries) if summaries else None
     files = source.listing.files
@@ -191,14 +192,14 @@ def read_share(directory: Path, spool: Path) -> Share:
 
 
 def scan_share(share: Path, spool: Path, scanned: Path) -> None:
-    """The first pass over one share."""
+    """Run the first pass over one share."""
     mine = read_share(share, spool)
     with unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as scratch:
         exchange.write(scanned, ScannedShare(list(scan_units(scratch, mine.scan, mine.units))))
 
 
 def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan: Path) -> int:
-    """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions; how many they are."""
+    """Fit on the results of all shares and plan the merge; return the number of partitions (at most ``number``)."""
     opened = exchange.read(table, OpenedTable)
     fitting = fit_table(opened, (unit for share in scanned for unit in exchange.read(share, ScannedShare).units))
     planned = MergePlan.of(fitting, number)
@@ -208,7 +209,7 @@ def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan
 
 
 def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: Path) -> None:
-    """The second pass over one share, written partition by partition."""
+    """Run the second pass over one share and write it by partition."""
     mine = read_share(share, spool)
     planned = exchange.read(plan, MergePlan)
     rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]

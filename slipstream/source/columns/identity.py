@@ -1,16 +1,15 @@
-"""What rows are told apart by: a 64-bit hash of each value, the same however the value is stored or spelled.
+"""Identity of rows: a 64-bit hash of each value, independent of its storage and spelling.
 
-Rows that hash alike share a split, so two forms of one value must never differ, while two values may well coincide:
+Rows with equal hashes share a split. Two forms of one value must never differ; two values may coincide:
 
-* A number goes by its value, be it an integer, a float, a decimal, a boolean or text that spells one. In ids and groups
-  whole numbers of any size are exact; all other numbers, and all in a row's content, go by single precision, which is
-  what a model gets to see.
-* A date or time goes by its microsecond (UTC), in whatever unit and zone, or as ISO 8601 text.
-* Any other text goes by its UTF-8 bytes (XXH3-64) in the normal form NFKC without surrounding spaces.
-* What is missing, NaN and the marks of ``data.missing`` among it, is all the same.
+* A number hashes by value, whether integer, float, decimal, boolean or text. In ids and groups whole numbers of any
+  size are exact. All other numbers, and all in a row's content, use single precision, as the model does.
+* A date or time hashes by its microsecond (UTC), in any unit and zone or as ISO 8601 text.
+* Other text hashes by its UTF-8 bytes (XXH3-64) in normal form NFKC without surrounding spaces.
+* All missing values hash alike, including NaN and the marks of ``data.missing``.
 
-``ROW_HASH`` is the version of these rules. Prepared data and exported models name it: hashes of another are not
-comparable.
+``ROW_HASH`` is the version of these rules, stored in prepared data and exported models. Hashes of different versions
+are not comparable.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from slipstream.source.columns.number_formats import FALSE, TRUE, NumberFormat
 
 ROW_HASH = 2
 MISSING = np.uint64(0x9E3779B97F4A7C15)
-#: From here on floats share their nearest whole number.
+#: Sizes from which a float may stand for several whole numbers.
 INEXACT = {pa.float32().id: 2.0**24, pa.float64().id: 2.0**53}
 NOT_A_NUMBER = r"(?i)^[+-]?nan$"
-#: As :data:`.value_types.TIMELIKE`, without words such as now, which are another time in each run.
+#: Like :data:`.value_types.TIMELIKE`, without words such as now, whose time differs in every run.
 TIME = r"^(\+?\d{4}|-\d)"
 PLAIN = NumberFormat()
 
 
 def hash_rows(columns: Iterable[tuple[str, pa.Array]], rows: int, number_format: NumberFormat = PLAIN) -> np.ndarray:
-    """uint64 ``[rows]`` of the content of named columns, in whatever order."""
+    """Return uint64 ``[rows]`` hashes of named columns, independent of their order."""
     return combined(((name, hash_values(column, number_format)) for name, column in columns), rows)
 
 
 def combined(hashes: Iterable[tuple[str, np.ndarray]], rows: int) -> np.ndarray:
-    """uint64 ``[rows]`` from the hashes of named columns: the sum of each mixed with its name."""
+    """Return uint64 ``[rows]``: the sum of the columns' hashes, each mixed with its name."""
     total = np.zeros(rows, np.uint64)
     for name, column in hashes:
         salt = np.uint64(xxhash.xxh3_64_intdigest(name.encode()))
@@ -54,7 +53,7 @@ def combined(hashes: Iterable[tuple[str, np.ndarray]], rows: int) -> np.ndarray:
 
 
 def hash_values(column: pa.Array, number_format: NumberFormat = PLAIN, exact: bool = False) -> np.ndarray:
-    """uint64 of each value of a column; ``exact`` tells all whole numbers apart, as ids and groups need it."""
+    """Return the uint64 hash of each value; ``exact`` distinguishes all whole numbers, for ids and groups."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         if len(column.dictionary) > len(column):
@@ -78,7 +77,7 @@ def is_binary(kind: pa.DataType) -> bool:
 
 @cache
 def readable_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
-    """The hashes of those marks for "missing" that may stand in a column of numbers, booleans or times."""
+    """Return the hashes of the marks for "missing" that may occur in a column of numbers, booleans or times."""
     marks = pa.array(number_format.missing, pa.string())
     hashes = hash_texts(marks.filter(pa.array(value_types.may_be_read(marks))), number_format, exact)
     return hashes[hashes != MISSING]
@@ -93,7 +92,7 @@ def all_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
 
 
 def hash_typed(column: pa.Array, exact: bool) -> np.ndarray:
-    """Of numbers, booleans and times; what is null has some hash."""
+    """Hash numbers, booleans and times; the hash of a null is arbitrary."""
     kind = column.type
     if pa.types.is_decimal(kind) and exact:
         coded = column.dictionary_encode()
@@ -108,7 +107,7 @@ def hash_typed(column: pa.Array, exact: bool) -> np.ndarray:
 
 
 def in_microseconds(column: pa.Array) -> pa.Array:
-    """Dates, times and durations as whole numbers (int64)."""
+    """Return dates, times and durations as whole numbers (int64)."""
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         unit = pa.timestamp("us", tz=getattr(kind, "tz", None))
@@ -118,7 +117,7 @@ def in_microseconds(column: pa.Array) -> pa.Array:
 
 
 def hash_integers(values: np.ndarray) -> np.ndarray:
-    """Of whole numbers, exactly; those that a float holds hash as the float does."""
+    """Hash whole numbers exactly; those that a float can hold hash as the float does."""
     numbers = values.astype(np.float64)
     held = np.abs(numbers) < INEXACT[pa.float64().id]
     bits = numbers.view(np.uint64)
@@ -126,7 +125,7 @@ def hash_integers(values: np.ndarray) -> np.ndarray:
 
 
 def hash_floats(values: np.ndarray, exact: bool) -> np.ndarray:
-    """Of numbers in single precision; whole ones as they are, if ``exact``."""
+    """Hash numbers in single precision, or whole ones exactly if ``exact``."""
     with np.errstate(over="ignore", invalid="ignore"):
         double = values.astype(np.float64, copy=False)
         single = double.astype(np.float32).astype(np.float64)
@@ -152,7 +151,7 @@ def hash_whole(value: int) -> int:
 
 
 def hash_distinct(column: pa.Array, number_format: NumberFormat, exact: bool) -> np.ndarray:
-    """Of texts and bytes, each read once; bytes hash as the text that they are, if they are one."""
+    """Hash texts and bytes, every distinct value once; bytes that are valid text hash as text."""
     coded = column.dictionary_encode()
     distinct, bits = coded.dictionary, None
     if is_binary(column.type):
@@ -173,13 +172,13 @@ def decoded(value: bytes) -> str | None:
 
 
 def hash_texts(texts: pa.Array, number_format: NumberFormat, exact: bool) -> np.ndarray:
-    """Of each text what it spells: a number, yes or no, a time, or itself."""
+    """Hash texts by meaning: a number, yes or no, a time, or the text itself."""
     texts = normal_form(texts)
     hashes = np.full(len(texts), MISSING, np.uint64)
     left = np.ones(len(texts), bool)
 
     def take(chosen: pa.Array) -> np.ndarray:
-        """The places of those texts, of the ones that are left, which are no longer left."""
+        """Return the positions of the chosen texts still left, and mark them as done."""
         places = np.flatnonzero(left & pc.fill_null(chosen, False).to_numpy(zero_copy_only=False))
         left[places] = False
         return places
@@ -212,14 +211,14 @@ def normal_form(texts: pa.Array) -> pa.Array:
 
 
 def hash_spelled(texts: pa.Array, exact: bool) -> np.ndarray:
-    """Of texts that are numbers."""
+    """Hash texts that are numbers."""
     whole = value_types.cast(texts, value_types.INTEGER)
     if whole is not None and pa.types.is_integer(whole.type):
         return hash_values(whole, PLAIN, exact)
     numbers = value_types.as_far_as_read(texts).to_numpy(zero_copy_only=False)
     hashes = hash_floats(numbers, exact)
     if exact:
-        # Beyond what a float holds the digits decide; infinite is what nobody has as an id.
+        # Digits decide beyond the precision of a float. Infinity does not occur as an id.
         for place in np.flatnonzero((np.abs(numbers) >= INEXACT[pa.float64().id]) & np.isfinite(numbers)).tolist():
             hashes[place] = hash_decimal(Decimal(texts[place].as_py()))
     return hashes
@@ -231,9 +230,9 @@ def hash_spelled(texts: pa.Array, exact: bool) -> np.ndarray:
 def hash_identities(
     column: pa.Array, number_format: NumberFormat, name: str, file: str, lines: np.ndarray
 ) -> np.ndarray:
-    """uint64 of each value of a column that alone decides the split of a row.
+    """Return the uint64 hash of each value of a column that alone decides the split.
 
-    ``lines`` are where in ``file`` the rows lie. Raises ``UserError`` for a number that was rounded on its way.
+    ``lines`` are the rows' lines in ``file``. Raise ``UserError`` for a number that may have been rounded.
     """
     if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
         column = column.cast(column.type.value_type)
@@ -249,8 +248,10 @@ def hash_identities(
 
 
 def inexact_values(column: pa.Array, number_format: NumberFormat) -> np.ndarray:
-    """Which values (bool ``[rows]``) are numbers so large that, as floats, they may be those of their neighbours; in
-    text these are the ones with an exponent or a fraction."""
+    """Return the numbers (bool ``[rows]``) so large that, as floats, they may equal their neighbours.
+
+    In text these are numbers with an exponent or a fraction.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         flawed = np.append(inexact_values(column.dictionary, number_format), False)

@@ -1,4 +1,4 @@
-"""How people write values: numbers with separators, yes and no, and columns whose type the user declares."""
+"""Spellings of values: numbers with separators, yes and no, and columns with declared types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.source.columns import value_types
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
 
-#: The types that can be declared in data.types, and what they are read as.
+#: Types that data.types can declare, and the types that they are read as.
 DECLARED = {
     "number": value_types.NUMBER,
     "date": value_types.TIME,
@@ -27,7 +27,7 @@ DECLARED = {
     "document": value_types.TEXT,
 }
 TRUE, FALSE = ("yes", "y", "t", "on"), ("no", "n", "f", "off")
-#: What can be cast to what, apart from text, which can be read as anything and made of anything but nested values.
+#: Allowed casts. Text can be read as any type, and all but nested values can become text.
 CASTS = {
     (value_types.BOOLEAN, value_types.NUMBER),
     (value_types.INTEGER, value_types.NUMBER),
@@ -37,7 +37,7 @@ CASTS = {
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """The decimal mark, the separator of thousands (or none) and the marks for "missing"."""
+    """Decimal mark, separator of thousands (or none) and marks for "missing"."""
 
     decimal: str = "."
     thousands: str = ""
@@ -49,19 +49,21 @@ class NumberFormat:
 
     @property
     def pattern(self) -> str:
-        """What a number looks like, in groups of three digits if there is a separator and the number uses it."""
+        """The pattern of a number, with optional groups of three digits if there is a separator."""
         mark = re.escape(self.decimal)
         grouped = rf"|\d{{1,3}}({re.escape(self.thousands)}\d{{3}})+" if self.thousands else ""
         return rf"^[+-]?((\d+{grouped})({mark}\d*)?|{mark}\d+)([eE][+-]?\d+)?$"
 
     def convert(self, texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
-        """As :func:`value_types.convert`, of texts as they are written: 1.234,5 and yes."""
+        """Convert as :func:`value_types.convert` does, from texts as written: 1.234,5 and yes."""
         values, failed = value_types.convert(self.normalise(texts, kind), kind, list(self.missing))
         return self.without_marks(values, kind), failed
 
     def without_marks(self, column: pa.Array, kind: str) -> pa.Array:
-        """A column of values of ``kind`` in which those that a mark for "missing" spells are null, as -999 and -999.0
-        are by "-999"; texts are left as they are."""
+        """Return a column of ``kind`` with null for values that a mark for "missing" spells.
+
+        The mark "-999" covers -999 and -999.0. Texts are unchanged.
+        """
         for value in marks_of(self, kind):
             try:
                 marked = pc.equal(column, scalar_of(value, column.type))
@@ -72,11 +74,11 @@ class NumberFormat:
         return column
 
     def guess(self, texts: pa.Array, tolerance: float) -> str:
-        """As :func:`value_types.guess`."""
+        """Return the type as :func:`value_types.guess` does."""
         kind = value_types.guess(self.normalise(texts, value_types.NUMBER), list(self.missing), tolerance)
         if kind in value_types.NUMBERS or not self.separated:
             return kind
-        # Without the numbers' respelling, which spoils times with fractions of a second.
+        # Respelling numbers would spoil times with fractions of a second.
         kind = value_types.guess(texts, list(self.missing), tolerance)
         return value_types.TEXT if kind in value_types.NUMBERS else kind
 
@@ -85,7 +87,7 @@ class NumberFormat:
         return self.decimal != "." or bool(self.thousands)
 
     def normalise(self, texts: pa.Array, kind: str) -> pa.Array:
-        """Texts as :func:`value_types.convert` reads them; what is not a number in this format stays unreadable."""
+        """Return texts as :func:`value_types.convert` expects them; text that is not a number here stays unreadable."""
         if kind in value_types.NUMBERS and self.separated:
             return self._plain_numbers(value_types.clean(texts, list(self.missing)))
         if kind == value_types.BOOLEAN:
@@ -105,32 +107,32 @@ class NumberFormat:
 
 @cache
 def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
-    """What the marks for "missing" mean that can be read as ``kind``."""
+    """Return the values of those marks for "missing" that can be read as ``kind``."""
     if kind in (value_types.TEXT, value_types.OTHER):
         return []
     marks = pa.array(number_format.missing, pa.string())
     if kind == value_types.TIME:
-        # 9999 is no year.
+        # 9999 is not a year.
         marks = pa.array([mark for mark in number_format.missing if not value_types.spells_number(mark)], pa.string())
     read_as = value_types.NUMBER if kind in value_types.NUMBERS else kind
     plain = replace(number_format, missing=()).normalise(marks, read_as)
     values = value_types.convert(plain, read_as, [])[0].to_pylist()
     if read_as == value_types.NUMBER:
-        # All digits, which a column of whole numbers or decimals may hold.
+        # All digits, as integer and decimal columns may hold them.
         spelled = [(text, value) for text, value in zip(plain.to_pylist(), values, strict=True) if value is not None]
         return [Decimal(text.strip()) if math.isfinite(value) else value for text, value in spelled if value == value]
     return [value for value in values if value is not None]
 
 
 def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
-    """A mark as a value of ``kind``. Raises ``pa.ArrowInvalid`` if that cannot hold it."""
+    """Return a mark as a value of ``kind``; raise ``pa.ArrowInvalid`` if that cannot hold it."""
     if isinstance(value, Decimal):
         value = float(value) if pa.types.is_floating(kind) else Decimal(format(value, "f"))
     return pa.scalar(value).cast(kind)
 
 
 def readings(texts: pa.Array, missing: list[str]) -> list[str]:
-    """The settings with which most texts of a column can be read as numbers, in words; none if they cannot."""
+    """Return the settings, in words, that let most texts of a column be read as numbers; empty if none do."""
     cleaned = value_types.clean(texts, missing).drop_null()
     odd = cleaned.filter(pc.invert(pc.match_substring_regex(cleaned, NumberFormat().pattern)))
     if 2 * len(odd) <= len(cleaned):
@@ -149,15 +151,17 @@ def readings(texts: pa.Array, missing: list[str]) -> list[str]:
 
 #: Currencies and shares, before or after a number.
 UNIT = r"(?:[\p{Sc}%‰]|\b(?:USD|EUR|GBP|CHF|JPY|CNY|INR)\b)"
-#: Digits with whatever separates them, with such a mark or, as accountants write losses, in parentheses.
+#: Digits and separators with such a mark or, as in accounting, in parentheses for losses.
 WITH_UNIT = rf"^(?:[+-]?\s*{UNIT}\s*[+-]?DIGITS|[+-]?DIGITS\s*{UNIT}|\(\s*{UNIT}?\s*DIGITS\s*{UNIT}?\s*\))$".replace(
     "DIGITS", r"[.,]?\d[\d.,'_ \x{00a0}\x{202f}]*"
 )
 
 
 def with_units(texts: pa.Array, missing: list[str]) -> str:
-    """The first number with a mark that no number has here, such as a currency's, if most texts are numbers and some
-    of them have one; else empty."""
+    """Return the first number with a currency or another unsupported mark.
+
+    The result is empty unless most texts are numbers and some have such a mark.
+    """
     cleaned = value_types.clean(texts, missing).drop_null()
     marked = pc.match_substring_regex(cleaned, WITH_UNIT)
     plain = pc.match_substring_regex(cleaned, r"^[+-]?[.,]?\d[\d.,'_ ]*$")
@@ -167,7 +171,7 @@ def with_units(texts: pa.Array, missing: list[str]) -> str:
 
 
 def cannot_become(stored: str, kind: str) -> bool:
-    """Whether values of the type ``stored`` cannot be read as ``kind``."""
+    """Return True if values of the type ``stored`` cannot be read as ``kind``."""
     if stored == value_types.NOTHING:
         return False
     if stored == kind or value_types.TEXT in (stored, kind):
@@ -176,7 +180,7 @@ def cannot_become(stored: str, kind: str) -> bool:
 
 
 def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
-    """A column as values of ``kind``, and which of them cannot be read so (bool ``[rows]``; those are null)."""
+    """Return a column as ``kind``, and the values that cannot be read so (bool ``[rows]``; null in the column)."""
     if kind != value_types.TEXT and value_types.type_of(column.type) == value_types.TEXT:
         return number_format.convert(column.cast(pa.string()), kind)
     values, failed = cast_typed(column, kind)
@@ -184,7 +188,7 @@ def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa
 
 
 def cast_typed(column: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
-    """As :func:`retype`, of values that are no texts or are to become some."""
+    """Convert as :func:`retype` does, for columns that are not text or become text."""
     none = np.zeros(len(column), bool)
     stored = value_types.type_of(column.type)
     if stored == kind or (stored, kind) == (value_types.INTEGER, value_types.NUMBER):
@@ -203,9 +207,9 @@ def cast_typed(column: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
 def guess_types(
     columns: Mapping[str, pa.Array], file: str, lines: np.ndarray, config: DataConfig
 ) -> tuple[dict[str, str], list[str]]:
-    """The type of each column by the first rows, and warnings of those that are mostly numbers.
+    """Infer the type of each column from its first rows; warn of text columns that are mostly numbers.
 
-    ``lines`` are where in ``file`` the rows lie.
+    ``lines`` are the rows' lines in ``file``.
     """
     types, warnings = {}, []
     number_format = NumberFormat.of(config)
@@ -240,7 +244,7 @@ def guess_types(
 
 
 def tolerance(config: DataConfig) -> float:
-    """The share of values that may be set aside before a column is taken for text."""
+    """Return the share of unreadable values above which a column is treated as text."""
     return min(config.quarantine_limit, 0.1)
 
 

@@ -1,6 +1,6 @@
-"""The one function from raw columns to a model's inputs: what training used, scoring and serving use too.
+"""Transformation of raw columns to model inputs, shared by training, scoring and serving.
 
-It is fitted on the training rows and travels as ``schema.json`` and ``statistics.json``.
+It is fitted on the training rows and stored in ``schema.json`` and ``statistics.json``.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from slipstream.source.columns import value_types
 from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.columns.number_formats import NumberFormat
 
-#: Codes of texts, and of the first in the vocabulary.
+#: Codes of missing and unseen texts, and the first of the vocabulary.
 MISSING, UNSEEN, FIRST = 0, 1, 2
-#: Ids of words and of pairs of words, and what fills up a short document.
+#: Number of ids for words and word pairs, and the id that pads short documents.
 BUCKETS = 1 << 16
 PADDING = 0
 BETWEEN_WORDS = r"[\s\p{P}\p{S}\p{C}]+"
-#: Of a long text as many characters per token are looked at; what is beyond would hardly be used.
+#: Characters read of a long text per token; more would rarely be used.
 CHARACTERS_PER_TOKEN = 64
 DAY = 86_400.0
 LAST_SECOND = 9e18
-#: Standard deviations at which an outlier is cut off, so that it cannot overflow.
+#: Standard deviations at which outliers are clipped, to prevent overflow.
 FARTHEST = 1e4
-#: Rows that are encoded at once, so that they stay in the processor's cache.
+#: Rows encoded at once, few enough to stay in the CPU cache.
 CACHED_ROWS = 8192
-#: Added to the rows of a matrix: columns a power of two apart would evict each other from the cache when it is turned.
+#: Padding of matrix rows: columns a power of two apart would evict each other from the cache during the transpose.
 APART = 16
 
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """A number made an input: ``(f(x) - mean) / std``, and the mean where x is missing.
+    """Numeric input: ``(f(x) - mean) / std``, or the mean where x is missing.
 
-    ``curve`` is "linear" (f(x) = x) or "log" (f(x) = sign(x) log(1 + |x| / scale)), which is taken for heavy tails.
-    ``part`` is what is taken of a time: "" (seconds since 1970), "hour", "weekday" (Monday is 0) or "month".
-    ``indicator`` adds an input that is 1 where x is missing.
+    ``curve`` is "linear" (f(x) = x) or "log" (f(x) = sign(x) log(1 + |x| / scale)), used for heavy tails. ``part``
+    selects a part of a time: "" (seconds since 1970), "hour", "weekday" (Monday is 0) or "month". ``indicator`` adds an
+    input that is 1 where x is missing.
     """
 
     name: str
@@ -58,13 +58,13 @@ class NumericColumn:
     indicator: bool = False
 
     def curved(self, numbers: np.ndarray) -> np.ndarray:
-        """f(x): float64 ``[rows]`` from float64 ``[rows]``; NaN, for missing, stays."""
+        """Return f(x), float64 ``[rows]`` from float64 ``[rows]``; NaN (missing) is kept."""
         return bend(take_part(numbers, self.part), self.curve, self.scale)
 
 
 @dataclass(frozen=True)
 class CategoricalColumn:
-    """A text made an int32 code: 0 missing, 1 unseen or rare, then ``vocabulary`` in order."""
+    """Text column as int32 codes: 0 missing, 1 unseen or rare, then ``vocabulary`` in order."""
 
     name: str
     vocabulary: tuple[str, ...]
@@ -75,7 +75,8 @@ class CategoricalColumn:
 
     def encode(self, texts: pa.Array, missing: list[str]) -> np.ndarray:
         texts = value_types.with_dictionary(texts)
-        # The batches of one row group share a dictionary. A pair, because threads may share this column.
+        # The batches of one row group share a dictionary. The pair is replaced at once, because threads may share this
+        # column.
         dictionary, table = self._last[-1] if self._last else (None, None)
         if table is None or not texts.dictionary.equals(dictionary):
             table = self._table(texts.dictionary, missing)
@@ -83,7 +84,7 @@ class CategoricalColumn:
         return table.take(value_types.codes_of(texts))
 
     def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
-        """The code of each text of a dictionary, and at the end that of missing ones."""
+        """Return the code of each text of a dictionary, followed by the code of missing texts."""
         distinct = value_types.clean(dictionary.cast(pa.string()), missing)
         indices = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
         codes = pc.fill_null(pc.add(indices, FIRST), UNSEEN)
@@ -92,13 +93,13 @@ class CategoricalColumn:
 
     @cached_property
     def _last(self) -> list[tuple[pa.Array, np.ndarray]]:
-        """The dictionary that was encoded last, and its table."""
+        """The last encoded dictionary and its table."""
         return []
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Raw columns to inputs and target. ``types`` are the types of the raw columns that it reads."""
+    """Transformation of raw columns to inputs and target; ``types`` are those of the raw columns read."""
 
     target: str
     task: str
@@ -111,10 +112,10 @@ class Transform:
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
-    #: The column of weights, if there is one, and the mean over the training rows by which they are divided.
+    #: Column of weights, if any, and the mean over the training rows that divides them.
     weight: str = ""
     weight_mean: float = 1.0
-    #: The columns of texts that are learned from by their words, and how many ids are kept of each.
+    #: Text columns learned from by their words, and the number of ids kept of each.
     documents: tuple[str, ...] = ()
     text_length: int = 0
 
@@ -124,7 +125,7 @@ class Transform:
 
     @property
     def columns(self) -> list[str]:
-        """The raw columns that are inputs, each once."""
+        """The raw columns used as inputs, without repetition."""
         names = [column.name for column in self.numeric] + [column.name for column in self.categorical]
         return list(dict.fromkeys([*names, *self.documents]))
 
@@ -153,10 +154,10 @@ class Transform:
     def encode(
         self, batch: pa.RecordBatch, out: np.ndarray, numbers: Mapping[str, np.ndarray] = MappingProxyType({})
     ) -> None:
-        """Write the inputs of raw rows into ``out``, a structured array ``[rows]`` with the signature's fields.
+        """Write the inputs of raw rows to ``out``, a structured array ``[rows]`` with the signature's fields.
 
-        ``numbers`` are columns that were read before, as :func:`.value_types.as_numbers` reads them.
-        Raises ``UserError`` when a column is missing or holds values of another type.
+        ``numbers`` are columns already read by :func:`.value_types.as_numbers`. Raise ``UserError`` if a column is
+        missing or has values of another type.
         """
         there = set(batch.schema.names)
         absent = [name for name in self.columns if name not in there]
@@ -172,14 +173,14 @@ class Transform:
         for start in range(0, batch.num_rows, CACHED_ROWS):
             rows = slice(start, start + CACHED_ROWS)
             if self.numeric:
-                # An outlier may be too large for float32 before it is cut off.
+                # An outlier may exceed float32 before it is clipped.
                 with np.errstate(over="ignore"):
                     self._encode_numbers({name: column[rows] for name, column in numbers.items()}, out["numeric"][rows])
             if self.categorical:
                 out["categorical"][rows] = codes[:, rows].T
 
     def _encode_numbers(self, numbers: dict[str, np.ndarray], out: np.ndarray) -> None:
-        """All numeric inputs at once: column after column as the rows of a matrix, which is turned at the end."""
+        """Encode all numeric inputs as rows of a matrix, transposed at the end."""
         rows, width = out.shape
         matrix = np.empty((width, rows + APART), np.float32)[:, :rows]
         deviations = np.empty(rows)
@@ -187,7 +188,7 @@ class Transform:
             np.subtract(column.curved(numbers[column.name]), column.mean, out=deviations)
             np.divide(deviations, column.std, out=matrix[index], casting="same_kind")
         inputs = matrix[: len(self.numeric)]
-        # The extremes tell at once whether all is well: they are NaN if any value is.
+        # The extremes are a cheap check of all values: they are NaN if any value is.
         usual = (inputs.min(axis=1, initial=0) >= -FARTHEST) & (inputs.max(axis=1, initial=0) <= FARTHEST)
         for unusual in np.flatnonzero(~usual):
             np.clip(inputs[unusual], -FARTHEST, FARTHEST, out=inputs[unusual])
@@ -197,7 +198,7 @@ class Transform:
         out[...] = matrix.T
 
     def encode_target(self, column: pa.Array) -> np.ndarray:
-        """int32 class numbers, or float32 in the target's own units."""
+        """Return int32 class numbers, or float32 values in the target's units."""
         if self.task == "regression":
             return value_types.as_numbers(column).astype(np.float32)
         if self.types[self.target] == value_types.TEXT:
@@ -208,7 +209,7 @@ class Transform:
         return table[distinct.indices.to_numpy()]
 
     def encode_weight(self, column: pa.Array) -> np.ndarray:
-        """float32 ``[rows]``, with a mean of 1 over the training rows: the loss keeps its scale."""
+        """Return float32 ``[rows]`` with mean 1 over the training rows, so that the loss keeps its scale."""
         return (value_types.as_numbers(column) / self.weight_mean).astype(np.float32)
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
@@ -237,7 +238,7 @@ def bend(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
 
 
 def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
-    """A part of times in seconds since 1970 (UTC), as float64 with NaN where missing."""
+    """Return a part of times in seconds since 1970 (UTC) as float64, NaN where missing."""
     if part == "":
         return seconds
     if part == "hour":
@@ -245,7 +246,7 @@ def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
     if part == "weekday":
         return (np.floor(seconds / DAY) + 3) % 7  # 1970-01-01 was a Thursday
     gaps = np.isnan(seconds)
-    # Times beyond what 64 bits count have some month.
+    # Times beyond the range of 64 bits get an arbitrary month.
     months = (
         np.where(gaps, 0, seconds.clip(-LAST_SECOND, LAST_SECOND))
         .astype("datetime64[s]")
@@ -256,14 +257,14 @@ def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
     return np.where(gaps, np.nan, months)
 
 
-# Words of documents. There is no vocabulary to fit or to carry along, so a text has the same ids whatever else is in
-# the data (Weinberger et al. 2009, Feature Hashing; pairs as in Joulin et al. 2016, Bag of Tricks for Efficient Text
-# Classification).
+# Words of documents are hashed, not looked up in a fitted vocabulary, so a text always has the same ids (Weinberger et
+# al. 2009, Feature Hashing; pairs as in Joulin et al. 2016, Bag of Tricks for Efficient Text Classification).
 
 
 def tokenise(texts: pa.Array, length: int) -> np.ndarray:
-    """int32 ``[rows, length]`` of texts: the ids of the first words, each followed by that of its pair with the next
-    word; then ``PADDING``. Upper and lower case and the forms of Unicode (NFKC) are the same; a missing text is empty.
+    """Return int32 ``[rows, length]`` ids of the first words, each followed by the id of its pair with the next.
+
+    The rest is ``PADDING``. Case and Unicode forms (NFKC) are ignored; a missing text is empty.
     """
     cut = pc.utf8_slice_codeunits(pc.fill_null(texts.cast(pa.string()), ""), 0, CHARACTERS_PER_TOKEN * length)
     plain = pc.utf8_lower(pc.utf8_normalize(cut, form="NFKC"))
@@ -277,7 +278,7 @@ def tokenise(texts: pa.Array, length: int) -> np.ndarray:
     positions = 2 * (np.arange(len(rows)) - begins[rows])
     out = np.full((len(texts), length), PADDING, np.int32)
     put(out, rows, positions, hashes)
-    # A pair is told from its reverse by the rotation of its first word.
+    # Rotating the first word distinguishes a pair from its reverse.
     pairs = splitmix64(np.bitwise_or(hashes[:-1] << np.uint64(1), hashes[:-1] >> np.uint64(63)) ^ hashes[1:])
     together = rows[1:] == rows[:-1]
     put(out, rows[:-1][together], positions[:-1][together] + 1, pairs[together])
@@ -285,7 +286,7 @@ def tokenise(texts: pa.Array, length: int) -> np.ndarray:
 
 
 def hash_words(words: pa.Array) -> np.ndarray:
-    """uint64 of each word."""
+    """Return the uint64 hash of each word."""
     encoded = words.dictionary_encode()
     distinct = [xxhash.xxh3_64_intdigest(word.encode()) for word in encoded.dictionary.to_pylist()]
     return np.array(distinct, np.uint64)[encoded.indices.to_numpy()] if distinct else np.empty(0, np.uint64)

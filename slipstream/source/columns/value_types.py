@@ -1,4 +1,4 @@
-"""What kind of values a column holds, and text turned into them."""
+"""Types of column values, and conversion of text to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 INTEGER, NUMBER, BOOLEAN, TIME, TEXT, OTHER = "integer", "number", "boolean", "time", "text", "other"
 NUMBERS = (INTEGER, NUMBER)
-#: The type of a column that stores none (Arrow's null): it takes that of the same column in another file.
+#: Type of a column without values (Arrow's null): it takes the type of the same column in another file.
 NOTHING = "nothing"
 ARROW = {
     INTEGER: pa.int64(),
@@ -23,16 +23,16 @@ ARROW = {
 }
 
 
-#: What every text has that can be read as a number, a boolean or a time.
+#: Pattern found in every text that can be read as a number, boolean or time.
 READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false|now|today)$"
-#: How every text begins that pandas reads as an ISO 8601 time: a year, which may be negative, or a word such as now.
+#: Start of every text that pandas reads as an ISO 8601 time: a year, possibly negative, or a word such as now.
 TIMELIKE = r"(?i)^(\+?\d{4}|-\d|(now|today)$)"
-#: So many texts are read one by one if there is one among them that Arrow cannot read as a number.
+#: Most texts parsed one by one when Arrow cannot read them all as numbers.
 LOOKED_AT = 32
 
 
 def type_of(kind: pa.DataType) -> str:
-    """The type of an Arrow column: one of the constants above."""
+    """Return the type of an Arrow column: one of the constants above."""
     kind = inner_type(kind)
     if pa.types.is_boolean(kind):
         return BOOLEAN
@@ -48,7 +48,7 @@ def type_of(kind: pa.DataType) -> str:
 
 
 def inner_type(kind: pa.DataType) -> pa.DataType:
-    """The type of the values, whatever they are wrapped in: a dictionary, runs or an extension type."""
+    """Return the type of the values inside a dictionary, runs or an extension type."""
     while True:
         if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
             kind = kind.value_type
@@ -58,26 +58,26 @@ def inner_type(kind: pa.DataType) -> pa.DataType:
             return kind
 
 
-#: Types for which Arrow lacks the kernels that are used here, and those that hold the same values.
+#: Types for which Arrow lacks required kernels, and substitutes that hold the same values.
 SUBSTITUTES = {
     pa.float16().id: lambda _: pa.float32(),
     pa.decimal32(1).id: lambda kind: pa.decimal128(kind.precision, kind.scale),
     pa.decimal64(1).id: lambda kind: pa.decimal128(kind.precision, kind.scale),
     pa.string_view().id: lambda _: pa.string(),
     pa.binary_view().id: lambda _: pa.binary(),
-    # Of an unknown zone, which is only what the times are shown in.
+    # For an unknown zone, which only affects display.
     pa.timestamp("s").id: lambda kind: pa.timestamp(kind.unit, "UTC"),
 }
 
 
 def has_values(kind: pa.DataType) -> bool:
-    """Whether the values can be compared. Of nested ones and of months and days together nothing is made."""
+    """Return True if the values can be compared; nested values and intervals of months and days are not used."""
     inner = inner_type(kind)
     return not (pa.types.is_nested(inner) or pa.types.is_interval(inner))
 
 
 def is_simple(kind: pa.DataType) -> bool:
-    """Whether :func:`simplified` leaves such a column as it is."""
+    """Return True if :func:`simplified` leaves such a column unchanged."""
     if pa.types.is_dictionary(kind):
         inner, index = kind.value_type, kind.index_type
         return index in (pa.int32(), pa.int64()) and type_of(inner) == TEXT and is_simple(inner)
@@ -97,7 +97,7 @@ def is_known_zone(zone: str) -> bool:
 
 
 def simplified(column: pa.Array) -> pa.Array:
-    """The same values in a type on which all that follows can work: plain, or a dictionary of texts.
+    """Return the values in a type that all later steps support: plain, or a dictionary of texts.
 
     Values that cannot be compared (:func:`has_values`) become null.
     """
@@ -109,7 +109,7 @@ def simplified(column: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         return simplified(column.storage)
     if pa.types.is_run_end_encoded(kind):
-        # Arrow decodes few types of runs by itself.
+        # Arrow decodes few run-end encoded types.
         rows = np.arange(column.offset, column.offset + len(column))
         return simplified(column.values).take(pa.array(np.searchsorted(column.run_ends, rows, side="right")))
     if pa.types.is_dictionary(kind):
@@ -121,7 +121,7 @@ def simplified(column: pa.Array) -> pa.Array:
 
 
 def wider(a: str, b: str) -> str | None:
-    """The type that holds the values of both; ``None`` if there is none but text."""
+    """Return the type that holds the values of both; ``None`` if only text does."""
     if a == b or b == NOTHING:
         return a
     if a == NOTHING:
@@ -130,7 +130,7 @@ def wider(a: str, b: str) -> str | None:
 
 
 def clean(texts: pa.Array, missing: list[str]) -> pa.Array:
-    """Without the spaces around each value, and with the marks for "missing" made null."""
+    """Return the texts without surrounding spaces, and null for marks of "missing"."""
     trimmed = pc.utf8_trim_whitespace(texts)
     marked = pc.is_in(trimmed, value_set=pa.array(missing, trimmed.type)) if missing else None
     if marked is None or not pc.any(marked).as_py():
@@ -139,14 +139,14 @@ def clean(texts: pa.Array, missing: list[str]) -> pa.Array:
 
 
 def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
-    """The narrowest type that all but the share ``tolerance`` of the values can be read as."""
+    """Return the narrowest type for all values but the share ``tolerance``."""
     present = clean(texts, missing).drop_null()
     if len(present) == 0:
         return NUMBER
     # 007 is a code, not the number 7.
     if pc.any(pc.match_substring_regex(present, r"^[+-]?0\d")).as_py():
         return TEXT
-    # Each text is tried once, however often it occurs.
+    # Each distinct text is tried once.
     texts, counts = pc.value_counts(present).flatten()
     most, times = tolerance * len(present), counts.to_numpy()
     if times[~may_be_read(texts)].sum() > most:
@@ -159,12 +159,12 @@ def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
 
 
 def may_be_read(texts: pa.Array) -> np.ndarray:
-    """Which texts look as if they were something else (bool ``[rows]``); all others cannot be read as anything."""
+    """Return the texts that may be readable as another type (bool ``[rows]``); others never are."""
     return pc.match_substring_regex(texts, READABLE).to_numpy(zero_copy_only=False)
 
 
 def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
-    """Of a column of text that is mostly numbers, which values are not (bool ``[rows]``); else ``None``."""
+    """Return the values that are not numbers (bool ``[rows]``) in a mostly numeric text column; else ``None``."""
     cleaned = clean(texts, missing)
     present = cleaned.drop_null()
     if 2 * np.count_nonzero(~may_be_read(present)) >= len(present):
@@ -175,15 +175,15 @@ def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
 
 
 def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
-    """Text as values of ``kind`` and which of them cannot be read so (bool ``[rows]``; those are null).
+    """Return texts as ``kind``, and the values that cannot be read so (bool ``[rows]``; null in the column).
 
-    Whole numbers that turn out to have fractions come back as numbers, and texts as codes into a dictionary.
+    Integers that turn out to have fractions become numbers. Texts become codes into a dictionary.
     """
     none = np.zeros(len(texts), bool)
     if kind == TEXT:
         coded = texts.dictionary_encode()
         return pa.DictionaryArray.from_arrays(coded.indices, clean(coded.dictionary, missing)), none
-    # Most columns need no cleaning, which takes longer than reading the numbers; a mark such as -999 would be read.
+    # Most columns need no cleaning, which takes longer than reading the numbers; but a mark such as -999 would be read.
     read = None if any(map(spells_number, missing)) else cast(texts, kind)
     if read is not None:
         return read, none
@@ -197,7 +197,7 @@ def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, n
 
 
 def cast(texts: pa.Array, kind: str) -> pa.Array | None:
-    """All texts as values of ``kind``, whole numbers as numbers if need be; ``None`` if one of them is not."""
+    """Return all texts as ``kind``, integers as numbers if necessary; ``None`` if one cannot be read."""
     for target in (INTEGER, NUMBER) if kind == INTEGER else (kind,):
         try:
             return texts.cast(ARROW[target])
@@ -208,13 +208,13 @@ def cast(texts: pa.Array, kind: str) -> pa.Array | None:
 
 @cache
 def spells_number(text: str) -> bool:
-    """Whether the text would be read as a number; NaN is none."""
+    """Return True if the text reads as a number other than NaN."""
     read = cast(pa.array([text]), NUMBER)
     return read is not None and not math.isnan(read[0].as_py())
 
 
 def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
-    """The values that can be read as ``kind``, null where they cannot."""
+    """Return the values read as ``kind``, null where that fails."""
     if kind == BOOLEAN:
         values = {"true": True, "false": False}
         return pa.array([values.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
@@ -224,14 +224,17 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
         import pandas as pd  # seldom needed, and slow to import
 
         read = pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")
-        # What is cut off of nanoseconds is no error.
+        # Truncated nanoseconds are not an error.
         return pa.array(read).cast(ARROW[TIME], safe=False)
     return as_far_as_read(cleaned)
 
 
 def as_far_as_read(texts: pa.Array) -> pa.Array:
-    """Texts as numbers (float64), null where they are none, which are few for the most part: they are found by halving
-    until what is left can be read, or is short enough to be looked at one by one."""
+    """Return texts as float64, null where they are not numbers.
+
+    Failures are usually few. They are found by bisection down to ranges that can be read or are short enough to parse
+    one by one.
+    """
     read = cast(texts, NUMBER)
     if read is not None:
         return read
@@ -242,7 +245,7 @@ def as_far_as_read(texts: pa.Array) -> pa.Array:
 
 
 def number_of(text: str | None) -> float | None:
-    """A number, which may be written in a way that Arrow does not know, such as +5 or .5; ``None`` if it is none."""
+    """Parse a number, also in forms that Arrow does not know, such as +5 or .5; return ``None`` if it is not one."""
     if text is None or "_" in text or not text.isascii():
         return None  # Python would read 1_000, and the digits of other scripts
     try:
@@ -252,14 +255,14 @@ def number_of(text: str | None) -> float | None:
 
 
 def as_numbers(column: pa.Array) -> np.ndarray:
-    """A column of numbers, booleans or times as float64 ``[rows]``: NaN where missing, times in seconds since 1970."""
+    """Return numbers, booleans or times as float64 ``[rows]``: NaN where missing, times in seconds since 1970."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return as_numbers(column.cast(kind.value_type))
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         nanoseconds = pa.types.is_timestamp(kind) and kind.unit == "ns"
         try:
-            # What is cut off of nanoseconds is no error, but what microseconds cannot hold is.
+            # Truncated nanoseconds are not an error, but values beyond the range of microseconds are.
             microseconds = column.cast(pa.timestamp("us", tz=getattr(kind, "tz", None)), safe=not nanoseconds)
         except pa.ArrowInvalid:
             return as_numbers(column.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())) * seconds_in(kind)
@@ -270,37 +273,37 @@ def as_numbers(column: pa.Array) -> np.ndarray:
 
 
 def seconds_in(kind: pa.DataType) -> float:
-    """How long the unit is in which a type of dates or times counts."""
+    """Return the unit, in seconds, of a type of dates or times."""
     if pa.types.is_date32(kind):
         return 86_400.0
     return 1e-3 if pa.types.is_date64(kind) or kind.unit == "ms" else 1.0
 
 
 def with_dictionary(column: pa.Array) -> pa.DictionaryArray:
-    """The same values as codes into a dictionary."""
+    """Return the values as codes into a dictionary."""
     return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
 
 
 def codes_of(column: pa.DictionaryArray) -> np.ndarray:
-    """The index of each value in the dictionary, and of missing ones the index after its last: whole numbers."""
+    """Return the dictionary index of each value; missing values get the index after the last."""
     codes = column.indices if column.indices.null_count == 0 else pc.fill_null(column.indices, len(column.dictionary))
     return codes.to_numpy(zero_copy_only=False)
 
 
 def label(value: object) -> str:
-    """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
+    """Return a class name; whole numbers lose the fraction, so that 1 and 1.0 are one class."""
     if isinstance(value, Decimal):
         value = float(value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def labels(column: pa.Array) -> list[str]:
-    """The names of classes. Times that Python cannot hold, or of an unknown zone, are named by their number."""
+    """Return class names; times outside Python's range or of an unknown zone are named by their number."""
     return [label(value) for value in as_python(column)]
 
 
 def as_python(column: pa.Array) -> list[object]:
-    """The values as Python's; times that Python cannot hold, or whose zone it does not know, as Arrow's numbers."""
+    """Return Python values; times outside Python's range or of an unknown zone are Arrow's numbers."""
     try:
         return column.to_pylist()
     except (ValueError, OverflowError, pa.ArrowInvalid):

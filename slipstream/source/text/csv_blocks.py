@@ -1,4 +1,4 @@
-"""Delimited text (CSV): cut into blocks of whole records, and each block parsed with every bad record accounted for."""
+"""Delimited text (CSV), cut into blocks of whole records; parsing a block accounts for every bad record."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 BLOCK_BYTES = 12 << 20
-#: A record may have at least this many bytes; one that is longer than these and a block is no record.
+#: Guaranteed record size. Bytes longer than this and a block are not a record.
 RECORD_BYTES = 4 << 20
-#: As much is kept of a line that is no record.
+#: Bytes kept of a faulty line.
 FAULTY_BYTES = 2 << 10
 NEVER_CLOSES = "a quote opens here and never closes"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Whole records of one file, as UTF-8. ``first_line`` counts from 1.
+    """Whole records of one file, as UTF-8; ``first_line`` counts from 1.
 
-    ``content`` is not held for what lies in a local file just so, from byte ``offset`` on: to read it again, in the
-    process that parses it, takes a fraction of the time of sending it there.
+    ``content`` is None for bytes stored unchanged in a local file from ``offset`` on: reading them again in the process
+    that parses them is several times faster than sending them there.
 
-    A block with a ``fault`` is the beginning of one line, which is no record: the text says why.
+    A block with a ``fault`` is the start of one line that is not a record; the text gives the reason.
     """
 
     file: str
@@ -57,7 +57,7 @@ class Block:
 
     @cached_property
     def data(self) -> bytes:
-        """Raises ``UserError`` if it has to be read again and is not there any more."""
+        """The content; reading it again raises ``UserError`` if the file was truncated."""
         if self.content is not None:
             return self.content
         with SourceFile(self.file, self.offset + self.size).open() as source:
@@ -70,9 +70,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Parsed:
-    """``table``: one text column per name, as it is. ``lines``: int64 ``[rows]``, where each record begins in ``file``.
+    """Parsed block: ``table`` has one unconverted text column per name.
 
-    ``nested`` are columns in which there are lists or objects, of which nothing is made.
+    ``lines`` (int64 ``[rows]``) is the line in ``file`` on which each record starts. ``nested`` columns hold lists or
+    objects and are not used.
     """
 
     file: str
@@ -87,7 +88,7 @@ class Parsed:
 
 
 class Utf8Stream:
-    """Reads a file decompressed and as UTF-8, without its byte-order mark."""
+    """Reader of a file, decompressed and as UTF-8, without the byte-order mark."""
 
     def __init__(self, file: SourceFile, config: DataConfig) -> None:
         self._file = file
@@ -96,13 +97,13 @@ class Utf8Stream:
         self._decoder = None if codec.name == "utf-8" else codec.incrementaldecoder()
         raw = file.open()
         self._raw = raw if file.compression is None else pa.CompressedInputStream(raw, file.compression)
-        #: Whether what is read is what lies in a local file.
+        #: True if the bytes read are those of a local file.
         self.plain = file.local and file.compression is None and self._decoder is None
-        #: How many bytes of the decompressed file were read.
+        #: Bytes read of the decompressed file.
         self.offset = 0
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes of the file, as UTF-8; empty at its end. Raises ``UserError`` if it is damaged."""
+        """Return at most ``size`` bytes of the file as UTF-8, empty at its end; raise ``UserError`` for damage."""
         try:
             data = self._raw.read(size)
         except (OSError, EOFError, pa.ArrowException) as error:
@@ -124,7 +125,7 @@ class Utf8Stream:
         return data.removeprefix(codecs.BOM_UTF8) if first else data
 
     def back(self, size: int) -> None:
-        """Read the last ``size`` bytes of a plain file again."""
+        """Move back by ``size`` bytes in a plain file."""
         self.offset -= size
         self._raw.seek(self.offset)
 
@@ -139,10 +140,10 @@ class Utf8Stream:
 
 
 def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """The file in blocks that end where a record ends. Raises ``UserError`` at the first byte that is not UTF-8.
+    """Yield the file in blocks that end at record ends.
 
-    Of a record that does not end the first line is a block by itself, with its ``fault``, and what follows is taken for
-    records again: so no block begins or ends within a value.
+    The first line of an unclosed record becomes a block of its own, with a ``fault``, and parsing restarts after it: no
+    block starts or ends within a value. Raise ``UserError`` at the first byte that is not UTF-8.
     """
     line, rest, more = 1, b"", True
     with Utf8Stream(file, config) as stream:
@@ -170,12 +171,12 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
             if stream.plain:
                 stream.back(len(whole) - end)
             rest = b"" if stream.plain else whole[end:]
-            # What follows one line with a fault may be a block already, and more.
+            # The text after a faulty line may already be a block or more.
             more = len(rest) < block_bytes
 
 
 def beyond_line(stream: Utf8Stream, data: bytes, block_bytes: int) -> bytes:
-    """What was read beyond the line that does not end in ``data``, by reading on until it does."""
+    """Read to the end of the line left open in ``data``; return the bytes after it."""
     while not (end := first_line_end(data)):
         more = stream.read(block_bytes)
         if not more:
@@ -200,7 +201,7 @@ def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
 
 
 def read_header(file: SourceFile, config: DataConfig) -> list[str]:
-    """The names in the first line, stripped. Raises ``UserError`` if there is none."""
+    """Return the stripped names in the first line; raise ``UserError`` if there is none."""
     for block in read_blocks(file, config, RECORD_BYTES):
         if block.fault:
             raise UserError(f"{file.uri}, line {block.first_line}: {block.fault}; expected a header line and rows")
@@ -220,7 +221,7 @@ def csv_reader(text: str, config: DataConfig) -> Reader:
 
 
 def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
-    """The csv module's reader of the records in ``lines``."""
+    """Return the csv module's reader of the records in ``lines``."""
     csv.field_size_limit(1 << 30)
     return csv.reader(
         lines,
@@ -232,7 +233,7 @@ def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
 
 
 def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
-    """Parse one block. Rows of another width are returned as bad, and so is a record whose quote never closes."""
+    """Parse one block; return rows of wrong width and records with unclosed quotes as bad."""
     if block.fault:
         return faulty(block, names)
     if ends_in_quotes(block.data, config):
@@ -269,7 +270,7 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
     if starts is None:
         return parse_carefully(block, names, config, skip_header)
     good = np.ones(records, bool)
-    # Arrow numbers the records of the block from 1 and passes over empty lines.
+    # Arrow numbers the records of the block from 1 and skips empty lines.
     good[[row.number - 1 for row in ragged]] = False
     bad = [
         BadRow(block.file, int(starts[row.number - 1]), "", width(row.actual_columns, len(names)), row.text)
@@ -282,7 +283,7 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
 
 
 def faulty(block: Block, names: list[str]) -> Parsed:
-    """The one line of a block with a fault, set aside."""
+    """Return the line of a faulty block as a bad row."""
     bad = BadRow(block.file, block.first_line, "", block.fault, block.data.decode(errors="replace").rstrip("\r\n"))
     return Parsed(block.file, empty_table(names), np.empty(0, np.int64), [bad])
 
@@ -296,7 +297,7 @@ def empty_table(names: list[str]) -> pa.Table:
 
 
 def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray | None:
-    """The line on which each record begins: int64 ``[records]``; ``None`` if lines and records do not match."""
+    """Return the line on which each record starts (int64 ``[records]``); ``None`` if lines and records do not match."""
     data = np.frombuffer(block.data, np.uint8)
     starts = np.concatenate([[0], breaks_in(data) + 1])
     first = data[starts[starts < len(data)]]
@@ -317,7 +318,7 @@ def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray |
 
 
 def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
-    """Record by record, for blocks in which a quote never closes: slower, and sure to find the next good record."""
+    """Parse record by record a block with an unclosed quote: slower, but always finds the next good record."""
     lines = list(io.StringIO(block.data.decode(), newline=""))
     rows: list[list[str]] = []
     starts: list[int] = []
@@ -344,8 +345,10 @@ def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_hea
 
 
 def next_record(lines: list[str], at: int, config: DataConfig) -> tuple[int, list[str] | None]:
-    """How many lines the record that begins on line ``at`` takes, and its fields: [] if the line is empty, ``None``
-    if its quote does not close, in which case only its first line is used up."""
+    """Return the number of lines of the record starting on line ``at``, and its fields.
+
+    The fields are [] for an empty line and ``None`` if a quote is not closed; then only the first line is consumed.
+    """
     closed = True
 
     def following() -> Iterator[str]:

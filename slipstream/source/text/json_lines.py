@@ -1,4 +1,4 @@
-"""JSON Lines: an object on each line, read as text cell by cell, so that types are worked out as they are for CSV."""
+"""JSON Lines: one object per line, with values read as text so that types are inferred as for CSV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RAW_CHARACTERS = 200
 
 
 def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> Parsed:
-    """The rows at the beginning of a file. Raises ``UserError`` if there is no object with a value."""
+    """Return the rows at the start of a file; raise ``UserError`` if no object has a value."""
     block = next(read_blocks(file, config, sample_bytes), Block(file.uri, 1, 0, 0, b""))
     parsed = parse(block, [], config)
     if not parsed.table.num_columns:
@@ -27,9 +27,9 @@ def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> Pars
 
 
 def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
-    """One text column for each of ``names``, and then for each other key that occurs.
+    """Parse a block into text columns: ``names`` first, then every other key that occurs.
 
-    Numbers keep their digits. Lists and objects as values come as JSON.
+    Numbers keep their digits. Lists and objects stay JSON.
     """
     if block.fault:
         return faulty(block, names)
@@ -53,11 +53,11 @@ def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
 
 
 class Unreadable(Exception):
-    """A line that is no row, and why."""
+    """Line that is not a row, with the reason."""
 
 
 def object_on(line: bytes) -> dict[str, object]:
-    """The object, with numbers as they are written. Raises ``Unreadable``."""
+    """Return the object with numbers as written; raise ``Unreadable`` if there is none."""
     try:
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):

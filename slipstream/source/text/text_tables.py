@@ -1,4 +1,4 @@
-"""Tables of text (CSV, JSON Lines), block by block made columnar with the types that the first rows suggest."""
+"""Text tables (CSV, JSON Lines), made columnar block by block with types inferred from the first rows."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from slipstream.source.tables import Partitions, check_columns, check_names, fin
 from slipstream.source.text import csv_blocks, json_lines
 from slipstream.source.text.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
 
-#: Of the first file, as much is looked at to guess the types, and of each file to find its delimiter.
+#: Bytes for inferring types, from the first file, and for finding the delimiter, from every file.
 SAMPLE_BYTES = 1 << 20
 DELIMITER_BYTES = 64 << 10
 USUAL_DELIMITER = ","
 OTHER_DELIMITERS = (";", "\t", "|")
-#: As many records have to agree on a delimiter, or all if there are fewer.
+#: Records, or all if there are fewer, that must agree on a delimiter.
 AGREEING = 20
 
 
 @dataclass(frozen=True)
 class TextJob:
-    """One block to be made columnar with the given types, into ``path``."""
+    """Conversion of one block to columns of the given types, into ``path``."""
 
     block: Block
     names: list[str]
@@ -50,9 +50,9 @@ class TextJob:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """What became of a block: its rows in ``path``, how many records it had, its types and what was set aside.
+    """Converted block: its rows in ``path``, the number of records, the types and the bad rows.
 
-    ``others`` are columns that nobody expected, and what they seem to hold.
+    ``others`` are unexpected columns with their inferred types.
     """
 
     file: str
@@ -70,8 +70,10 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class TextPlan:
-    """How text files are read: the columns of each of them and, for all, the types, with warnings of some, the
-    settings, with the delimiter, and what their directories say."""
+    """Plan for reading text files: columns of every file, and types, warnings, settings and partitions for all.
+
+    The settings include the delimiter.
+    """
 
     files: list[SourceFile]
     names: list[list[str]]
@@ -82,7 +84,7 @@ class TextPlan:
 
 
 def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
-    """Spool text files into ``scratch``. Raises ``UserError`` for what is wrong."""
+    """Spool text files into ``scratch``; raise ``UserError`` for bad data."""
     plan = plan_text(source)
     while True:
         pieces = list(scratch.map(make_columnar, text_jobs(plan, scratch.root)))
@@ -93,7 +95,7 @@ def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
 
 
 def plan_text(source: ResolvedSource) -> TextPlan:
-    """Read what is in the headers and guess from the first rows. Raises ``UserError`` if the files do not agree."""
+    """Read headers and infer types from the first rows; raise ``UserError`` if the files disagree."""
     plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
     return replace(plan, partitions=find_partitions(source))
 
@@ -113,7 +115,7 @@ def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
 
 
 def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
-    """Of each file the first lines; what a line, or all of a file, lacks is missing there."""
+    """Plan from the first lines of every file; keys that a line or file lacks are missing values there."""
     if config.columns or not config.header:
         raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so leave both out")
     config = replace(config, quote="", escape="")  # no quotes span lines
@@ -134,15 +136,14 @@ def parse(job: TextJob) -> Parsed:
 
 
 def guess_columns(parsed: Parsed, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
-    """As :func:`.number_formats.guess_types`, of those columns of what was parsed."""
+    """Infer types as :func:`.number_formats.guess_types` does, for these columns of a parsed block."""
     texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
     types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
     return {name: types.get(name, value_types.OTHER) for name in names}, warnings
 
 
 def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
-    """The plan with those columns as text that are not what they were guessed to be, and with those that nobody
-    expected; ``None`` if there are none."""
+    """Return a new plan that reads wrongly guessed columns as text and adds unexpected ones; ``None`` if unchanged."""
     others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
     if others:
         return replace(plan, names=[[*names, *others] for names in plan.names], types=plan.types | others)
@@ -162,7 +163,7 @@ def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
 
 
 def input_of(pieces: list[TextPiece], plan: TextPlan) -> TableInput:
-    """All ``pieces`` of the files, in their order, as one input."""
+    """Combine all ``pieces`` of the files, in order, into one input."""
     first_rows = accumulate((piece.rows for piece in pieces), initial=0)
     units = [
         Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
@@ -201,7 +202,7 @@ def text_jobs(plan: TextPlan, scratch: Path) -> Iterator[TextJob]:
 
 
 def make_columnar(job: TextJob) -> TextPiece:
-    """Parse a block, read its values as their types, set bad rows aside and spool the others."""
+    """Parse a block, convert its values, quarantine bad rows and spool the others."""
     parsed = parse(job)
     number_format = NumberFormat.of(job.config)
     arrays, bad = {}, list(parsed.bad)
@@ -234,12 +235,12 @@ def make_columnar(job: TextJob) -> TextPiece:
 
 
 def in_one(column: pa.ChunkedArray) -> pa.Array:
-    # To combine one chunk would copy it.
+    # Combining a single chunk would copy it.
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
-    """The hashes of the column that decides splits, if one alone does and the file has it."""
+    """Return the hashes of the column that alone decides splits, if there is one and the file has it."""
     name = job.config.identity
     if name not in job.names:
         return {}
@@ -252,9 +253,9 @@ def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
 
 
 def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, list[str]]:
-    """The delimiter of all ``files``, and a warning if their names do not say it.
+    """Return the delimiter of all ``files``, with a warning if the file names do not imply it.
 
-    Raises ``UserError`` if they do not agree.
+    Raise ``UserError`` if the files disagree.
     """
     if config.delimiter:
         return config.delimiter, []
@@ -273,8 +274,11 @@ def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, 
 
 
 def delimiter_of(file: SourceFile, config: DataConfig) -> str:
-    """A tab for ``.tsv``. Otherwise a comma, unless the first line has none and there is one other mark that cuts all
-    of the first records, the header among them, into the same number of fields."""
+    """Return the delimiter of a file: a tab for ``.tsv``, else usually a comma.
+
+    Another mark is used if the first line has no comma and only this mark cuts all the first records, header included,
+    into equally many fields.
+    """
     taken = (config.quote, config.escape)
     if has_tabs(file) and "\t" not in taken:
         return "\t"
@@ -288,7 +292,7 @@ def delimiter_of(file: SourceFile, config: DataConfig) -> str:
 
 
 def has_tabs(file: SourceFile) -> bool:
-    """Whether the name says so, with or without a compression."""
+    """Return True if the name ends in .tsv, before any compression suffix."""
     return ".tsv" in [suffix.lower() for suffix in Path(file.name).suffixes[-2:]]
 
 
@@ -298,7 +302,7 @@ def cuts_alike(data: bytes, mark: str, config: DataConfig) -> bool:
 
 
 def records(data: bytes, mark: str, config: DataConfig) -> list[list[str]]:
-    """The first records that are not empty, cut by ``mark``; none if they cannot be read."""
+    """Return the first non-empty records, cut by ``mark``; none if they cannot be read."""
     reader = csv_reader(data.decode(), replace(config, delimiter=mark))
     try:
         return list(islice(filter(None, reader), AGREEING))
