@@ -1,5 +1,7 @@
-"""What the doctor is given: a packaged archive (``pyflyte package``), its protobufs and each task as nodes run it; and
-what the platform allows a task, FlyteAdmin's ``task_resources.limits``."""
+"""Inputs of the doctor: an archive of ``pyflyte package``, and the platform's limits per task.
+
+The archive holds protobufs, and every task as nodes run it. The limits are FlyteAdmin's ``task_resources.limits``.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +31,29 @@ from slipstream.settings import Settings, settings, unknown, whole
 from slipstream.toml_file import BadToml, read_toml
 
 KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
-#: What a node may override of its task and is looked at here: properties of :class:`Use`.
+#: Properties of :class:`Use` that a node may override and the doctor compares.
 OVERRIDDEN = ("retries", "timeout_s", "interruptible", "image", "limits", "requests", "accelerator")
 PYTORCHJOB = "pytorch"
-#: GPUs as Flyte's containers ask for them, which propeller renames; other resources it does not know.
+#: GPUs as Flyte's containers request them; propeller renames them, and knows no other name.
 GPU = "gpu"
-#: The name of a mapped task ends in a digest of what is bound.
+#: Name of a mapped task, which ends in a digest of its bound inputs.
 MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode$")
-#: Bytes of an archive that are unpacked at most; and that are read at most, its headers and protobufs, of which
-#: FlyteAdmin takes none of more than 4 MiB.
+#: Limits in bytes on unpacking an archive and on reading its headers and protobufs; FlyteAdmin accepts protobufs of at
+#: most 4 MiB.
 MOST_UNPACKED, MOST_READ = 256 << 20, 8 << 20
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Package:
-    """The protobufs of one archive by name: task templates, workflow templates and specs of launch plans."""
+    """Protobufs of one archive by name: task templates, workflow templates and launch plan specs."""
 
     tasks: Mapping[str, TaskTemplate]
     workflows: Mapping[str, WorkflowTemplate]
     launch_plans: Mapping[str, LaunchPlanSpec]
 
     def uses(self) -> list[Use]:
-        """Every task by itself, and once more for each node that changes something about it."""
+        """Return every task as declared, and again for every node that overrides a part of it."""
         uses = [Use(short(name), template) for name, template in self.tasks.items()]
         for name, workflow in self.workflows.items():
             for identity, node in nodes_of(workflow):
@@ -62,13 +64,13 @@ class Package:
 
 
 def short(task: str) -> str:
-    """``tasks.train.train``; a mapped task without its digest."""
+    """Return a short name, such as ``tasks.train.train``; a mapped task loses its digest."""
     return MAPPED.sub(r"\1 (mapped)", task)
 
 
 @dataclass(frozen=True)
 class Use:
-    """A task as a node runs it; without a node, as it was declared."""
+    """Task as a node runs it; without a node, as declared."""
 
     where: str
     task: TaskTemplate
@@ -76,7 +78,7 @@ class Use:
 
     @property
     def differs(self) -> bool:
-        """Whether the node overrides something that is looked at here."""
+        """Whether the node overrides a compared property."""
         declared = Use("", self.task)
         return any(getattr(self, name) != getattr(declared, name) for name in OVERRIDDEN)
 
@@ -109,13 +111,13 @@ class Use:
 
     @cached_property
     def pod(self) -> dict[str, Any]:
-        """The pod spec, as Kubernetes names its fields; empty for a plain container."""
+        """Pod spec with Kubernetes' field names; empty for a plain container."""
         spec = MessageToDict(self.task.k8s_pod.pod_spec) if self.task.HasField("k8s_pod") else {}
         return spec if isinstance(spec, dict) else {}
 
     @property
     def container(self) -> dict[str, Any]:
-        """The primary container of the pod spec."""
+        """Primary container of the pod spec."""
         containers = self.pod.get("containers") or [{}]
         primary = self.task.config.get("primary_container_name", "primary")
         return next((each for each in containers if each.get("name") == primary), containers[0])
@@ -134,7 +136,7 @@ class Use:
         return self._resources("limits")
 
     def _resources(self, kind: str) -> dict[str, str]:
-        """Quantities by Kubernetes' name; a GPU that was asked for as such is ``gpu``."""
+        """Return quantities by Kubernetes' name; a GPU requested by Flyte's name is ``gpu``."""
         declared = named(getattr(self.task.container.resources, kind)) or {
             name: str(value) for name, value in (self.container.get("resources", {}).get(kind) or {}).items()
         }
@@ -148,7 +150,7 @@ class Use:
 
     @property
     def gpus(self) -> str:
-        """The GPUs of the limits that propeller goes by; empty if there are none."""
+        """GPUs in the limits, which propeller uses; empty without any."""
         return next((self.limits[name] for name in (GPU, NVIDIA) if self.limits.get(name, "0") != "0"), "")
 
 
@@ -157,7 +159,7 @@ def named(entries: Iterable[Resources.ResourceEntry]) -> dict[str, str]:
 
 
 def nodes_of(workflow: WorkflowTemplate) -> Iterator[tuple[str, Node]]:
-    """All nodes of a workflow with their path, also those in the branches of a conditional and in array nodes."""
+    """Yield all nodes of a workflow with their paths, including those in conditionals and array nodes."""
     nodes = list(workflow.nodes)
     if workflow.HasField("failure_node"):
         nodes.append(workflow.failure_node)
@@ -179,7 +181,10 @@ def with_inner(path: str, node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def read_package(path: Path) -> Package:
-    """Raises ``UserError`` if there is no file, or it is not what ``pyflyte package`` writes."""
+    """Read an archive of ``pyflyte package``.
+
+    Raises ``UserError`` if the file is missing or not such an archive.
+    """
     tasks: dict[str, TaskTemplate] = {}
     workflows: dict[str, WorkflowTemplate] = {}
     plans: dict[str, LaunchPlanSpec] = {}
@@ -206,16 +211,16 @@ def read_package(path: Path) -> Package:
         raise UserError(f"{path}: cannot be read as an archive of `pyflyte package`: {error}") from None
     if not tasks or "" in (*tasks, *workflows, *plans):
         raise UserError(f"{path}: not an archive of `pyflyte package` (it describes no tasks); package again")
-    # Archives are in no order.
+    # Archives have no order.
     return Package(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
 
 
 class Oversized(Exception):
-    """An archive that holds more than is read."""
+    """Error for an archive beyond the read limits."""
 
 
 class Unpacked(io.BufferedIOBase):
-    """The bytes of an archive, as far as its place and sum are within the limits. Beyond it raises ``Oversized``."""
+    """Unpacked bytes of an archive within the limits on position and sum; beyond them raises ``Oversized``."""
 
     def __init__(self, file: IO[bytes]) -> None:
         packed = file.read(len(GZIP)) == GZIP
@@ -246,18 +251,18 @@ class Unpacked(io.BufferedIOBase):
 def messages(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
     with path.open("rb") as file, tarfile.open(fileobj=Unpacked(file), mode="r:") as archive:
         for member in archive:
-            if not 0 <= member.size <= MOST_UNPACKED:  # tarfile would go back by a negative one, and read it again
+            if not 0 <= member.size <= MOST_UNPACKED:  # tarfile would seek back by a negative size and read again
                 raise Oversized(f"holds a file of {member.size} bytes")
             kind, content = KINDS.get(member.name[-5:]), archive.extractfile(member) if member.isreg() else None
             if kind and content:
-                if member.size > MOST_READ:  # a sparse one is made of zeros, not read
+                if member.size > MOST_READ:  # a sparse file is made of zeros, not read
                     raise Oversized(f"describes a task in {member.size} bytes")
                 yield kind.FromString(content.read())
 
 
 @settings
 class Limits(Settings):
-    """The most that one task may ask for; the defaults are Flyte's own. Empty or "0" is no limit."""
+    """Platform limits per task, with Flyte's defaults; empty or "0" is no limit."""
 
     section = "limits"
 
@@ -273,14 +278,16 @@ class Limits(Settings):
                 raise self.reject(name, 'a quantity of Kubernetes, as "96" or "1000Gi"')
 
     def of(self, resource: str) -> str:
-        """The limit of a resource by its name in a pod; empty if there is none. Resources that Flyte does not know, as
-        ``nvidia.com/mig-1g.5gb``, have none."""
+        """Return the limit of a resource by its name in a pod; empty without one.
+
+        Resources unknown to Flyte, such as ``nvidia.com/mig-1g.5gb``, have none.
+        """
         name = limit_name(resource)
         limit = getattr(self, name.replace("-", "_")) if name in LIMITED else ""
         return limit if quantity(limit or "0") else ""
 
 
-#: What Flyte limits, by its own names.
+#: Resources that Flyte limits, by its own names.
 LIMITED = ("cpu", "memory", "gpu", "ephemeral-storage")
 
 
@@ -289,7 +296,7 @@ def limit_name(resource: str) -> str:
 
 
 def quantity(text: str) -> float | None:
-    """``500m`` is 0.5, ``1Gi`` 1073741824; ``None`` if it is no quantity."""
+    """Return a quantity as a number: ``500m`` is 0.5, ``1Gi`` 1073741824; None if invalid."""
     try:
         return parse_quantity(text)
     except ValueError:
@@ -297,8 +304,10 @@ def quantity(text: str) -> float | None:
 
 
 def read_limits(path: Path) -> Limits:
-    """The table ``[limits]`` of a TOML file, whose quantities may be numbers, as Kubernetes' may. Raises ``UserError``
-    naming the file and the setting that is wrong."""
+    """Read the table ``[limits]`` of a TOML file.
+
+    Quantities may be numbers, as in Kubernetes. Raises ``UserError`` with the file and the wrong setting.
+    """
     try:
         data = read_toml(path)
         for name in data:
@@ -314,7 +323,7 @@ def read_limits(path: Path) -> Limits:
 
 
 def with_quantities_as_text(table: object) -> object:
-    """``cpu = 2`` as ``cpu = "2"``, and 0.5 as ``"0.5"``."""
+    """Return ``cpu = 2`` as ``cpu = "2"``, and 0.5 as ``"0.5"``."""
     if not isinstance(table, dict):
         return table
     return {name: str(whole(value)) if type(value) in (int, float) else value for name, value in table.items()}

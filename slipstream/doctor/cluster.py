@@ -1,7 +1,7 @@
-"""What a package needs of a cluster beside what the cluster has, as ``kubectl`` tells it.
+"""Comparison of a package with a cluster, read by ``kubectl``.
 
-Node pools that are scaled to zero show no nodes, and Flyte's own configuration adds selectors and tolerations that
-cannot be seen from here; so whatever concerns nodes is a warning.
+Node pools scaled to zero show no nodes, and Flyte's configuration adds selectors and tolerations that are invisible
+here; so findings about nodes are warnings.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from slipstream.doctor.propeller import check_propeller
 
 CRD = "pytorchjobs.kubeflow.org"
 TRAINER_V2 = "trainjobs.trainer.kubeflow.org"
-#: What the operator's image is called; its tag names the version, or a commit.
+#: Name of the operator's image; its tag is a version or a commit.
 OPERATOR = "training-operator"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 REPELS = ("NoSchedule", "NoExecute")
 
 
 def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
-    """Compare the package with the cluster of the current context. Says so if there is no kubectl or no context."""
+    """Compare the package with the cluster of the current context.
+
+    The report says so if there is no kubectl or no context.
+    """
     if ask is kubectl and not shutil.which("kubectl"):
         return Report(unchecked=("the cluster: no kubectl on PATH",))
     try:
@@ -42,7 +45,7 @@ def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
     return report + check_propeller(ask)
 
 
-# The training operator
+# Training operator
 
 
 def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
@@ -75,8 +78,10 @@ def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
 
 
 def generation(definition: KubeObject) -> str:
-    """The operator's version by what its resource knows: its images are tagged with commits. ``managedBy`` came with
-    1.9; before it the generator's version tells 1.8 from what is older."""
+    """Return the operator's version from its resource definition, as image tags are commits.
+
+    ``managedBy`` came with 1.9; before it the generator's version separates 1.8 from older ones.
+    """
     served = [version for version in definition["spec"]["versions"] if version.get("served")]
     if '"managedBy"' in json.dumps(served):
         return "of 1.9 or newer"
@@ -121,7 +126,7 @@ def check_nodes(uses: Sequence[Use], ask: Ask) -> Report:
 
 
 def unschedulable(use: Use, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
-    """A finding if the nodes cannot hold all pods of a task at the same time, as far as they are empty."""
+    """Yield a finding if the nodes, taken as empty, cannot hold all pods of a task at once."""
     obstacles = Counter(obstacle(use, node) for node in nodes)
     room = sum(pods_on(use, node) for node in nodes if not obstacle(use, node))
     if room >= use.pods or not use.image:
@@ -137,7 +142,7 @@ def unschedulable(use: Use, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
 
 
 def obstacle(use: Use, node: KubeObject) -> str:
-    """Why no pod of the task can be placed on a node, however empty it is; empty if one can."""
+    """Return why an empty node cannot hold a pod of the task; "" if it can."""
     labels = node["metadata"].get("labels", {})
     for name, value in (use.pod.get("nodeSelector") or {}).items():
         if labels.get(name) != value:
@@ -164,13 +169,16 @@ def tolerates(toleration: KubeObject, taint: KubeObject) -> bool:
 
 
 def pods_on(use: Use, node: KubeObject) -> int:
-    """How many pods of the task an empty node holds."""
+    """Return how many pods of the task an empty node holds."""
     each = {name: value for name, text in use.requests.items() if (value := quantity(text))}
     return min((int(amount(node, name) // value) for name, value in each.items()), default=use.pods)
 
 
 def amount(node: KubeObject, resource: str) -> float:
-    """What a node can give of a resource. ``gpu`` is whichever GPU it has, as Flyte is configured for one kind."""
+    """Return the allocatable amount of a resource on a node.
+
+    ``gpu`` is any vendor's, as Flyte is configured for one kind.
+    """
     given = node["status"].get("allocatable", {})
     names = GPUS if resource == "gpu" else (resource,)
     return max(quantity(given.get(name, "0")) or 0.0 for name in names)

@@ -1,4 +1,4 @@
-"""The command line of the doctor; it loads nothing of Flyte's, which would take seconds and need a profile."""
+"""Command line of the doctor; without Flyte, whose import takes seconds and needs a profile."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from slipstream.errors import UserError
 def main(
     package: Path | None, limits: Path | None, trained: Path | None, profile: str, node: bool, store: str, endpoint: str
 ) -> None:
-    """Say what a PACKAGE and the cluster of kubectl's context lack, a directory of manifests, or this node. Exits 1 if
-    something will fail.
+    """Say what a PACKAGE and the cluster of kubectl's context lack, a directory of manifests, or this node.
+
+    Exits 1 if something will fail.
 
     \b
     Example: slipstream doctor flyte-package.tgz --limits cluster.toml
@@ -69,7 +70,10 @@ def main(
 
 
 def check_directory(directory: Path, profile: str, of_package: bool) -> Report:
-    """What is wrong with the manifests of a directory. ``of_package``: there are options that are for packages."""
+    """Check the manifests of a directory.
+
+    ``of_package`` is True if options for packages were given.
+    """
     from slipstream.doctor.manifests import check_manifests
     from slipstream.doctor.objects import read_manifests
     from slipstream.profiles.profile import load

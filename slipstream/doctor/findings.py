@@ -1,4 +1,4 @@
-"""What the doctor says: findings, readings, and what it could not look at; as a table or as plain lines."""
+"""Output of the doctor: findings, readings and unchecked parts, as a table or plain lines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Literal
 from slipstream.one_line import one_line
 
 Severity = Literal["error", "warning"]
-#: Places of one finding that are named; the others are counted.
+#: Places of a finding that are named; the others are counted.
 NAMED = 3
 GAP = "  "
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that will fail or cost (``error``), or that may (``warning``)."""
+    """Problem that will fail or cost (``error``), or may (``warning``)."""
 
     severity: Severity
     #: A task, ``workflow/node``, a launch plan, a file or a part of the cluster.
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, what was compared with what, and what was not looked at with the reason."""
+    """Findings, the comparisons made, and the parts not checked with the reason."""
 
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Report:
         return Report(self.findings + other.findings, self.checked + other.checked, self.unchecked + other.unchecked)
 
     def text(self, width: int | None) -> str:
-        """As a table of ``width`` columns, or one line per finding if there is no terminal (``None``)."""
+        """Return a table of ``width`` columns, or one line per finding without a terminal (``None``)."""
         findings = merge_across_places(self.findings)
         if width is None:
             lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in map(escaped, findings)]
@@ -61,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Reading:
-    """One thing that was read on a node. ``found`` says why if it could not be read."""
+    """Measured property of a node; if unreadable, ``found`` says why."""
 
     what: str
     found: str
@@ -69,7 +69,7 @@ class Reading:
 
 
 def readings_text(readings: Iterable[Reading], width: int | None) -> str:
-    """As :meth:`Report.text`."""
+    """Return the readings as :meth:`Report.text` does."""
     rows = [tuple(map(one_line, (reading.what, reading.found, reading.problem))) for reading in readings]
     if width is None:
         return "\n".join(f"{what}: {found}{f'; {problem}' if problem else ''}" for what, found, problem in rows)
@@ -77,14 +77,16 @@ def readings_text(readings: Iterable[Reading], width: int | None) -> str:
 
 
 def escaped(finding: Finding) -> Finding:
-    """Return the finding with names from untrusted files as one line that a terminal does not obey."""
+    """Return the finding with untrusted names as one line without terminal control characters."""
     where, what, consequence, fix = map(one_line, (finding.where, finding.what, finding.consequence, finding.fix))
     return Finding(finding.severity, where, what, consequence, fix)
 
 
 def merge_across_places(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge findings that differ only in their place into one that names the places; errors come first, and otherwise
-    the order stays."""
+    """Merge findings that differ only in their place into one with all places.
+
+    Errors come first; otherwise the order stays.
+    """
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)
@@ -105,7 +107,7 @@ def counted(findings: Sequence[Finding]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Aligned columns, wrapped so that no line is longer than ``width``."""
+    """Return aligned columns, wrapped to at most ``width``."""
     if not rows:
         return []
     widths = column_widths(rows, width)
@@ -122,7 +124,10 @@ def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """As wide as its longest cell; the last two columns share what the others leave, if that is too little."""
+    """Return the column widths: every column's longest cell.
+
+    If that is too wide, the last two columns share the remaining width.
+    """
     *first, last, end = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))
     left = max(40, width - sum(first) - len(GAP) * (len(first) + 1))
     if last + end > left:

@@ -1,4 +1,4 @@
-"""What ``kubectl`` answers for the cluster of its current context."""
+"""Queries of ``kubectl`` for the cluster of its current context."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 TIMEOUT_S = 30
 
-#: An object of the cluster's, as JSON has it.
+#: Object of the cluster, as JSON.
 KubeObject = Mapping[str, Any]
-#: Runs kubectl with arguments and returns what it printed as JSON. Raises ``KubectlError``.
+#: Function that runs kubectl and returns its JSON output. Raises ``KubectlError``.
 Ask = Callable[..., Any]
 
 
 class KubectlError(RuntimeError):
-    """kubectl did not answer; the message says why."""
+    """Error for a failed kubectl call; the message says why."""
 
 
 def kubectl(*arguments: str) -> Any:

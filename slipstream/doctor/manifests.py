@@ -1,7 +1,7 @@
-"""What no schema finds in manifests: what does not fit the profile, and what is known not to do what it seems to.
+"""Checks of manifests beyond schemas: conflicts with the profile, and settings with known surprises.
 
-They may be anyone's, not only those of ``slipstream manifests``: a part that is missing or of another shape is what
-Kubernetes' schemas are for, and is passed over.
+Manifests may have any origin, not only ``slipstream manifests``. Missing or malformed parts are left to Kubernetes'
+schemas and skipped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from slipstream.stages import DISTRIBUTED
 from slipstream.telemetry.prices import built_in_prices
 
 CAPACITY_LABEL = "karpenter.sh/capacity-type"
-#: Where a NodePool says what its nodes are like; and where nodes' taints are.
+#: Path of a NodePool's node template; and paths of nodes' taints by kind.
 NODE = ("spec", "template", "spec")
 TAINTS = {"NodePool": (*NODE, "taints"), "ResourceFlavor": ("spec", "nodeTaints")}
-#: How the namespaces of Flyte's own domains end: in these are the profile's pods.
+#: Suffixes of the namespaces of Flyte's own domains, which hold the profile's pods.
 FLYTE_DOMAINS = ("-development", "-staging", "-production")
-#: Keys of a quota that have a slash and count no device.
+#: Prefixes of valid quota keys with a slash.
 COUNTING = ("requests.", "count/")
 
 
@@ -58,7 +58,10 @@ def is_amazons(manifest: Manifest) -> bool:
 
 
 def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement]) -> Iterator[Finding]:
-    """Nodes that no pod of the profile may run on; they may be somebody else's if there are others of their kind."""
+    """Yield node groups whose taints exclude every pod of the profile.
+
+    They may be for other pods if nodes of the same kind are open to the profile's.
+    """
     bothering = {manifest: fewest_taints(manifest, stages) for manifest in manifests if manifest.kind in TAINTS}
     open_to_pods = {sort_of(manifest, stages) for manifest, taints in bothering.items() if not taints}
     for manifest, taints in bothering.items():
@@ -74,7 +77,7 @@ def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement])
 
 
 def fewest_taints(manifest: Manifest, stages: Mapping[str, Placement]) -> list[Mapping[str, Any]]:
-    """The taints that keep away those pods that the fewest do, of the stages that such nodes are for."""
+    """Return the smallest set of untolerated taints over the stages that such nodes are for."""
     taints = manifest.listed(*TAINTS[manifest.kind])
     wanted = [each for each in stages.values() if bool(int(each.gpu)) is has_gpus(manifest, stages)]
     if manifest.kind == "ResourceFlavor" or not wanted:
@@ -96,7 +99,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
 
 
 def has_gpus(pool: Manifest, stages: Mapping[str, Placement]) -> bool:
-    """Whether the nodes of a pool have GPUs, by what it asks for."""
+    """Return True if the nodes of a pool have GPUs, by its requirements and limits."""
     required = {str(each.get("key")): texts(each.get("values")) for each in pool.listed(*NODE, "requirements")}
     own = {placement.node_selector.get(TYPE_LABEL) for placement in stages.values() if int(placement.gpu)}
     types = set(required.get(TYPE_LABEL, []))
@@ -128,11 +131,11 @@ def check_quotas(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterato
         fitting = {name: each for name, each in stages.items() if bool(int(each.gpu)) is wanted}
         limits = manifest.mapping("spec", "limits")
         for finding in below(manifest, [limits], ("",), fitting, "the pool makes no more nodes for its pods"):
-            yield replace(finding, severity="warning")  # other pools may
+            yield replace(finding, severity="warning")  # other pools may suffice
 
 
 def flavours(queue: Manifest) -> list[dict[str, Any]]:
-    """What a queue has of each flavour, by the resource's name."""
+    """Return a queue's quota by flavour and resource name."""
     return [
         {str(each.get("name")): each.get("nominalQuota") for each in mappings(flavour.get("resources"))}
         for group in queue.listed("spec", "resourceGroups")
@@ -148,8 +151,10 @@ def below(
     consequence: str,
     missing: str = "",
 ) -> Iterator[Finding]:
-    """The largest stage for which none of the quotas is enough. ``missing`` is what a quota gives of a resource that it
-    does not name; "" is any amount."""
+    """Yield the largest stage that exceeds every quota.
+
+    ``missing`` is the amount of a resource that a quota does not name; "" is unlimited.
+    """
     for name in sorted(stages, key=lambda name: -max(asked_by(stages[name]).values())):
         short = [list(shortages(quota, prefixes, asked_by(stages[name]), missing)) for quota in quotas]
         if short and (least := min(short, key=len)):
@@ -167,7 +172,7 @@ def below(
 def shortages(
     quota: Mapping[str, Any], prefixes: Sequence[str], asked: Mapping[str, float], missing: str
 ) -> Iterator[tuple[str, str, str]]:
-    """The keys that give less than is asked for, what they give and what is needed; devices first."""
+    """Yield keys below the request with their amount and the needed one; devices first."""
     for name in sorted(asked, key=lambda name: "/" not in name):
         for prefix in prefixes:
             given = str(quota.get(f"{prefix}{name}", missing))
@@ -189,11 +194,14 @@ def check_keys(quota: Manifest) -> Iterator[Finding]:
             )
 
 
-# Nodes that go
+# Node disruption
 
 
 def check_consolidation(manifest: Manifest) -> Iterator[Finding]:
-    """Karpenter ignores it where the number of nodes is fixed."""
+    """Yield a finding unless the pool only consolidates empty nodes.
+
+    Karpenter ignores the policy for a fixed number of nodes.
+    """
     policy = manifest.at("spec", "disruption", "consolidationPolicy")
     if manifest.kind == "NodePool" and policy != "WhenEmpty" and manifest.at("spec", "replicas") is None:
         yield Finding(
@@ -225,7 +233,7 @@ def check_grace(manifest: Manifest, notice_s: int) -> Iterator[Finding]:
 
 
 def capacities(pool: Manifest) -> Iterable[str]:
-    """What a pool may buy: if it does not say, on demand."""
+    """Return the capacity types that a pool may buy; on demand by default."""
     for each in pool.listed(*NODE, "requirements"):
         if each.get("key") == CAPACITY_LABEL and each.get("operator") == "In":
             return texts(each.get("values"))
@@ -233,7 +241,7 @@ def capacities(pool: Manifest) -> Iterable[str]:
 
 
 def pod_of(manifest: Manifest) -> Mapping[str, Any]:
-    """The pod that an object makes; empty if it makes none."""
+    """Return the pod spec of an object; empty without one."""
     if manifest.kind == "Pod":
         return manifest.mapping("spec")
     if manifest.kind == "PodTemplate":
@@ -242,7 +250,7 @@ def pod_of(manifest: Manifest) -> Mapping[str, Any]:
 
 
 def seconds(value: object) -> float:
-    """30, "90s", "5m", "1h30m"; 0 if it is none of these."""
+    """Return seconds from 30, "90s", "5m" or "1h30m"; 0 if invalid."""
     if isinstance(value, int):
         return float(value)
     total, number = 0.0, ""

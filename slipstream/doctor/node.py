@@ -1,7 +1,7 @@
-"""What a node (or the pod on it) has for training: whatever cannot be read says why, nothing raises.
+"""Readings of a node (or the pod on it) for training; unreadable ones say why, and nothing raises.
 
-``root`` is where /proc, /sys and /dev are found, so that other machines' can be read from a copy. Of its accelerators
-driver, torch and NCCL are compared with each other, and it is said who holds memory.
+``root`` holds /proc, /sys and /dev, so that a copy of another machine's can be read. The accelerators' driver, torch
+and NCCL are compared with each other, and processes that hold GPU memory are named.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from slipstream.storage import STORES, ConditionIgnored, check_conditional_write
 
 ROOT = Path("/")
 STORE_MIB = 16
-#: S3 refuses requests whose clock is off by 15 minutes; certificates and tokens suffer earlier.
+#: Tolerated clock skew. S3 refuses requests from 15 minutes on; certificates and tokens suffer earlier.
 SKEW_S = 60.0
-#: A container's /dev/shm where nobody asked for more.
+#: Default size of a container's /dev/shm.
 SMALL_SHM = 64 << 20
 GIB = 1 << 30
-#: More than this of a GPU's memory in use before training starts is worth a word.
+#: Share of a GPU's memory in use before training that is reported.
 HELD = 0.05
 #: The oldest driver on Linux that serves a major version of CUDA (NVIDIA, "CUDA Compatibility", minor versions).
 DRIVERS = {11: 450, 12: 525, 13: 580}
 
 
 def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Reading]:
-    """Everything that is known of this node. ``store`` is a directory or URI to write to and read from, ``endpoint`` an
-    HTTP(S) address whose clock to compare with."""
+    """Read all properties of this node.
+
+    ``store`` is a directory or URI to write to and read from, ``endpoint`` an HTTP(S) address whose clock is compared.
+    """
     import pynvml
 
     gpus = [
@@ -66,10 +68,10 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
 
 
 def readings(what: str, look: Callable[[], Iterable[Reading]]) -> Iterator[Reading]:
-    """What ``look`` yields; if it fails, what it had until then and why it went no further."""
+    """Yield the readings of ``look``, and the error if it fails."""
     try:
         yield from look()
-    except Exception as error:  # whatever a machine may lack must not hide the rest
+    except Exception as error:  # a missing device must not hide the other readings
         yield Reading(what, f"not read: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
@@ -82,7 +84,7 @@ def shared_memory(root: Path) -> Iterator[Reading]:
 
 
 def processors(root: Path, visible: int) -> Iterator[Reading]:
-    """The cores that a process sees, beside what its control group lets it use and what it was told to use."""
+    """Yield the visible cores, the cgroup limit and OMP_NUM_THREADS."""
     quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
     text = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
     problem = ""
@@ -92,7 +94,7 @@ def processors(root: Path, visible: int) -> Iterator[Reading]:
 
 
 def memory(root: Path) -> Iterator[Reading]:
-    """The machine's memory beside the cgroup's limit."""
+    """Yield the machine's memory and the cgroup limit."""
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
     limit = memory_limit(root)
@@ -121,7 +123,7 @@ def interfaces(root: Path) -> Iterator[Reading]:
 
 
 def fabric(root: Path) -> Iterator[Reading]:
-    """InfiniBand, RoCE and EFA devices; the latter are those of the driver ``efa``."""
+    """Yield the InfiniBand, RoCE and EFA devices; EFA ones use the driver ``efa``."""
     devices = sorted((root / "sys/class/infiniband").glob("*"))
     if not devices:
         yield Reading("InfiniBand, EFA", "none (the kernel shows no RDMA device)")
@@ -170,7 +172,7 @@ def conditional_writes(uri: str) -> Iterator[Reading]:
 
 
 def clock(store: str, endpoint: str) -> Iterator[Reading]:
-    """This machine's clock against the Date header of an HTTP(S) endpoint, or of the store."""
+    """Compare this machine's clock with the Date header of an HTTP(S) endpoint, or with the store."""
     if not endpoint and not store.startswith(STORES):
         why = "a directory has this machine's clock" if store else "there is no store to compare with"
         yield Reading("clock", f"not read: {why}; give --endpoint URL")
@@ -185,7 +187,7 @@ def clock(store: str, endpoint: str) -> Iterator[Reading]:
     if there is None:
         yield Reading("clock", f"not read: {endpoint} sent no Date")
         return
-    # The header has whole seconds, cut off.
+    # The header is truncated to whole seconds.
     skew = middle - (there + 0.5)
     problem = f"signatures and certificates may be refused; it is {datetime.now(UTC):%H:%M:%S} UTC here, start NTP"
     yield Reading("clock", f"{skew:+.0f} s against {endpoint or store}", problem if abs(skew) > SKEW_S else "")
@@ -196,7 +198,7 @@ def date_of(endpoint: str) -> str:
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.headers.get("Date", "")
-    except urllib.error.HTTPError as refusal:  # it has a clock, too
+    except urllib.error.HTTPError as refusal:  # error responses have a date, too
         return refusal.headers.get("Date", "")
 
 
@@ -227,7 +229,7 @@ def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:
 
 
 def amd(root: Path) -> Iterator[Reading]:
-    """The driver and the GPUs, as sysfs has them."""
+    """Yield the driver and the GPUs from sysfs."""
     module = root / "sys/module/amdgpu"
     if not module.exists():
         yield Reading("AMD driver", "none (the kernel has no module amdgpu)")
@@ -253,7 +255,7 @@ def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Read
 
 
 def holder(root: Path, pid: int) -> str:
-    """The process as this container sees it; NVML also names those of other containers."""
+    """Return the process as this container sees it; NVML also lists those of other containers."""
     name = root / "proc" / str(pid) / "comm"
     if not name.exists():
         return f"process {pid} of another container"
@@ -261,7 +263,10 @@ def holder(root: Path, pid: int) -> str:
 
 
 def driver_problem(supported: int, needed: str) -> str:
-    """CUDA is compatible within a major version: an older driver serves it, an older major version's does not."""
+    """Return the problem of a driver that is too old for torch; "" if it fits.
+
+    CUDA is compatible within a major version: an older driver serves it, an older major version's does not.
+    """
     major = int(needed.split(".")[0]) if needed else 0
     if major <= supported:
         return ""
@@ -270,14 +275,14 @@ def driver_problem(supported: int, needed: str) -> str:
 
 
 def torch_cuda() -> str:
-    """The CUDA version that torch was built for; empty for builds without."""
+    """Return the CUDA version that torch was built for; empty for builds without."""
     import torch
 
     return torch.version.cuda or ""
 
 
 def libraries(gpus_there: bool) -> Iterator[Reading]:
-    """torch and NCCL (RCCL on AMD)."""
+    """Yield the versions of torch and NCCL (RCCL on AMD)."""
     import torch
     import torch.distributed as dist
 
@@ -295,7 +300,7 @@ def libraries(gpus_there: bool) -> Iterator[Reading]:
 
 
 def nccl(name: str, loaded: str, requirements: list[str]) -> Reading:
-    """The version that is loaded beside the wheel that is installed and the one that torch asks for."""
+    """Compare the loaded version with the installed wheel and torch's requirement."""
     found = f"{loaded} loaded"
     pinned = [match for line in requirements if (match := re.match(r"(nvidia-nccl-cu\d+)\s*==\s*([\w.]+)", line))]
     for package, wanted in (match.groups() for match in pinned):

@@ -1,4 +1,4 @@
-"""Manifests as the doctor is given them: the objects of a directory's YAML."""
+"""Manifests as the doctor's input: the objects in a directory's YAML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from slipstream.errors import UserError
 
-#: Whose kinds are meant: others call theirs the same.
+#: API groups of the checked kinds; other groups use the same kind names.
 GROUPS = {
     "ClusterQueue": "kueue.x-k8s.io",
     "NodePool": "karpenter.sh",
@@ -23,14 +23,14 @@ GROUPS = {
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """One object, and the file that it is in, relative to the directory."""
+    """Object with its file, relative to the directory."""
 
     file: str
     tree: Mapping[str, Any]
 
     @property
     def kind(self) -> str:
-        """With the group, if it is not the one that this kind is known of."""
+        """Kind, with the group if it is not the expected one."""
         kind, group = str(self.tree["kind"]), str(self.tree.get("apiVersion")).partition("/")[0]
         return kind if GROUPS.get(kind, group) == group else f"{kind} of {group}"
 
@@ -39,7 +39,7 @@ class Manifest:
         return f"{self.file}: {self.kind} {self.at('metadata', 'name') or '?'}"
 
     def at(self, *path: str) -> Any:
-        """What is at a path of keys; ``None`` if it is not there."""
+        """Return the value at a path of keys; ``None`` if missing."""
         found: Any = self.tree
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -50,7 +50,7 @@ class Manifest:
         return found if isinstance(found, Mapping) else {}
 
     def listed(self, *path: str) -> list[Mapping[str, Any]]:
-        """The mappings of a list."""
+        """Return the mappings in the list at a path."""
         return mappings(self.at(*path))
 
 
@@ -59,7 +59,10 @@ def mappings(found: object) -> list[Mapping[str, Any]]:
 
 
 def read_manifests(directory: Path) -> list[Manifest]:
-    """All objects below a directory. Raises ``UserError`` if there are none, or a file is no YAML."""
+    """Return all objects below a directory.
+
+    Raises ``UserError`` if there are none, or a file is not YAML.
+    """
     paths = sorted(path for path in directory.rglob("*") if path.suffix in (".yaml", ".yml") and path.is_file())
     found = [manifest for path in paths for manifest in read_file(path, path.relative_to(directory).as_posix())]
     if not found:
@@ -68,7 +71,7 @@ def read_manifests(directory: Path) -> list[Manifest]:
 
 
 def read_file(path: Path, name: str) -> Iterator[Manifest]:
-    """The objects of a file; what has no kind is none, as a chart's values."""
+    """Yield the objects of a file; trees without a kind, such as a chart's values, are skipped."""
     try:
         trees = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     except yaml.MarkedYAMLError as error:

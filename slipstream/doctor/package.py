@@ -1,4 +1,4 @@
-"""What a packaged archive will suffer from on a cluster, read from its protobufs alone.
+"""Problems that a packaged archive will have on a cluster, from its protobufs alone.
 
 The rules are those of Flyte v1.16.8's sources: admin's validation at registration, the compiler and propeller.
 """
@@ -24,18 +24,19 @@ from slipstream.doctor.findings import Finding, Report
 from slipstream.errors import UserError
 from slipstream.profiles.placement import NVIDIA
 
-#: The tasks that save checkpoints when they are told to end.
+#: Tasks that save a checkpoint when they are shut down.
 SAVES = ("tasks.train.train",)
-#: Kubernetes' terminationGracePeriodSeconds where a pod does not say.
+#: Kubernetes' default terminationGracePeriodSeconds.
 GRACE_S = 30
-#: How long a save is taken to last where none was measured: what a pod has by default.
+#: Assumed seconds of an unmeasured save: a pod's default grace period.
 ASSUMED_SAVE_S = 30.0
-#: What an attempt may spend before it works: the cluster autoscaler's limit for a new node, and our rendezvous's.
+#: Seconds that an attempt may spend before it works: the cluster autoscaler's limit for a new node, and our
+#: rendezvous's.
 START_S = 15 * 60
 REFUSED = "registration is refused"
 DEFAULT_LIMITS = " (Flyte's defaults; --limits FILE says which are yours)"
 MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
-#: What Flyte's scheduler reads besides an expression's fields; croniter does not.
+#: Time zone prefix that Flyte's scheduler reads, unlike croniter.
 TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
 INTERVAL = "@every "
 USER = re.compile(r"^\s*(FROM|USER)\s+(\S+)", re.IGNORECASE)
@@ -44,15 +45,17 @@ MEND = "let an uncached task hand the part on as an output of its own, with a Ha
 
 @dataclass(frozen=True)
 class Save:
-    """How long the save of a checkpoint takes, and where that is known from."""
+    """Seconds that the save of a checkpoint takes, and their source."""
 
     seconds: float = ASSUMED_SAVE_S
     source: str = "assumed"
 
 
 def measured_save(trained: Path) -> Save:
-    """The last save of the training that made the trained model in this directory. Raises ``UserError`` if it is none,
-    or recorded no save."""
+    """Return the last save of the training that made the model in this directory.
+
+    Raises ``UserError`` if it is not a trained model, or recorded no save.
+    """
     seconds = read_attempt(trained).save_seconds
     if not seconds:
         raise UserError(f"{trained}: its record has no save; train with a checkpoint, or leave --trained out")
@@ -60,7 +63,7 @@ def measured_save(trained: Path) -> Save:
 
 
 def check_package(package: Package, limits: Limits, save: Save, dockerfiles: list[Path]) -> Report:
-    """All findings about a package. ``dockerfiles`` are those of its images."""
+    """Return all findings about a package; ``dockerfiles`` are those of its images."""
     uses = package.uses()
     findings = [*attribute_paths(package)]
     for use in uses:
@@ -96,7 +99,10 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
 
 
 def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
-    """Admin compares in whole units, rounded up, and only what is requested."""
+    """Yield requests over the platform's limits.
+
+    Admin compares requests only, in whole units, rounded up.
+    """
     for name, requested in use.requests.items():
         limit = use.limits.get(name)
         values = [quantity(text) for text in (requested, limit or "0")]
@@ -104,7 +110,7 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
             fix = 'write it as Kubernetes does: "4", "500m", "16Gi"'
             yield Finding("error", use.where, f"{name} {requested} is no quantity", REFUSED, fix)
             continue
-        # 57000m is 57, which floating point would miss by a hair.
+        # Floating point would put 57000m just above 57.
         asked, most = (math.ceil(round(value, 6)) for value in values if value is not None)
         if limit and (asked > most or (name == GPU and asked != most)):
             what = f"{name}: the request {requested} does not fit its limit {limit}"
@@ -113,14 +119,14 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
         if allowed and max(asked, most) > (quantity(allowed) or 0):
             what = f"{name} {max(requested, limit or '', key=size)} is over the platform's {allowed}"
             fix = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"
-            # Admin looks neither at what a node overrides nor at GPUs by the name that a pod template has to use.
+            # Admin checks neither node overrides nor GPUs by the name that a pod template has to use.
             unseen = use.node is not None or name == NVIDIA
             quietly = f"registration lets it through, and propeller quietly gives the pod {allowed}"
             yield Finding("error", use.where, what, quietly if unseen else REFUSED, fix)
 
 
 def started_one_by_one(uses: list[Use]) -> list[str]:
-    """The risk of jobs that name no scheduler: whether the training operator gives them one is not in a package."""
+    """Return the risk of jobs without a scheduler; a package does not show whether the operator sets one."""
     jobs = sorted({use.task.id.name for use in uses if use.pods > 1 and not use.pod.get("schedulerName")})
     if not jobs:
         return []
@@ -135,7 +141,10 @@ def size(text: str) -> float:
 
 
 def spot_without_retries(use: Use) -> Iterator[Finding]:
-    """A single pod's preemption is a system failure and spends no retries; a job's is a user failure."""
+    """Yield jobs on spot without retries.
+
+    A single pod's preemption is a system failure and spends no retries; a job's is a user failure.
+    """
     if use.is_job and use.interruptible and use.retries == 0:
         yield Finding(
             "error",
@@ -220,13 +229,13 @@ def user_of_pod(use: Use) -> Iterator[Finding]:
 
 
 def runs_as_non_root(use: Use) -> bool:
-    """Whether the kubelet must know from the image's USER that it is not root."""
+    """Return True if the kubelet must verify from the image's USER that it is not root."""
     contexts = {**(use.pod.get("securityContext") or {}), **(use.container.get("securityContext") or {})}
     return bool(contexts.get("runAsNonRoot")) and "runAsUser" not in contexts
 
 
 def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
-    """The last USER of a Dockerfile's last stage."""
+    """Yield a finding if the last stage's last USER is not a number."""
     user = "root"
     for line in file.read_text(encoding="utf-8").splitlines():
         if match := USER.match(line):
@@ -242,7 +251,10 @@ def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
 
 
 def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
-    """Propeller ends a node at twice its timeout over all attempts, Pending included."""
+    """Yield tasks whose retries may exceed the node's time.
+
+    Propeller ends a node at twice its timeout over all attempts, Pending included.
+    """
     if use.timeout_s and use.retries * START_S > use.timeout_s:
         total = 2 * use.timeout_s / 60
         yield Finding(
@@ -263,10 +275,10 @@ def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
 
 
 def attribute_paths(package: Package) -> Iterator[Finding]:
-    """Inputs and outputs that are bound to a part of a structure.
+    """Yield inputs and outputs that are bound to a part of a structure.
 
-    Flyte unpacks the structure and packs the part anew, in random order of its keys (flyte#6517), so that its bytes,
-    and with them the key of everything cached on them, differ in each execution.
+    Flyte unpacks the structure and repacks the part in random key order (flyte#6517). Its bytes, and with them the key
+    of everything cached on them, differ in every execution.
     """
     for name, workflow in package.workflows.items():
         for identity, node in nodes_of(workflow):
@@ -291,7 +303,7 @@ def about(package: Package, where: str, variable: str, promise: OutputReference,
 
 
 def promises(data: BindingData) -> Iterator[OutputReference]:
-    """All promises in a binding, also those in lists and maps."""
+    """Yield all promises in a binding, including those in lists and maps."""
     if data.HasField("promise"):
         yield data.promise
     for inner in (*data.collection.bindings, *data.map.bindings.values()):
@@ -299,7 +311,7 @@ def promises(data: BindingData) -> Iterator[OutputReference]:
 
 
 def written(promise: OutputReference) -> str:
-    """``n0.config.data[2]``"""
+    """Return a promise as text, such as ``n0.config.data[2]``."""
     steps = [
         f".{step.string_value}" if step.WhichOneof("value") == "string_value" else f"[{step.int_value}]"
         for step in promise.attr_path
@@ -309,7 +321,10 @@ def written(promise: OutputReference) -> str:
 
 
 def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> bool:
-    """Whether the path enters a structure; an element of a list or a map is a literal of its own, with its own hash."""
+    """Return True if the path enters a structure.
+
+    An element of a list or a map is a literal with its own hash.
+    """
     kind = type_of(package, workflow, promise)
     for step in promise.attr_path:
         shape = kind.WhichOneof("type") if kind is not None else None
@@ -323,7 +338,7 @@ def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputRefe
 
 
 def type_of(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> LiteralType | None:
-    """The type of what is promised; ``None`` if its source is not in the package, or is an array node."""
+    """Return the type of a promise; ``None`` if its source is not in the package, or is an array node."""
     if promise.node_id in ("", "start-node"):
         variables = workflow.interface.inputs.variables
     else:

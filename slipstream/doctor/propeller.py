@@ -1,8 +1,8 @@
-"""How many failed rounds propeller allows an execution, by its configuration on the cluster.
+"""Propeller's limit on failed rounds per execution, from its configuration on the cluster.
 
-Both of Flyte's charts mount ConfigMaps as one directory, and propeller merges those of its files that ``--config``
-matches, in the order of their names. Deployments and ConfigMaps are named by the release or by its values, containers
-are not; so the deployment that runs propeller says which ConfigMaps count.
+Both of Flyte's charts mount ConfigMaps as one directory, and propeller merges its files that match ``--config``, in the
+order of their names. Deployments and ConfigMaps are named by the release or its values, but containers have fixed
+names; so the deployment that runs propeller names the relevant ConfigMaps.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import yaml
 from slipstream.doctor.findings import Finding, Report
 from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items
 
-#: What a file sets, as YAML has it.
+#: Settings of a file, as YAML.
 Settings = Mapping[object, object]
 
 RETRIES = "max-workflow-retries"
-#: What propeller takes if no file sets it.
+#: Propeller's default.
 DEFAULT = 10
 #: About two hours of failed rounds, as they follow each other while a store refuses.
 ENOUGH = 10_000
@@ -36,18 +36,18 @@ CONTAINERS = {
 
 
 class Unreadable(RuntimeError):
-    """The configuration is there, but not as propeller could read it; the message says why."""
+    """Error for a configuration that propeller could not read; the message says why."""
 
 
 @dataclass(frozen=True)
 class Propeller:
-    """A deployment that runs propeller, and where its configuration comes from."""
+    """Deployment that runs propeller, and the sources of its configuration."""
 
     namespace: str
     deployment: str
-    #: Where the chart's values set what propeller reads.
+    #: Where the chart's values set propeller's configuration.
     values: str
-    #: Which files of the directory it reads, as ``*.yaml``.
+    #: Pattern of the files that it reads, such as ``*.yaml``.
     pattern: str
     config_maps: tuple[str, ...]
     secrets: tuple[str, ...]
@@ -103,12 +103,15 @@ def too_few(propeller: Propeller, retries: int | None) -> Finding:
 
 
 def unread_secrets(propeller: Propeller) -> Report:
-    """The doctor reads no Secret. What flyte-binary renders into its own has nothing of propeller's."""
+    """Report Secrets that may set it, too, as the doctor reads none.
+
+    Flyte-binary's own Secret holds no settings of propeller.
+    """
     others = [name for name in propeller.secrets if name != f"{propeller.deployment}-config-secret"]
     return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set it, too") if others else Report()
 
 
-# Which ConfigMaps count
+# Relevant ConfigMaps
 
 
 def propellers(deployment: KubeObject) -> Iterator[Propeller]:
@@ -130,7 +133,7 @@ def propellers(deployment: KubeObject) -> Iterator[Propeller]:
 
 
 def option(words: Sequence[str], name: str) -> str:
-    """The value of an option of a command line, as two words or one; empty if it is not there."""
+    """Return the value of a command line option, as two words or one; empty if missing."""
     for word, following in pairwise([*words, ""]):
         if word == name:
             return following
@@ -140,18 +143,21 @@ def option(words: Sequence[str], name: str) -> str:
 
 
 def mounted(pod: KubeObject, container: KubeObject, directory: str) -> list[KubeObject]:
-    """What a directory of a container is made of: both charts project it; flyte-core did not before 1.16."""
+    """Return the sources of a container's directory.
+
+    Both charts project it; flyte-core did not before 1.16.
+    """
     mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
     volume = volumes.get(mounts.get(directory), {})
     return [volume] if "configMap" in volume else volume.get("projected", {}).get("sources", [])
 
 
-# What they say
+# Settings
 
 
 def read_files(propeller: Propeller, ask: Ask) -> list[Settings]:
-    """The files that propeller merges, the later over the earlier."""
+    """Return the files that propeller merges; later ones override earlier ones."""
     texts: dict[str, str] = {}
     for name in propeller.config_maps:
         answer = ask("get", "configmap", name, "--namespace", propeller.namespace, "--output", "json")
@@ -163,7 +169,7 @@ def read_files(propeller: Propeller, ask: Ask) -> list[Settings]:
 def parse(name: str, text: str) -> Settings:
     try:
         content = yaml.safe_load(text)
-    except Exception:  # for odd scalars and depths PyYAML raises much beside its own errors
+    except Exception:  # for odd scalars and depths PyYAML raises more than its own errors
         raise Unreadable(f"{name} is no YAML") from None
     if not isinstance(content, dict | None):
         raise Unreadable(f"{name} has no settings at its top")
@@ -171,13 +177,13 @@ def parse(name: str, text: str) -> Settings:
 
 
 def setting(files: Sequence[Settings], *path: str) -> object:
-    """What the last file says that says something; ``None`` if none does, or if it says null."""
+    """Return the value in the last file that sets it; ``None`` if none does, or if it is null."""
     values = [value for content in files for value in values_at(content, path)]
     return values[-1] if values else None
 
 
 def values_at(content: object, path: Sequence[str]) -> Iterator[object]:
-    """What a file has at a path of keys: propeller does not distinguish their case."""
+    """Yield the values at a path of keys; propeller ignores their case."""
     if not path:
         yield content
     elif isinstance(content, dict):
@@ -187,7 +193,7 @@ def values_at(content: object, path: Sequence[str]) -> Iterator[object]:
 
 
 def allowed(value: object) -> int | None:
-    """The number that propeller makes of the setting's value; ``None`` if it is not set."""
+    """Return the number that propeller reads from the value; ``None`` if it is not set."""
     if value is None:
         return None
     try:
@@ -196,4 +202,4 @@ def allowed(value: object) -> int | None:
         number = math.nan
     if not math.isfinite(number):
         raise Unreadable(f"{RETRIES} is no number")
-    return int(number) % 2**32  # it is kept as uint32, so that -1 is endless
+    return int(number) % 2**32  # kept as uint32, so that -1 is endless

@@ -1,4 +1,4 @@
-"""What scales replicas and never will: from none by their own figures, or by a figure that nobody serves."""
+"""Autoscalers that never act: metrics of missing replicas, or metrics without a serving API."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 from slipstream.doctor.findings import Finding
 from slipstream.doctor.objects import Manifest
 
-#: How metrics are called that only running replicas, their containers or their GPUs show.
+#: Prefixes of metrics that only running replicas, their containers or their GPUs export.
 OWN_METRICS = ("nv_", "triton_", "DCGM_", "container_", "slipstream_")
 GPU = re.compile("gpu|dcgm", re.IGNORECASE)
-#: Which API serves a metric of an HPA; for ``Resource`` metrics-server, which knows CPU and memory.
+#: API that serves a type of HPA metric; ``Resource`` is metrics-server's, which knows CPU and memory.
 APIS = {"Pods": "custom.metrics.k8s.io", "Object": "custom.metrics.k8s.io", "External": "external.metrics.k8s.io"}
 RESOURCES = ("cpu", "memory")
 
 
 def check_scaled_object(manifest: Manifest) -> Iterator[Finding]:
-    """KEDA's: without a replica there is no figure of its own, so that nothing makes the first (keda#6040)."""
+    """Yield KEDA objects that cannot start the first replica.
+
+    Without a replica its own metrics are missing, so nothing starts one (keda#6040).
+    """
     spec, triggers = manifest.mapping("spec"), manifest.listed("spec", "triggers")
     target = str(manifest.at("spec", "scaleTargetRef", "name"))
     none = next((key for key in ("minReplicaCount", "idleReplicaCount") if spec.get(key) == 0), "")
@@ -47,7 +50,7 @@ def is_own(trigger: Mapping[str, Any], target: str) -> bool:
 
 
 def check_autoscaler(manifest: Manifest, served: Collection[str]) -> Iterator[Finding]:
-    """An HPA by GPUs. ``served`` are the groups of APIs that something among the manifests serves."""
+    """Yield HPAs on GPU metrics without an API; ``served`` are the API groups that the manifests serve."""
     if manifest.kind != "HorizontalPodAutoscaler":
         return
     for metric in manifest.listed("spec", "metrics"):
@@ -66,7 +69,7 @@ def check_autoscaler(manifest: Manifest, served: Collection[str]) -> Iterator[Fi
 
 
 def metric_name(metric: Mapping[str, Any]) -> str:
-    """The name of what is measured, whichever of the types it is."""
+    """Return the name of a metric of any type."""
     kind = str(metric.get("type"))
     section = metric.get(kind[:1].lower() + kind[1:])
     if not isinstance(section, Mapping):

@@ -1,4 +1,4 @@
-"""Whether a built-in model can be exported as ONNX, as far as its settings tell before there are prepared data."""
+"""Early check that a built-in model can be exported to ONNX, from its settings alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from slipstream.export.weights_alone import parameters_of
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 
-#: The data of which a model has the fewest parameters: one column to regress on, and small grey images of two classes.
-#: The transformer is not here, since it can leave as the files of Hugging Face's libraries.
+#: Data signatures with the fewest model parameters: one column for a regression, and small grey images of two classes.
+#: The transformer is missing because it can be exported as Hugging Face files instead.
 SMALLEST = {
     "mlp": Signature((TensorSpec("numeric", "float32", (1,)),), "regression", "y"),
     "resnet": Signature(

@@ -1,4 +1,4 @@
-"""The model card: a Markdown description that is shipped with the model."""
+"""Model card: the Markdown description that is shipped with the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI co
 
 
 def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int]) -> str:
-    """The card as Markdown; ``rows`` are the row counts of the data card."""
+    """Return the card as Markdown.
+
+    ``rows`` are the row counts of the data card.
+    """
     tested = (
         f"""; every metric below is of the same
 {rows["test"]:,} rows of the test split, which neither training nor calibration has seen"""
@@ -41,7 +44,7 @@ Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 
 
 def on_tensors(signature: DeployedSignature) -> str:
-    """What the model takes and gives; of an ONNX model also its file and how raw columns become its inputs."""
+    """Return the model's inputs and outputs; for ONNX also its file and the preprocessing of raw columns."""
     called = f"""| | name | dtype | shape |
 |---|---|---|---|
 {tensors("input", signature.inputs)}
@@ -61,7 +64,7 @@ The output is in {signature.outputs[0].units}.
 
 
 def libraries(directories: Sequence[LibraryFiles]) -> str:
-    """How the directories of other libraries are loaded."""
+    """Return the loading instructions for the directories of other libraries."""
     return "\n".join(
         f"`{each.name}/` ({each.parts} file(s) of weights, {each.bytes:,} bytes), from this directory:\n\n"
         + "".join(f"- {library}: `{line}`\n" for library, line in each.loaded_by.items())
@@ -71,7 +74,7 @@ def libraries(directories: Sequence[LibraryFiles]) -> str:
 
 
 def measured(report: ExportReport) -> str:
-    """The variants, which one is to be deployed, and what they were measured on."""
+    """Return the variants, the choice among them, and the machine that measured them."""
     machine = report.machine
     flags = ", ".join(machine.flags) or "no instruction set known"
     return f"""{variants(report.variants)}
@@ -85,7 +88,7 @@ A percentile is quoted if ten calls lie beyond it. INT8 weights have {report.wei
 
 
 def raw_model(signature: DeployedSignature) -> str:
-    """How to call the model that takes raw columns, or why there is none."""
+    """Return how to call the model on raw columns, or why it does not exist."""
     raw = signature.raw
     if not raw:
         return f"There is no model that takes raw columns: {signature.no_raw}.\n"
@@ -104,7 +107,7 @@ def tensors(kind: str, specs: Sequence[DeployedTensor]) -> str:
 
 
 def variants(all_variants: list[VariantFigures]) -> str:
-    """A table with a line for each variant that was made, and a sentence for each that could not be made."""
+    """Return a table row per timed variant and a sentence per variant."""
     timed = [(v, v.metrics) for v in all_variants if v.metrics]
     names = [name for name, value in vars(timed[0][1]).items() if value is not None]
     batches = sorted(timed[0][0].latency_ms, key=int)
@@ -121,5 +124,5 @@ def variants(all_variants: list[VariantFigures]) -> str:
 
 
 def cell(estimate: Estimate | None) -> str:
-    """A latency, or nothing if too few calls lie beyond the percentile."""
+    """Return a latency in ms, or "-" if too few calls lie beyond the percentile."""
     return f"{estimate.value:.3g}" if estimate else "-"

@@ -1,9 +1,9 @@
-"""Check an exported model where it is to be served: ``slipstream check``.
+"""Check of an exported model on the machine that will serve it: ``slipstream check``.
 
-Needs NumPy and ONNX Runtime, and ``cryptography`` for a signature; neither torch nor Flyte. It is checked, in this
-order: the digest over the manifest, the signature, that there are no symbolic links, the size and SHA-256 of every
-file, that there is no other file, the opset that the model was written in, and that this machine computes from the
-sample rows what the exporting one did; the last two not of a package that has no ONNX model.
+Needs NumPy and ONNX Runtime, and ``cryptography`` for a signature; neither torch nor Flyte. The checks, in order: the
+manifest's digest, the signature, the absence of symbolic links, the size and SHA-256 of every file, the absence of
+other files, the opset, and that this machine reproduces the exporting machine's outputs on the sample rows. A package
+without an ONNX model skips the last two.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from onnxruntime import InferenceSession
 
-#: ``sha256sum``'s line about the manifest: the one digest over all files, as the manifest holds those of each.
+#: The ``sha256sum`` line of the manifest: one digest over all files, since the manifest holds theirs.
 DIGEST = "manifest.sha256"
 SIGNATURE = "manifest.sig"
 MANIFEST, DEPLOYED = "manifest.json", "signature.json"
-#: Sample rows: tensors and the model's outputs, and raw columns with what the raw model makes of them.
+#: Sample rows: tensors with the model's outputs, and raw columns with the raw model's outputs.
 TENSORS, RAW = "samples.npz", "samples.json"
 OUTPUT = "output"
-#: The most bytes of a file that is read at once.
+#: Limit in bytes for files that are read as a whole.
 LONGEST_JSON = 256 << 20
 
 
 class BadPackage(Exception):
-    """The directory is no exported model, or not the one that was exported; the message names the file."""
+    """Error for a directory that is not an exported model, or was changed; the message names the file."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
 
 
 def digest_line(manifest: bytes) -> str:
-    """The content of ``manifest.sha256``."""
+    """Return the content of ``manifest.sha256``."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
 def check(directory: Path, key: Path | None = None) -> list[str]:
-    """What was found to be right, a line each, and what follows. Raises ``BadPackage``."""
+    """Return one line per passed check, and a conclusion.
+
+    Raises ``BadPackage``.
+    """
     read_manifest(directory)
     lines = [f"digest     {hashlib.sha256(read_file(directory, MANIFEST)).hexdigest()}"]
     lines += check_signature(directory, key)
@@ -71,8 +74,10 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
 
 @contextmanager
 def malformed(path: Path) -> Iterator[None]:
-    """Raise ``BadPackage`` for what cannot be read, or is not of the form that an export writes. The manifest vouches
-    for the bytes, which another version may have written."""
+    """Raise ``BadPackage`` for unreadable content or a form that this version does not write.
+
+    The manifest only vouches for the bytes, which another version may have written.
+    """
     try:
         yield
     except OSError as error:
@@ -81,24 +86,30 @@ def malformed(path: Path) -> Iterator[None]:
         raise BadPackage(f"{path}: not what an export of this version writes ({error!r:.200})") from None
 
 
-# The files
+# Files
 
 
 def read_file(directory: Path, name: str) -> bytes:
-    """Return the content of a file of at most ``LONGEST_JSON`` bytes. Raises as :func:`open_file`."""
+    """Return the content of a file of at most ``LONGEST_JSON`` bytes.
+
+    Raises as :func:`open_file`.
+    """
     with refused_is_bad(directory / name):
         return read_untrusted(directory, name, LONGEST_JSON)
 
 
 def open_file(directory: Path, name: str) -> BufferedReader:
-    """Open a file for reading. Raises ``BadPackage`` for a symbolic link and for everything but a regular file."""
+    """Open a file for reading.
+
+    Raises ``BadPackage`` for a symbolic link and for everything but a regular file.
+    """
     with refused_is_bad(directory / name):
         return open_untrusted(directory, name)
 
 
 @contextmanager
 def refused_is_bad(path: Path) -> Iterator[None]:
-    """Raise ``BadPackage`` for a symbolic link, and for what is refused in the block."""
+    """Raise ``BadPackage`` for a symbolic link and for ``RefusedFile`` in the block."""
     check_no_link(path)
     try:
         yield
@@ -107,8 +118,10 @@ def refused_is_bad(path: Path) -> Iterator[None]:
 
 
 def check_no_link(path: Path) -> None:
-    """Raise ``BadPackage`` for a symbolic link: its target is no part of the package, and may be another file
-    tomorrow."""
+    """Raise ``BadPackage`` for a symbolic link.
+
+    Its target is not part of the package and may change.
+    """
     if path.is_symlink():
         raise BadPackage(
             f"{path}: a symbolic link; expected the file or directory itself. Export or copy the model again"
@@ -116,7 +129,10 @@ def check_no_link(path: Path) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest, which is the one that its digest is of. Raises ``BadPackage``."""
+    """Return the manifest after comparing it with its digest.
+
+    Raises ``BadPackage``.
+    """
     path = directory / MANIFEST
     with malformed(path):
         if not path.is_file():
@@ -137,7 +153,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def files_below(directory: Path) -> set[str]:
-    """The names of all files. Raises ``BadPackage`` for a symbolic link."""
+    """Return the names of all files.
+
+    Raises ``BadPackage`` for a symbolic link.
+    """
     paths = sorted(directory.rglob("*"))
     for path in paths:
         check_no_link(path)
@@ -145,7 +164,10 @@ def files_below(directory: Path) -> set[str]:
 
 
 def check_files(directory: Path) -> str:
-    """Compare the files with their records in the manifest. Raises ``BadPackage``."""
+    """Compare the files with their records in the manifest.
+
+    Raises ``BadPackage``.
+    """
     records = read_manifest(directory)["files"]
     with malformed(directory / MANIFEST):
         compare_files(directory, records)
@@ -158,7 +180,7 @@ def check_files(directory: Path) -> str:
 def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> None:
     there = files_below(directory)
     for name, record in records.items():
-        # Only names that were found here: a manifest may also list ../../etc/passwd.
+        # Open only names that were found here: a manifest may also list ../../etc/passwd.
         if name not in there:
             raise BadPackage(f"{directory}/{name}: missing, though the manifest lists it")
         path = directory / name
@@ -181,7 +203,7 @@ def check_deployed(directory: Path, records: Mapping[str, object]) -> None:
 
 
 def check_signature(directory: Path, key: Path | None) -> list[str]:
-    """Verify the Ed25519 signature (RFC 8032) of the manifest."""
+    """Verify the manifest's Ed25519 signature (RFC 8032)."""
     path = directory / SIGNATURE
     if not path.exists():
         if key:
@@ -200,7 +222,7 @@ def check_signature(directory: Path, key: Path | None) -> list[str]:
 
 
 def load_key(path: Path) -> Ed25519PublicKey:
-    """The Ed25519 public key in a PEM file."""
+    """Return the Ed25519 public key in a PEM file."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -217,7 +239,7 @@ def load_key(path: Path) -> Ed25519PublicKey:
     return key
 
 
-# The model
+# Model
 
 
 def check_opset(directory: Path, model: str, expected: int) -> str:
@@ -229,7 +251,7 @@ def check_opset(directory: Path, model: str, expected: int) -> str:
 
 
 def opsets(model: bytes) -> Iterator[tuple[str, int]]:
-    """Domain and version of each operator set of a serialised ``ModelProto`` (its field 8)."""
+    """Yield domain and version of every operator set of a serialised ``ModelProto`` (its field 8)."""
     for number, value in fields(model):
         if number == 8 and isinstance(value, bytes):
             parts = dict(fields(value))
@@ -238,7 +260,10 @@ def opsets(model: bytes) -> Iterator[tuple[str, int]]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: varints as numbers, what has a length as bytes; others are passed over."""
+    """Yield the fields of a protobuf message by number.
+
+    Varints are numbers and length-delimited fields bytes; others are skipped.
+    """
     at = 0
 
     def varint() -> int:
@@ -263,7 +288,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def providers() -> list[str]:
-    """A GPU if this ONNX Runtime knows one, else the CPU."""
+    """Return the ONNX Runtime providers to use: the GPU if available, then the CPU."""
     import onnxruntime
 
     there = onnxruntime.get_available_providers()
@@ -282,7 +307,7 @@ def session_of(path: Path) -> InferenceSession:
 
 
 def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
-    """Run the model on the sample rows, all at once and one at a time."""
+    """Compare the model's outputs on the sample rows, batched and one by one."""
     path = directory / deployed["model"]
     session = session_of(path)
     with open_file(directory, TENSORS) as file, np.load(file, allow_pickle=False) as samples:
@@ -301,7 +326,10 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
 
 
 def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
-    """Run the raw model on the raw sample rows. Labels count where the two most likely are not within rounding."""
+    """Compare the raw model's outputs on the raw sample rows.
+
+    Labels are compared only if the two most likely classes differ by more than rounding.
+    """
     raw = deployed["raw"]
     path, samples = directory / raw["model"], parse_json(read_file(directory, RAW))
     session = session_of(path)
@@ -320,7 +348,7 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
 
 
 def column_of(values: Sequence[object], dtype: str) -> np.ndarray:
-    """A column of raw values ``[rows, 1]``; None is a missing number."""
+    """Return a column of raw values ``[rows, 1]``; None becomes NaN."""
     if dtype == "string":
         return np.array(values, object)[:, None]
     return np.array([np.nan if value is None else value for value in values], np.float64)[:, None]
@@ -334,7 +362,7 @@ def run(path: Path, session: InferenceSession, feed: dict[str, np.ndarray], outp
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; returns its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="slipstream check",
         description="Check an exported model: digest, signature, opset, and its outputs on the sample rows.",

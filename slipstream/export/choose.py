@@ -1,4 +1,4 @@
-"""The choice of the variant to deploy: a pure function of what was measured."""
+"""Choice of the variant to deploy, a pure function of the measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.export.config import ExportConfig
 
 @dataclass(frozen=True)
 class Contender:
-    """A variant that could be deployed; ``loss`` is None for FP32, against which the others are judged."""
+    """Variant that could be deployed; ``loss`` is None for FP32, the reference."""
 
     name: str
     bytes: int
@@ -25,14 +25,14 @@ class Contender:
         return self.latency[str(batch)].speedup
 
     def times_as_fast(self, batch: int) -> float:
-        """As FP32, which is 1."""
+        """Return the speedup over FP32, which has 1."""
         speedup = self.speedup(batch)
         return speedup.value if speedup else 1.0
 
 
 @dataclass(frozen=True)
 class VariantVerdict:
-    """What became of a variant, in one or two words, and why."""
+    """Gate result of a variant: one or two words, and the reason."""
 
     short: str
     reason: str
@@ -40,7 +40,7 @@ class VariantVerdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """The name of the variant to deploy, the reason, a verdict on each contender, and the best at each batch size."""
+    """Variant to deploy, the reason, every contender's gate result, and the best by batch size."""
 
     chosen: str
     why: str
@@ -49,8 +49,11 @@ class Decision:
 
 
 def decide(task: str, fp32: Contender, others: Sequence[Contender], config: ExportConfig) -> Decision:
-    """Choose the best by ``config.optimise`` of those that are good enough, fast enough and within the budget; else
-    FP32. Raises ``UserError`` if no contender is within the budget."""
+    """Choose the variant to deploy.
+
+    It is the best by ``config.optimise`` of those that are good enough, fast enough and within the budget, else FP32.
+    Raises ``UserError`` if no contender is within the budget.
+    """
     check_budget([fp32, *others], config)
     batch = config.decide_at_batch
     verdicts = {other.name: verdict(task, other, config, batch) for other in others}
@@ -65,7 +68,7 @@ def decide(task: str, fp32: Contender, others: Sequence[Contender], config: Expo
 
 
 def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict], batch: int) -> str:
-    """What became of the fastest that was not chosen."""
+    """Return why the fastest other variant was not chosen."""
     if not others:
         return "no other variant could be made that is worth timing"
     fastest = max(others, key=lambda each: each.times_as_fast(batch))
@@ -73,11 +76,11 @@ def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict],
 
 
 def best_at(fp32: Contender, others: Sequence[Contender], config: ExportConfig, batch: int) -> Contender:
-    """The best contender at a batch size, by the order that ``config.optimise`` asks for."""
+    """Return the best contender at a batch size by ``config.optimise``."""
     able = [each for each in others if good(each, config)]
     allowed = [fp32, *(each for each in able if fast(each, config, batch))]
     if batch == config.decide_at_batch:
-        # If FP32 breaks the budget, that decides, and no margin above FP32.
+        # If FP32 exceeds the budget, the budget decides and no speedup over FP32 is required.
         allowed = [each for each in (allowed if within(fp32, config) else able) if within(each, config)]
     if config.optimise == "size":
         return min(allowed, key=lambda each: each.bytes)
@@ -95,7 +98,7 @@ def fast(each: Contender, config: ExportConfig, batch: int) -> bool:
 
 
 def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> VariantVerdict:
-    """The first objection to a contender, or "passed"; and all that was measured, in words."""
+    """Evaluate the gate: return the first objection or "passed", and the measurements in words."""
     assert each.loss is not None
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
     assert speedup is not None
@@ -117,7 +120,7 @@ def within(each: Contender, config: ExportConfig) -> bool:
 
 
 def exceeds(each: Contender, config: ExportConfig) -> str:
-    """In which way a contender breaks the budget, in words; empty if it is shown that it does not."""
+    """Return in words how a contender exceeds the budget; empty if it is shown not to."""
     if config.budget_mb and each.bytes > config.budget_mb * 1e6:
         return f"{each.bytes / 1e6:.3g} MB is {each.bytes / 1e6 / config.budget_mb:.2f} times the budget"
     if not config.budget_ms:
@@ -134,8 +137,10 @@ def exceeds(each: Contender, config: ExportConfig) -> str:
 
 
 def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
-    """Raises ``UserError`` with who comes closest, and by how much, unless the budget is met by a variant that is good
-    enough."""
+    """Raise ``UserError`` unless a variant that is good enough meets the budget.
+
+    The message names the closest variant and the excess.
+    """
     able = [each for each in contenders if good(each, config)]
     if any(within(each, config) for each in able):
         return

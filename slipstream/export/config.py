@@ -1,4 +1,4 @@
-"""What can be set about the export."""
+"""Settings of the export."""
 
 from __future__ import annotations
 

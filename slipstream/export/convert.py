@@ -1,4 +1,4 @@
-"""Convert a torch module to a single ONNX file, and check its dynamic batch axis and its outputs."""
+"""Conversion of a torch module to one ONNX file, with checks of its dynamic batch axis and outputs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 #: Rows of the example input. With one row torch.export fixes the batch size at 1 for some models (pytorch#157621).
 EXAMPLE_ROWS = 2
 PARITY_BATCHES = (1, 2, 5, 32)
-#: Rows that are tried together and one by one.
+#: Rows whose outputs are compared between one batch and single calls.
 MIXED_ROWS = 5
-#: Largest difference between ONNX Runtime and torch that rounding explains, as a share of the largest output.
+#: Largest difference between ONNX Runtime and torch that rounding explains, relative to the largest output.
 TOLERANCE = 1e-4
 
 
@@ -33,7 +33,7 @@ def output_name(signature: Signature) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the exporters' logs, warnings and output (progress, hints about optional packages, dumps of graphs)."""
+    """Suppress logs, warnings and output of the exporters (progress, hints about packages, dumps of graphs)."""
     import contextlib
     import io
     import logging
@@ -51,16 +51,16 @@ def quiet() -> Iterator[None]:
 
 
 def to_onnx(model: nn.Module, signature: Signature, example: Sequence[np.ndarray], opset: int, path: Path) -> None:
-    """Export ``model`` to the single file ``path``. ``example`` holds :data:`EXAMPLE_ROWS` rows of every input.
+    """Export ``model`` to the single file ``path``.
 
-    Raises ``UserError`` if the model cannot be exported, if torch wrote another opset than ``opset`` (it changes it
-    silently), or if the batch axis of an input or output is fixed.
+    ``example`` holds :data:`EXAMPLE_ROWS` rows of every input. Raises ``UserError`` if the model cannot be exported, if
+    torch silently wrote another opset than ``opset``, or if the batch axis of an input or output is fixed.
     """
     import onnx
     import torch
 
     class Positional(torch.nn.Module):
-        """Calls the model with positional inputs, whatever it names its arguments."""
+        """Wrapper that passes inputs by position, independent of the model's argument names."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -94,7 +94,7 @@ def to_onnx(model: nn.Module, signature: Signature, example: Sequence[np.ndarray
 
 
 def reason_of(error: BaseException) -> str:
-    """Why the exporter failed, and what to change: the first of its errors, which the others were raised from."""
+    """Return why the exporter failed and what to change, from the root cause of its errors."""
     while error.__cause__:
         error = error.__cause__
     text = str(error).strip() or type(error).__name__
@@ -106,7 +106,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Remove torch's metadata from the model: source lines and paths of the machine that exported it."""
+    """Remove torch's metadata: source lines and paths of the exporting machine."""
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
@@ -115,8 +115,11 @@ def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_lists_of_axes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same, changed in place, with a list of one axis where torch 2.13's exporter gives ``Unsqueeze`` a number, as
-    for heads that share keys: the operator's definition wants a list, and ONNX Runtime's shape inference fails."""
+    """Give ``Unsqueeze`` a list of one axis instead of a number, in place.
+
+    torch 2.13's exporter writes a number, as for heads that share keys. The operator's definition requires a list, and
+    ONNX Runtime's shape inference fails.
+    """
     graph = model.graph
     numbers = {tensor.name: tensor for tensor in graph.initializer if not tensor.dims}
     unsqueezes = [node for node in graph.node if node.op_type == "Unsqueeze" and node.input[1] in numbers]
@@ -143,7 +146,7 @@ def check_opset(model: onnx.ModelProto, asked: int) -> None:
 
 
 def check_dynamic_batch(model: onnx.ModelProto) -> None:
-    """Raise ``UserError`` unless the first dimension of all inputs and outputs is the same symbolic one."""
+    """Raise ``UserError`` unless all inputs and outputs share one symbolic first dimension."""
     leading = {}
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape.dim
@@ -157,10 +160,10 @@ def check_dynamic_batch(model: onnx.ModelProto) -> None:
 
 
 def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
-    """Compare two models at each of :data:`PARITY_BATCHES`, output by output.
+    """Compare the outputs of two models at each of :data:`PARITY_BATCHES`.
 
-    The batches are taken from the rows of ``inputs``, which are repeated if there are too few. Raises ``UserError``
-    with the first batch size at which an output differs by more than :data:`TOLERANCE` or ``candidate`` does not run.
+    Batches are taken from the rows of ``inputs``, repeated if there are too few. Raises ``UserError`` with the first
+    batch size at which an output differs by more than :data:`TOLERANCE` or ``candidate`` does not run.
     """
     for rows in PARITY_BATCHES:
         batch = [np.resize(array, (rows, *array.shape[1:])) for array in inputs]
@@ -180,7 +183,10 @@ def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Seq
 
 
 def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
-    """Raise ``UserError`` if a row's outputs depend on the others of its batch: servers batch what comes at once."""
+    """Raise ``UserError`` if a row's outputs depend on the rest of its batch.
+
+    Servers batch unrelated requests.
+    """
     rows = min(MIXED_ROWS, len(inputs[0]))
     together = run([array[:rows] for array in inputs])
     alone = np.concatenate([run([array[row : row + 1] for array in inputs]) for row in range(rows)])
@@ -193,5 +199,5 @@ def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
 
 
 def largest_difference(expected: np.ndarray, outputs: np.ndarray) -> float:
-    """The largest absolute difference of any output, in the outputs' units; NaN if an output is NaN."""
+    """Return the largest absolute difference, in the outputs' units; NaN if an output is NaN."""
     return float(np.abs(expected.astype(np.float64) - outputs.astype(np.float64)).max())

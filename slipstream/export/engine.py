@@ -1,4 +1,4 @@
-"""Export the trained model to ONNX, quantise it, measure the variants and choose the one to deploy."""
+"""Export stage: ONNX conversion, quantisation, measurement and choice of the variant to deploy."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ from slipstream.models.predict import held_out_rows, predict, targets_of
 if TYPE_CHECKING:
     from slipstream.models.trained import TrainedModel
 
-#: Verdicts on the variants that the gate does not judge.
+#: Gate results of the variants that skip the gate.
 REFERENCES = {
     TORCH: VariantVerdict("reference", "torch itself, run eagerly: the reference for the others"),
     TORCH_BF16: VariantVerdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
     FP32: VariantVerdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
-#: Letters of a value in a message.
+#: Characters of a value in a message.
 LONGEST = 120
-#: The share of the time that is kept for the finalists, however long the search took.
+#: Share of the time that is reserved for the finalists, even after a long search.
 TIMING = 0.3
 
 
@@ -74,9 +74,9 @@ def export(
 ) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.export` into the fresh ``directory``.
 
-    A model that is too large for ONNX has no variants (:mod:`slipstream.export.weights_alone`). Raises ``UserError`` if
-    the model cannot be exported to ONNX, if the ONNX model does not agree with torch, or if no variant is within the
-    budget. Of a variant that cannot be made ``export.json`` says why and nothing is raised.
+    A model that is too large for ONNX has no variants (:mod:`slipstream.export.weights_alone`). A variant that cannot
+    be made is reported in ``export.json``, without an error. Raises ``UserError`` if the model cannot be exported to
+    ONNX, if the ONNX model does not agree with torch, or if no variant is within the budget.
     """
     from slipstream.models.adapters.merge import merge
 
@@ -157,7 +157,7 @@ def export(
 
 
 def check_inputs(model: Signature, data: Signature) -> None:
-    """Raise ``UserError`` unless the rows are such as the model was trained on."""
+    """Raise ``UserError`` unless the data has the signature that the model was trained on."""
     for name in ("task", "target", "inputs", "classes", "cardinalities", "buckets", "image_mean", "image_std"):
         takes, given = (getattr(each, name) for each in (model, data))
         if takes != given:
@@ -179,7 +179,7 @@ def shortened(value: object) -> str:
 def judge(
     fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
 ) -> dict[str, Loss]:
-    """What each finalist loses against FP32, on the test rows and, if asked for, the validation rows."""
+    """Return every finalist's loss against FP32 on the test rows and, if asked for, the validation rows."""
     task, truth = data.signature.task, targets_of(test)
     validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
     truth = np.concatenate([truth, targets_of(validation)])
@@ -193,7 +193,7 @@ def judge(
 
 
 def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
-    """How to call the model in ``file``."""
+    """Return the signature for calling the model in ``file``."""
     units = {
         "classification": "logits; softmax gives probabilities",
         "next token": LOGITS,
@@ -215,7 +215,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
 
 
 def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
-    """The machine, the threads per call and the library versions, as ``export.json`` holds them."""
+    """Return the machine, the threads per call and the library versions for ``export.json``."""
     import onnxruntime
     import torch
 
@@ -226,7 +226,7 @@ def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
         flags=list(machine.flags),
         cores=usable_cores(),
         threads=config.threads,
-        onnxruntime=onnxruntime.__version__,  # of whichever distribution
+        onnxruntime=onnxruntime.__version__,  # of either distribution
         onnx=installed("onnx"),
         torch=installed("torch"),
     )

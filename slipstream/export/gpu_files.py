@@ -1,4 +1,4 @@
-"""Files for GPUs, written beside what is deployed on a CPU: they are checked here, and timed where there is a GPU."""
+"""Model files for GPUs next to the file deployed on a CPU: checked here, timed where there is a GPU."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     import onnx
 
 FILE, COMMAND = "model.tensorrt.onnx", "model.tensorrt.txt"
-#: The batch sizes that an engine is built for: the smallest, the usual and the largest.
+#: Batch sizes that an engine is built for: smallest, usual and largest.
 SHAPES = (("min", 1), ("opt", 32), ("max", 256))
 
 
 def write_tensorrt(prepared: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
-    """Quantise the file ``prepared`` (of :class:`.quantise.Quantiser`) for TensorRT; ``inputs`` calibrate it.
+    """Quantise the file ``prepared`` (of :class:`.quantise.Quantiser`) for TensorRT, calibrated by ``inputs``.
 
-    Raises ``UserError`` if a zero point is not 0, and what ONNX Runtime's tool raises.
+    Raises ``UserError`` if a zero point is not 0, and the errors of ONNX Runtime's tool.
     """
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -74,7 +74,7 @@ def check_symmetric(model: onnx.ModelProto) -> None:
 
 
 def trtexec(signature: Signature) -> str:
-    """The command that builds an engine of the file, on the GPU that it is to run on."""
+    """Return the command that builds an engine from the file, on the target GPU."""
 
     def shapes(rows: int) -> str:
         return ",".join(f"{spec.name}:{'x'.join(map(str, (rows, *spec.shape)))}" for spec in signature.inputs)
@@ -87,9 +87,9 @@ VERDICT = "for GPUs"
 
 
 def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: ExportConfig) -> list[VariantFigures]:
-    """Write what ``config`` asks for, of the file ``fp32``, and tell what became of it.
+    """Write the GPU files that ``config`` asks for, from the file ``fp32``, and return their entries.
 
-    Raises ``UserError`` if the file for TensorRT is not what TensorRT takes.
+    Raises ``UserError`` if TensorRT cannot use its file.
     """
     if not (config.tensorrt or config.half):
         return []

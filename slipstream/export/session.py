@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions without log output and with a given number of threads, and on what a model spends its time."""
+"""ONNX Runtime sessions with quiet logs and fixed threads, and a profile by operator."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     import onnxruntime
 
 ERRORS_ONLY = 3
-#: ONNX Runtime's names, by those of ``export.provider``.
+#: ONNX Runtime's names by ``export.provider``.
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-#: In TF32, CUDA's default, products have 10 bits, and FP32 would differ from torch by more than exporting may.
+#: TF32, CUDA's default, has 10 mantissa bits: FP32 would differ from torch by more than the export allows.
 OPTIONS: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
-#: Distributions of one module, of which the one that was installed last has overwritten the other's files.
+#: Distributions of the same module; the last one installed overwrites the other's files.
 ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 @contextmanager
 def default_threads(count: int) -> Iterator[None]:
-    """Sessions whose options name no number of threads get ``count`` within the block.
+    """Give sessions without an explicit thread count ``count`` threads within the block.
 
-    Otherwise they start one per core of the node, and the quantisation tool takes no options for its sessions.
+    Otherwise they start one per core of the node, and the quantisation tool takes no session options.
     """
     import onnxruntime
 
@@ -54,7 +54,7 @@ def default_threads(count: int) -> Iterator[None]:
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options of a session with ``threads`` threads per call that logs errors only."""
+    """Return options of a session with ``threads`` threads per call that logs errors only."""
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(ERRORS_ONLY)
@@ -62,13 +62,13 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     options.log_severity_level = ERRORS_ONLY
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Threads that spin between calls would take the cores from the variants that are measured in between.
+    # Spinning threads would take cores from the variants that are measured in between.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 
 def check_provider(provider: str) -> None:
-    """Raise ``UserError`` unless the installed ONNX Runtime has the provider, and for a GPU is the only one."""
+    """Raise ``UserError`` unless ONNX Runtime has the provider and, for a GPU, is installed once."""
     import onnxruntime
 
     if provider == "cuda" and "absent" not in map(installed, ONNX_RUNTIMES):
@@ -85,7 +85,10 @@ def check_provider(provider: str) -> None:
 
 
 def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
-    """A session on the provider. Raises ``UserError`` if ONNX Runtime fell back to another."""
+    """Return a session on the provider.
+
+    Raises ``UserError`` if ONNX Runtime fell back to another.
+    """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, options, providers=[(PROVIDERS[provider], OPTIONS[provider])])
@@ -98,7 +101,7 @@ def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -
 
 
 def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> ModelFunction:
-    """The model at ``path`` with ``threads`` threads per call."""
+    """Return the model at ``path`` with ``threads`` threads per call."""
     session = session_on(path, session_options(threads), provider)
     names = [value.name for value in session.get_inputs()]
     outputs = [session.get_outputs()[0].name]
@@ -109,17 +112,19 @@ def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> ModelFunc
     return run
 
 
-#: Calls at each batch size; the first is not counted.
+#: Calls per batch size; the first is not counted.
 CALLS = 12
-#: Parts of the names of ONNX Runtime's kernels, fused or not, that integers speed up.
+#: Name parts of ONNX Runtime's kernels, fused or not, that integers speed up.
 PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def operator_times(
     path: Path, signature: Signature, records: np.ndarray, config: ExportConfig, batches: Sequence[int]
 ) -> list[ProfileFigures]:
-    """The shares of the time by operator at each batch size, from ONNX Runtime's own profiler. None on a GPU: what is
-    timed there is how long it takes to launch them."""
+    """Return the shares of time by operator at every batch size, from ONNX Runtime's profiler.
+
+    Empty on a GPU, where only kernel launches would be timed.
+    """
     if config.provider == "cuda":
         return []
     return [at_batch(path, signature, records, config, rows) for rows in batches]

@@ -1,4 +1,4 @@
-"""The variants that are timed and scored: torch itself, FP32, and the finalists of the search."""
+"""Variants to time and score: torch itself, FP32, and the search's finalists."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 TORCH, TORCH_BF16, FP32 = "torch-fp32", "torch-bf16", "onnx-fp32"
 FP32_FILE = "model.fp32.onnx"
-#: x86 extensions with products of bfloat16.
+#: x86 extensions for bfloat16 matmuls.
 BF16 = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of the model that runs; ``outputs`` are its float32 ``[rows, outputs]`` for the whole test split."""
+    """Runnable variant of the model; ``outputs`` are float32 ``[rows, outputs]`` on the test split."""
 
     name: str
     file: str | None
     bytes: int
     load: Load
     outputs: np.ndarray
-    #: The code of the recipe by which it was quantised.
+    #: Code of the quantisation recipe.
     recipe: str = ""
 
 
 def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: Machine) -> list[Variant]:
-    """The trained module itself, with which the others are compared, and in bfloat16 where the CPU computes in it."""
+    """Return the trained module, the reference, and its bfloat16 form if the CPU supports it."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     runs = {TORCH: model_function(model)}
     if set(BF16) & set(machine.flags):
@@ -53,12 +53,12 @@ def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, mac
 
 
 def already_loaded(run: ModelFunction) -> Load:
-    """A module has no file that could be loaded anew."""
+    """Return a loader for a module, which has no file to load."""
     return lambda: run
 
 
 def in_bf16(model: nn.Module) -> ModelFunction:
-    """The module with its products and convolutions in bfloat16; float32 outputs."""
+    """Return the module with bfloat16 matmuls and convolutions, and float32 outputs."""
     import torch
 
     def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -76,7 +76,10 @@ def fp32_variant(
     test: np.ndarray,
     config: ExportConfig,
 ) -> Variant:
-    """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
+    """Return the exported model.
+
+    Raises ``UserError`` if its outputs differ from torch's at a tried batch size.
+    """
     path = directory / FP32_FILE
     to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
     run, inputs = onnx_predictor(path, config.threads, config.provider), inputs_of(data.signature, test[:32])
@@ -100,7 +103,7 @@ def figures(
     latency_ms: dict[str, LatencyFigures],
     config: ExportConfig,
 ) -> VariantFigures:
-    """The entry of a variant in ``export.json``; the gate's decision is still missing."""
+    """Return a variant's entry in ``export.json``, without the gate result."""
     medians = {rows: at.p50.value for rows, at in latency_ms.items() if at.p50}
     rates = {rows: 1000 * int(rows) / median for rows, median in medians.items()}
     difference = np.abs(variant.outputs.astype(np.float64) - reference.outputs)
@@ -123,6 +126,6 @@ def figures(
 
 
 def left_out(name: str, verdict: VariantVerdict, file: Path | None = None, recipe: str = "") -> VariantFigures:
-    """The entry of a variant that was not timed, and of its file if that is part of the artifact."""
+    """Return the entry of a variant that was not timed, with its file if it is kept."""
     size = file.stat().st_size if file else None
     return VariantFigures(name, file.name if file else None, size, False, verdict.short, verdict.reason, recipe)

@@ -1,5 +1,7 @@
-"""The export of a model that is too large for ONNX: the files of Hugging Face's libraries, and what they are. Nothing
-here runs the model."""
+"""Export of a model that is too large for ONNX, as Hugging Face files with a description.
+
+The model is not run.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ if TYPE_CHECKING:
 
 
 def too_large(model: nn.Module, config: ExportConfig) -> str:
-    """Why no ONNX variants are made of the model without its adapters; "" if they are."""
+    """Return why the model without adapters gets no ONNX variants; "" if it does."""
     count, most = parameters_of(model), config.most_parameters
     return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
 
 
 def parameters_of(model: nn.Module) -> int:
-    """Return the number of the model's parameters without its adapters."""
+    """Return the number of parameters without adapters."""
     from slipstream.models.adapters.network import plain_shapes
 
     return sum(map(math.prod, plain_shapes(model).values()))
@@ -53,8 +55,10 @@ def export_weights(
     machine: MachineFigures,
     why: str,
 ) -> Artifact:
-    """Write the artifact of a model without ONNX variants beside the files of the ``libraries``, and ``why`` there are
-    none. Raises ``UserError`` if the model cannot leave in another way."""
+    """Write the artifact of a model without ONNX variants, with ``libraries`` and the reason ``why``.
+
+    Raises ``UserError`` if the model cannot be exported in another form.
+    """
     if not any(each.name == HUGGING_FACE for each in libraries):
         raise UserError(
             f"export.most_parameters: the model can leave as ONNX only, and {why}; raise it (ONNX's files hold 2 GiB), "
@@ -84,7 +88,7 @@ def export_weights(
 
 
 def as_called(data: PreparedData, why: str) -> DeployedSignature:
-    """How the transformer is called, by the names that Hugging Face's library has for its inputs and outputs."""
+    """Return the transformer's signature, with Hugging Face's names of inputs and outputs."""
     signature = data.signature
     length, vocabulary = signature.output_shape
     return DeployedSignature(

@@ -1,4 +1,4 @@
-"""All manifests for a site."""
+"""Construction of all manifests for a site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.manifests.triton import Serving, triton
 
 
 def manifests(site: Site, serving: Serving | None) -> list[File]:
-    """All files for a site, in the order in which kubectl applies them; folders are not applied with them."""
+    """Return all files for a site, in kubectl's order of application; folders are not applied with them."""
     operator = gpu_operator(site)
     applied = [
         namespaces(site, serving is not None, bool(operator)),

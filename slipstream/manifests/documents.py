@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain trees, and the files that hold them: YAML with a comment that says why."""
+"""Kubernetes objects as plain trees, and their YAML files with comments on the reasons."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-#: The first line of every file, by which a later call knows its own.
+#: First line of every file, by which a later call recognises its own files.
 MARK = "# Written by slipstream manifests"
-#: Of the comments; values are never folded.
+#: Width of comments; values are never folded.
 WIDTH = 110
 
 Tree = dict[str, Any]
@@ -20,7 +20,7 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Document:
-    """One object, and why it is as it is."""
+    """Object with the reason for its settings."""
 
     why: str
     tree: Tree
@@ -28,7 +28,10 @@ class Document:
 
 @dataclass(frozen=True)
 class File:
-    """``path`` is relative to the output, ``purpose`` what is printed of it; ``why`` holds for all of its objects."""
+    """Output file.
+
+    ``path`` is relative to the output, ``purpose`` is printed; ``why`` holds for all of its objects.
+    """
 
     path: str
     purpose: str
@@ -37,7 +40,7 @@ class File:
 
 
 class Dumper(yaml.SafeDumper):
-    """No anchors, which nobody reads, and texts of several lines as blocks."""
+    """YAML dumper without anchors, with multi-line texts as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -53,7 +56,7 @@ Dumper.add_representer(str, Dumper.represent_text)
 
 
 def kube(api_version: str, kind: str, name: str, namespace: str = "", **rest: Any) -> Tree:
-    """An object; ``rest`` are its fields beside the metadata, those that are None left out."""
+    """Return an object; ``rest`` are its fields besides the metadata, without those that are None."""
     metadata: Tree = {"name": name, **({"namespace": namespace} if namespace else {})}
     metadata["labels"] = {"app.kubernetes.io/part-of": "slipstream"}
     fields = {key: value for key, value in rest.items() if value is not None}
@@ -65,7 +68,7 @@ def text_of(tree: Mapping[str, Any]) -> str:
 
 
 def rendered(file: File, profile: str) -> str:
-    """The text of the file: the same bytes for the same trees."""
+    """Return the text of the file: the same bytes for the same trees."""
     parts = [f"{commented(document.why)}{text_of(document.tree)}" for document in file.documents]
     head = commented(f"{MARK.removeprefix('# ')} for the profile {profile}: {file.purpose}.")
     return head + commented(file.why) + "#\n" + "---\n".join(parts)

@@ -1,4 +1,4 @@
-"""NVIDIA's GPU operator: values of its chart, how GPUs are shared (time slicing, MPS) and divided (MIG)."""
+"""NVIDIA's GPU operator: chart values, GPU sharing (time slicing, MPS) and partitions (MIG)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from slipstream.profiles.placement import Placement
 
 VALUES = "helm/gpu-operator.yaml"
 SHARING, MIG = "slipstream-sharing", "slipstream-mig"
-#: Pods that share a GPU: nothing in a profile says how many.
+#: Pods that share a GPU; profiles have no such setting.
 SHARES = 4
-#: Clouds whose images of nodes bring driver and container toolkit.
+#: Clouds whose node images include driver and container toolkit.
 BRING_DRIVER = ("aws", "azure")
-#: By it kube-prometheus-stack finds monitors, as monitoring/podmonitor.yaml has it.
+#: Labels by which kube-prometheus-stack finds monitors, as in monitoring/podmonitor.yaml.
 MONITOR_LABELS = {"release": "prometheus"}
 
 
 def gpu_operator(site: Site) -> list[File]:
-    """Nothing without NVIDIA's GPUs, and nothing on GKE, which brings driver, device plugin and DCGM itself."""
+    """Return the files of the GPU operator.
+
+    Empty without NVIDIA's GPUs, and on GKE, which brings driver, device plugin and DCGM itself.
+    """
     if not site.nvidia or site.cloud == "gcp":
         return []
     files = []
@@ -33,7 +36,7 @@ def gpu_operator(site: Site) -> list[File]:
     return [*files, File(VALUES, "values of the GPU operator's chart, with DCGM's ServiceMonitor", (values,))]
 
 
-# How a GPU is shared
+# Sharing of a GPU
 
 
 def sharing(shared: list[Placement]) -> Document:
@@ -59,7 +62,7 @@ def sharing_of(placement: Placement) -> Tree:
     return {"version": "v1", **strategy, "sharing": {kind: entry}}
 
 
-# How it is divided
+# Partitions of a GPU
 
 
 def partitions(divided: list[Placement]) -> Document:
@@ -75,11 +78,11 @@ def partitions(divided: list[Placement]) -> Document:
     return Document(text, kube("v1", "ConfigMap", MIG, OPERATOR_NAMESPACE, data=data))
 
 
-# The chart
+# Chart
 
 
 def chart_values(site: Site, shared: list[Placement], divided: list[Placement]) -> Tree:
-    """Only what differs from the chart's own values, or must not change with them."""
+    """Return the values that differ from the chart's own, or must not change with them."""
     brings = site.cloud in BRING_DRIVER
     strategies = {placement.mig_strategy for placement in divided}
     tolerations = [tolerance(taint) for taint in taints(site)]
@@ -119,7 +122,7 @@ def values_text(shared: bool, divided: bool) -> str:
 
 
 def taints(site: Site) -> list[Tree]:
-    """Of all nodes with GPUs, each once."""
+    """Return the taints of all nodes with GPUs, without duplicates."""
     found: list[Tree] = []
     for pool in pools(site):
         found += [taint for taint in pool.taints if pool.has_gpus and taint not in found]

@@ -11,11 +11,11 @@ from slipstream.manifests.site import DOMAINS, Site
 from slipstream.profiles.needs import NOTICE_S, quantity
 from slipstream.profiles.placement import TYPE_LABEL
 
-#: Karpenter takes what a pod tolerates and fits on in the order of these.
+#: Weights by which Karpenter orders the pools that a pod tolerates and fits on.
 WEIGHTS = {SPOT: 50, ON_DEMAND: 10}
-#: So long an empty node waits for the next stage, or the next attempt.
+#: Time that an empty node waits for the next stage or attempt.
 KEPT_EMPTY = "5m"
-#: Domains whose labels nodes have by themselves: what pods select by them is required, all else is put on the nodes.
+#: Domains of labels that nodes have by themselves: selectors on them become requirements, others node labels.
 KNOWN_LABELS = ("kubernetes.io", "k8s.io", "karpenter.sh", GROUP)
 WHY = (
     "Karpenter's defaults move pods to fuller nodes, which ends a training: here a node goes when it is empty, not "
@@ -27,7 +27,7 @@ WHY = (
 
 
 def karpenter(site: Site) -> list[File]:
-    """Nothing where nodes are not Amazon's."""
+    """Return the files of the NodePools; empty if nodes are not Amazon's."""
     if site.cloud != "aws":
         return []
     made = pools(site)
@@ -39,12 +39,12 @@ def karpenter(site: Site) -> list[File]:
 
 
 def uncounted(made: list[Pool]) -> list[str]:
-    """Resources that keep Karpenter from making nodes by itself."""
+    """Return the resources that keep Karpenter from creating nodes by itself."""
     return sorted({name for pool in made for name in pool.uncounted})
 
 
 def static_pools(site: Site) -> list[Pool]:
-    """Pools whose nodes somebody has to ask for."""
+    """Return the pools whose nodes have to be requested by hand."""
     return [pool for pool in pools(site) if pool.uncounted] if site.cloud == "aws" else []
 
 
@@ -78,7 +78,10 @@ def why(pool: Pool) -> str:
 
 
 def limits(pool: Pool) -> Tree:
-    """The most that the pool grows to: what both queues have, of GPUs as whole nodes, of CPUs with what pods leave."""
+    """Return the most that the pool grows to: the sum of both queues.
+
+    GPUs are counted as whole nodes; CPUs have room for the part that pods leave.
+    """
     both = {name: len(DOMAINS) * amount for name, amount in pool.needs.items()}
     if pool.uncounted:
         return {"nodes": str(len(DOMAINS) * pool.placement.nodes)}

@@ -1,4 +1,4 @@
-"""What machines on EKS are like: Karpenter's EC2NodeClass, an object for each kind of pool."""
+"""Machines on EKS: Karpenter's EC2NodeClass, an object for each kind of pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.manifests.site import Site
 from slipstream.profiles.needs import GIB, MIB
 
 GROUP = "karpenter.k8s.aws"
-#: GiB of a node's disk besides what pods ask for: the images.
+#: GiB of a node's disk for images, besides the pods' requests.
 IMAGES_GIB = 60
 BOUNDARY = "==slipstream=="
 
@@ -22,7 +22,7 @@ def class_name(pool: Pool) -> str:
 
 
 def classes(site: Site, made: list[Pool]) -> Iterator[Document]:
-    """One for each kind of pool, whatever its capacity."""
+    """Yield an EC2NodeClass for every kind of pool, whatever its capacity."""
     for pool in {pool.kind: pool for pool in made}.values():
         yield node_class(site, pool)
 
@@ -86,7 +86,7 @@ def interfaces(adapters: int) -> list[Tree]:
 
 
 def bytes_of_pages(pool: Pool) -> float:
-    """Of 2 MiB each, for all pods of a node."""
+    """Return the bytes of 2 MiB pages for all pods of a node."""
     return pool.pods_per_node * max(parse_quantity(each.hugepages or "0") for each in pool.stages.values())
 
 
@@ -95,7 +95,7 @@ def whole_cpus(pool: Pool) -> bool:
 
 
 def user_data(pool: Pool) -> str:
-    """What the machine does at its start: a script for pages, and the kubelet's settings; "" if there is nothing."""
+    """Return a machine's user data: a script for pages, and the kubelet's settings; "" without either."""
     parts = []
     if size := bytes_of_pages(pool):
         script = f"#!/bin/bash\nsysctl -w vm.nr_hugepages={math.ceil(size / (2 * MIB))}\n"

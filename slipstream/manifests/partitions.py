@@ -1,4 +1,4 @@
-"""NVIDIA's partitions of a GPU (MIG): which GPUs have them, and how many make a whole one."""
+"""NVIDIA's GPU partitions (MIG): the GPUs that have them, and their number per GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from slipstream.errors import UserError
 
 @dataclass(frozen=True)
 class Partition:
-    #: By the names of ``slipstream/plan/gpus.toml``.
+    #: Names as in ``slipstream/plan/gpus.toml``.
     gpus: tuple[str, ...]
-    #: Of one kind, on one GPU.
+    #: Partitions of one kind on one GPU.
     number: int
 
 
 A100_40, A100_80, H100, H200 = "A100-40GB", "A100-80GB", "H100", "H200"
-#: By the name as the profile and the device plugin have it. Of 1g.10gb an A100-40GB has four, and is not listed.
+#: By the name in the profile and the device plugin. An A100-40GB has four of 1g.10gb, which is not listed.
 PARTITIONS = {
     "1g.5gb": Partition((A100_40,), 7),
     "2g.10gb": Partition((A100_40,), 3),
@@ -39,7 +39,10 @@ PARTITIONS = {
 
 
 def partition(name: str, gpu: str = "") -> Partition:
-    """That of a GPU, or of whichever has it. Raises ``UserError`` if none is known by this name."""
+    """Return the partition ``name`` of a GPU, or of any.
+
+    Raises ``UserError`` if it is unknown.
+    """
     known = {each: found for each, found in PARTITIONS.items() if not gpu or gpu in found.gpus}
     if name not in known:
         of = f" of {gpu}" if gpu else ""

@@ -1,4 +1,4 @@
-"""Which nodes the stages of a profile need: stages whose pods may share nodes, on spot and on demand."""
+"""Node pools for the stages of a profile: stages whose pods may share nodes, on spot and on demand."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from slipstream.telemetry.prices import built_in_prices
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 CAPACITY_LABEL = "karpenter.sh/capacity-type"
-#: What Karpenter knows that a node will have, before there is one.
+#: Resources that Karpenter can predict for a new node.
 COUNTED = ("cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", "amd.com/gpu", EFA)
-#: GPUs of the largest instances, where no price list says how many one has.
+#: GPUs of the largest instances, if the price list has no number.
 LARGEST_NODE = 8
-#: Labels of nodes by which the GPU operator chooses what it does there.
+#: Node labels that select a GPU operator's configuration.
 MIG_LABEL, SHARING_LABEL = "nvidia.com/mig.config", "nvidia.com/device-plugin.config"
-#: Taints that Kubernetes and Karpenter put on nodes while something is wrong with them.
+#: Taints that Kubernetes and Karpenter put on failing nodes.
 CONDITIONS = ("node.kubernetes.io/", "karpenter.sh/")
-#: Labels that Flyte's propeller selects by for ``accelerator``, as long as its configuration names no others.
+#: Labels that Flyte's propeller selects by for ``accelerator``, by default.
 FLYTE_ACCELERATOR, FLYTE_PARTITION = "k8s.amazonaws.com/accelerator", "k8s.amazonaws.com/gpu-partition-size"
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Nodes of one kind. ``capacity`` is "" where nobody makes nodes of both kinds on demand."""
+    """Nodes of one kind; ``capacity`` is "" if nodes of both kinds are not created on demand."""
 
     kind: str
     capacity: str
@@ -42,7 +42,7 @@ class Pool:
 
     @property
     def placement(self) -> Placement:
-        """One of them: in what decides about nodes they are alike."""
+        """Placement of one stage; the stages agree in all that decides about nodes."""
         return max(self.stages.values(), key=lambda placement: (placement.nodes, placement.timeout_minutes))
 
     @property
@@ -51,18 +51,20 @@ class Pool:
 
     @property
     def needs(self) -> dict[str, float]:
-        """What the stages ask for at a time."""
+        """Resources that the stages request at a time."""
         return at_once(self.stages)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What pods ask for of which Karpenter cannot know that a node will have it: it makes none for them."""
+        """Requested resources that Karpenter cannot predict for a new node, and so creates no nodes for."""
         return tuple(name for name in self.needs if name not in COUNTED)
 
     @property
     def taints(self) -> list[Tree]:
-        """Such as the pods tolerate, and others do not: the nodes are theirs. That of spot is not on demand's, and that
-        of GPUs on no node without."""
+        """Taints that the pods tolerate, to reserve the nodes for them.
+
+        On-demand nodes lack the spot taint, and nodes without GPUs the GPU taint.
+        """
         tolerated = [
             taint_of(toleration)
             for toleration in self.placement.tolerations
@@ -75,7 +77,7 @@ class Pool:
 
     @property
     def instance_types(self) -> list[str]:
-        """Amazon's types that have the GPUs, as far as profile and price list say; empty if they do not."""
+        """Amazon's types with the GPUs, by profile and price list; empty if unknown."""
         if named := self.placement.node_selector.get(TYPE_LABEL, ""):
             return [named]
         known, placement = built_in_prices(), self.placement
@@ -90,19 +92,19 @@ class Pool:
 
     @property
     def gpus_per_node(self) -> int:
-        """The most that a node of the pool has."""
+        """Most GPUs of a node in the pool."""
         instances = built_in_prices().instances
         known = [instances[name].gpus for name in self.instance_types if name in instances]
         return max(known, default=LARGEST_NODE)
 
     @property
     def pods_per_node(self) -> int:
-        """The most that share a node's GPUs."""
+        """Most pods that share a node's GPUs."""
         return max(1, self.gpus_per_node // max(1, int(self.placement.gpu)))
 
     @property
     def operator_labels(self) -> dict[str, str]:
-        """What tells the GPU operator how to divide the GPUs of these nodes."""
+        """Node labels by which the GPU operator divides or shares GPUs."""
         labels = {MIG_LABEL: mig_config(self.placement)} if self.placement.mig else {}
         return labels | ({SHARING_LABEL: self.placement.shared_gpu} if self.placement.shared_gpu else {})
 
@@ -128,7 +130,10 @@ def taint_of(toleration: Toleration) -> Tree:
 
 
 def pools(site: Site) -> list[Pool]:
-    """Those of GPUs first, of each kind spot first. What selects by one capacity has no nodes of the other."""
+    """Return the pools: GPUs first, and spot first within a kind.
+
+    Stages that select one capacity type have no nodes of the other.
+    """
     return list(each_pool(site))
 
 
@@ -149,7 +154,7 @@ def each_pool(site: Site) -> Iterator[Pool]:
 
 
 def alike(stages: Mapping[str, Placement]) -> list[dict[str, Placement]]:
-    """Stages together whose pods may run on the same nodes."""
+    """Group stages whose pods may run on the same nodes."""
     found: dict[str, dict[str, Placement]] = {}
     for stage, placement in stages.items():
         asked = to_dict(placement)

@@ -1,4 +1,4 @@
-"""Who goes first, and how much each may take: priority classes, and queues of Kueue or Volcano."""
+"""Priorities and quotas: priority classes, and queues of Kueue or Volcano."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipstream.profiles.needs import at_once, quantity
 
 VOLCANO = "volcano"
 COHORT = "slipstream"
-#: The LocalQueue's name in either namespace, which executions are labelled with.
+#: LocalQueue's name in both namespaces, with which executions are labelled.
 QUEUE = "slipstream"
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 KUEUE_WHY = (
@@ -17,7 +17,7 @@ KUEUE_WHY = (
     "kubeflow.org/pytorchjob, and waitForPodsReady, without which two jobs can each hold half of the nodes."
 )
 PRIORITIES = {PRODUCTION: 100_000, RESEARCH: 10_000}
-#: Above all that is trained: somebody waits for the answer.
+#: Serving is above all training, as callers wait for answers.
 SERVING, SERVING_PRIORITY = "slipstream-serving", 200_000
 
 
@@ -53,7 +53,10 @@ def priority(name: str, value: int, text: str) -> Document:
 
 
 def queues(site: Site) -> list[File]:
-    """Kueue's, or Volcano's if the profile names that scheduler; of the other kind in a folder beside."""
+    """Return Kueue's queues, or Volcano's if the profile names that scheduler.
+
+    Volcano's are also in a folder next to Kueue's.
+    """
     if any(placement.scheduler == VOLCANO for placement in site.stages.values()):
         return [File("30-volcano.yaml", "queues for research and production (needs Volcano)", volcano(site))]
     return [
@@ -63,7 +66,7 @@ def queues(site: Site) -> list[File]:
 
 
 def kueue(site: Site) -> tuple[Document, ...]:
-    # Those without GPUs first: a pod that needs one has no quota there and is given the next.
+    # CPU pools first: a pod with a GPU has no quota there and gets the next flavour.
     flavours = sorted(pools(site), key=lambda pool: pool.has_gpus)
     documents = [flavour(site, pool) for pool in flavours]
     for queue in (PRODUCTION, RESEARCH):

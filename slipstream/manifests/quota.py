@@ -1,4 +1,4 @@
-"""The namespaces of Flyte's domains, and the most that all of their pods may ask for."""
+"""Namespaces of Flyte's domains, and the resource quota of all their pods."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def namespaces(site: Site, serve: bool, operator: bool) -> File:
 
 
 def quota(site: Site) -> File:
-    """Both domains may have what both queues have together: what one lends the other, Kueue admits, and a quota below
-    would refuse the pods."""
+    """Return the resource quotas of both domains, with the sum of both queues for either.
+
+    Kueue admits jobs on a quota that the other queue lends, and a lower quota would refuse their pods.
+    """
     hard = {f"requests.{name}": quantity(name, len(DOMAINS) * amount) for name, amount in at_once(site.stages).items()}
     text = (
         "Twice what one main job asks for at a time: a domain may use what the other's queue lends it. Of devices "

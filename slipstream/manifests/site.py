@@ -1,4 +1,4 @@
-"""What manifests are written for: a profile, whose nodes, and the names that a cluster has of its own."""
+"""Target of the manifests: a profile, its cloud, and the cluster's own names."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile
 
 PRODUCTION, RESEARCH = "production", "research"
-#: Flyte's domain whose namespace each of the two works in.
+#: Flyte's domain whose namespace either queue uses.
 DOMAINS = {PRODUCTION: "production", RESEARCH: "development"}
 
 
 @dataclass(frozen=True)
 class Site:
     profile: Profile
-    #: "aws", "gcp", "azure"; "" for nodes that nobody makes on demand.
+    #: "aws", "gcp", "azure"; "" for nodes that are not created on demand.
     cloud: str
-    #: Flyte's project, whose namespaces are PROJECT-DOMAIN.
+    #: Flyte's project; namespaces are PROJECT-DOMAIN.
     project: str
-    #: What the EKS cluster is called: by it Karpenter finds networks and role.
+    #: Name of the EKS cluster, by which Karpenter finds networks and role.
     cluster: str
 
     @property
@@ -30,7 +30,7 @@ class Site:
 
     @property
     def gpus(self) -> dict[str, Placement]:
-        """The stages that ask for GPUs."""
+        """Stages that request GPUs."""
         return {name: placement for name, placement in self.stages.items() if int(placement.gpu)}
 
     @property
@@ -42,8 +42,11 @@ class Site:
 
 
 def site_of(profile: Profile, project: str, cluster: str) -> Site:
-    """Raises ``UserError`` if no stage of the profile asks for a GPU. NVIDIA's GPUs that may be anyone's are taken to
-    be Amazon's, where Karpenter makes nodes for them."""
+    """Return the site of a profile.
+
+    NVIDIA's GPUs of an unknown cloud are taken to be Amazon's, where Karpenter creates their nodes. Raises
+    ``UserError`` if no stage requests a GPU.
+    """
     site = Site(profile, cloud_of(profile), project, cluster)
     if not site.gpus:
         raise UserError(

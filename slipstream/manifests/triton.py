@@ -1,4 +1,4 @@
-"""A model in service: Triton's Deployment and Service, what scales it, and what keeps one of its pods alive."""
+"""Model in service: Triton's Deployment and Service, its autoscaler and its disruption budget."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from slipstream.settings import to_dict
 NAME = "slipstream-triton"
 IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
 PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
-#: Two, so that one may go at any time; the most is what somebody has to pay for.
+#: Two, so that one may go at any time; the maximum bounds the cost.
 REPLICAS, MOST_REPLICAS = 2, 8
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
-#: Seconds from SIGTERM to SIGKILL, at most; and for which a pod still answers until nobody sends to it any more.
+#: Most seconds from SIGTERM to SIGKILL; and seconds that a pod still answers until routing to it stops.
 GRACE_S, DRAIN_S = 30, 5
 CPU_BUSY_PERCENT = 70
-#: Requests wait as long as they are computed on: of steady times that is a replica busy two thirds of the time.
+#: Queueing time per computing time; with steady times a replica is then busy two thirds of the time.
 WAITING_PER_COMPUTING = "1"
 LABELS = {"app.kubernetes.io/name": NAME}
 
 
 @dataclass(frozen=True)
 class Serving:
-    #: The address of Triton's model repository, as ``slipstream triton`` writes it.
+    #: Address of Triton's model repository, as ``slipstream triton`` writes it.
     models: str
     #: Scale by Triton's queue with KEDA, not by the CPUs of the pods.
     keda: bool
 
 
 def triton(site: Site, serving: Serving) -> File:
-    # Where variants were timed: the figures in the model card hold for such pods.
+    # Variants were timed on this placement, so the model card's figures hold for such pods.
     placement = site.profile.asked("export")
     keda = needs_keda(site, serving)
     scaler = scaled_object() if keda else autoscaler()
@@ -49,7 +49,7 @@ def triton(site: Site, serving: Serving) -> File:
 
 
 def needs_keda(site: Site, serving: Serving) -> bool:
-    """Also where pods have GPUs: of these their CPUs say nothing."""
+    """Return True if KEDA scales: on request, and for GPU pods, whose CPU use says nothing."""
     return serving.keda or bool(int(site.profile.asked("export").gpu))
 
 
@@ -129,7 +129,7 @@ def budget() -> Document:
     return Document(text, kube("policy/v1", "PodDisruptionBudget", NAME, SERVING, spec=spec))
 
 
-# What scales it
+# Autoscalers
 
 
 def autoscaler() -> Document:

@@ -1,4 +1,4 @@
-"""Writes the files of a directory, all of them or none."""
+"""Atomic writing of a directory's files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from slipstream.storage.local import writing_to
 
 
 def write(files: Sequence[File], out: Path, profile: str) -> None:
-    """Make ``out`` the directory of these files, in place of an earlier one. Raises ``UserError`` if it holds anything
-    that was not written here, or cannot be written."""
+    """Make ``out`` the directory of these files, in place of an earlier one.
+
+    Raises ``UserError`` if it holds other files, or cannot be written.
+    """
     refuse_others(out)
     out = out.absolute() if not out.is_symlink() else out.resolve()
     with writing_to(out), workspace(out.parent) as scratch:
@@ -27,7 +29,7 @@ def write(files: Sequence[File], out: Path, profile: str) -> None:
 
 
 def exchange(whole: Path, out: Path, old: Path) -> None:
-    """Put ``whole`` where ``out`` is, and that where ``old`` is to be."""
+    """Rename ``out``, if present, to ``old``, and ``whole`` to ``out``."""
     had = out.exists()
     if had:
         out.rename(old)

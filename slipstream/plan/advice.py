@@ -1,4 +1,4 @@
-"""Which option to take: the cheapest that keeps deadline and budget, what that saves, and what would change it."""
+"""Recommendation: the cheapest option within deadline and budget, its savings, and changes that would reverse it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from slipstream.plan.decide import ON_DEMAND, SPOT, Outcome, Row, Wanted
 
-#: What is this much sooner is worth a line.
+#: Relative difference in time that is worth a line.
 SOONER = 0.01
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row, and how to take it."""
+    """Option in one way, with its outcome."""
 
     row: Row
     outcome: Outcome
 
     @property
     def known(self) -> bool:
-        """Whether the exchange between its processes is in its hours."""
+        """Return True if the hours include the exchange between processes."""
         return self.row.time is not None and self.row.time.exchange_known
 
     def __str__(self) -> str:
@@ -33,7 +33,10 @@ class Choice:
 
 
 def choices(rows: Sequence[Row]) -> list[Choice]:
-    """All that can be taken, the cheapest first. Spot counts only if it costs less than the same on demand."""
+    """Return all feasible choices, the cheapest first.
+
+    Spot counts only if it costs less than the same on demand.
+    """
     found = []
     for row in rows:
         on_demand, spot = row.outcome(ON_DEMAND), row.outcome(SPOT)
@@ -45,8 +48,10 @@ def choices(rows: Sequence[Row]) -> list[Choice]:
 
 
 def pareto(found: Sequence[Choice]) -> list[Choice]:
-    """Those than which none is both cheaper and sooner, by :data:`SOONER` of the hours within which 95 % end; the
-    cheapest first."""
+    """Return the Pareto-optimal choices in dollars and 95 % hours, the cheapest first.
+
+    A choice must be faster by :data:`SOONER` to count.
+    """
     best, earliest = [], float("inf")
     for choice in sorted(found, key=lambda one: (one.outcome.mean_dollars, one.outcome.hours.high)):
         if choice.outcome.hours.high < earliest * (1 - SOONER):
@@ -56,13 +61,16 @@ def pareto(found: Sequence[Choice]) -> list[Choice]:
 
 
 def recommended(found: Sequence[Choice], wanted: Wanted) -> Choice | None:
-    """The cheapest that keeps deadline and budget with 95 %, of those whose exchange is known if any does; or None."""
+    """Return the cheapest choice within deadline and budget at 95 %, or None.
+
+    Choices with a known exchange come first.
+    """
     kept = [choice for choice in found if choice.outcome.keeps(wanted)]
     return next((choice for choice in sorted(kept, key=lambda one: not one.known)), None)
 
 
 def sentences(found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
-    """What to take, what it saves, what would change the answer."""
+    """Yield the recommendation, its savings, and changes that would reverse it."""
     best = recommended(found, wanted)
     if best is None:
         near = min(found, key=lambda choice: choice.outcome.hours.high)
@@ -118,7 +126,7 @@ def hours(outcome: Outcome) -> str:
 
 
 def duration(hours_: float) -> str:
-    """Hours to read: "54 s", "12 min", "3.4 h"; "never" if they have no end."""
+    """Return hours as text: "54 s", "12 min", "3.4 h"; "never" if infinite."""
     if math.isinf(hours_):
         return "never"
     units = ((1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))

@@ -1,9 +1,9 @@
-"""How capacity comes and goes: from the attempts of earlier trainings, from a file, or from what a profile says.
+"""Spot capacity of a pod, from attempts of earlier trainings, a file, or a profile.
 
-Interruptions are counted over hours for which pods were held: every cause counts, whoever took them away. With k in t
-hours the rate is Gamma(k + 1/2, t) (the posterior under Jeffreys' prior for a Poisson process). How times vary around
-their mean is taken from the recorded ones if there are enough, resampled (Efron's bootstrap) so that few recorded times
-make a wide result; otherwise they are exponential.
+Interruptions are counted over the hours for which pods were held, whatever their cause. With k in t hours the rate is
+Gamma(k + 1/2, t) (the posterior under Jeffreys' prior for a Poisson process). Times vary as the recorded ones do if
+there are enough, resampled (Efron's bootstrap) so that few recorded times give a wide result; otherwise they are
+exponential.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ import numpy as np
 from slipstream.errors import UserError
 
 HOUR_S = 3600.0
-#: Recorded times of which the shape of their distribution is taken, and how often they are resampled.
+#: Fewest recorded times for an empirical distribution, and the number of resamples.
 ENOUGH, RESAMPLED = 20, 200
-#: Hours of waiting for spot capacity where nobody recorded any; said wherever it is used.
+#: Assumed wait for spot capacity in hours if none was recorded; the output says so.
 ASSUMED_WAIT = 1.0
 FINISHED, KILLED = "finished", "killed"
-#: The ends of attempts that are nobody's but the training's own.
+#: Ends of attempts that are the training's own fault.
 OWN_MISTAKE = re.compile(r"(Agreed)?UserError:|Stopped:|rank \d+ ran out of memory")
 COLUMNS = ("up_hours", "wait_hours")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a training: when it began (seconds since 1970, 0 if not noted), its seconds, how it ended, and its
-    pods."""
+    """Attempt of a training: its start (seconds since 1970, 0 if unknown), seconds, end, and pods."""
 
     began_at: float
     seconds: float
@@ -46,14 +45,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What is known of the capacity of one pod. ``rate`` is given by a profile, interruptions per pod and hour; else it
-    follows from ``interruptions`` in ``hours`` for which pods were held."""
+    """Interruptions and waits of one pod.
+
+    ``rate``, in interruptions per pod and hour, comes from a profile; else it follows from ``interruptions`` in
+    ``hours`` of held pods.
+    """
 
     source: str
     interruptions: int = 0
     hours: float = 0.0
     rate: float = 0.0
-    #: Hours of each time for which a pod was held until it was taken away, and of each wait for another.
+    #: Hours that a pod was held before every interruption, and hours of every wait for a new one.
     ups: tuple[float, ...] = ()
     waits: tuple[float, ...] = ()
 
@@ -64,11 +66,11 @@ class Capacity:
 
     @property
     def wait(self) -> float:
-        """Mean hours of a wait."""
+        """Mean wait in hours."""
         return float(np.mean(self.waits)) if self.waits else ASSUMED_WAIT
 
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of ``between``; None for what a profile says, of which nobody knows how sure it is."""
+        """Return the 95 % interval of ``between``; None for a profile's rate, whose uncertainty is unknown."""
         if self.rate:
             return None
         from scipy.stats import gamma
@@ -77,7 +79,7 @@ class Capacity:
         return float(1 / high), float(1 / low)
 
     def weather(self, pods: int, runs: int, random: np.random.Generator) -> Drawn:
-        """Times for ``runs`` trainings on so many pods, each of which ends the attempt of all."""
+        """Draw preemption traces for ``runs`` trainings; an interruption of any pod ends the whole attempt."""
         drawn = None if self.rate else random.gamma(self.interruptions + 0.5, 1 / self.hours, runs)
         rates = np.full(runs, self.rate) if drawn is None else drawn
         mean_waits = np.full(runs, self.wait)
@@ -85,7 +87,7 @@ class Capacity:
             mean_waits = len(self.waits) * self.wait / random.gamma(len(self.waits), 1, runs)
         ups = None
         if len(self.ups) >= ENOUGH:
-            # Hours of attempts that were not interrupted lengthen the times, and more pods shorten them.
+            # Hours of uninterrupted attempts lengthen the times; more pods shorten them.
             unended = self.hours / sum(self.ups) if self.hours else 1.0
             ups = resampled(np.array(self.ups) * unended / pods, random)
         waits = resampled(np.array(self.waits), random) if len(self.waits) >= ENOUGH else None
@@ -101,7 +103,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Times of trainings: exponential with a mean for each, or by a table of resampled times, a row for some each."""
+    """Times of trainings: exponential with individual means, or rows from a table of resampled times."""
 
     random: np.random.Generator
     mean_ups: np.ndarray
@@ -122,15 +124,15 @@ class Drawn:
 
 
 def resampled(times: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """``[RESAMPLED, len(times)]``: the times drawn with replacement, again and again."""
+    """Return ``[RESAMPLED, len(times)]``: the times drawn with replacement."""
     return times[random.integers(len(times), size=(RESAMPLED, len(times)))]
 
 
 def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
-    """What the attempts of trainings say, each oldest first; None if no pod was held.
+    """Return the capacity from the attempts of trainings, oldest first; None if no pod was held.
 
-    All that ended an attempt counts, but its own mistakes. The newest attempt of a training that left no end may be at
-    work: its hours count, and no interruption.
+    Every end of an attempt counts as an interruption, except the training's own failures. The newest attempt of a
+    training without a recorded end may be running: only its hours count.
     """
     ups, waits, hours = [], [], 0.0
     for attempts in trainings:
@@ -152,8 +154,10 @@ def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
 
 
 def from_file(path: Path) -> Capacity:
-    """What a file of recorded times says: CSV with the columns up_hours and wait_hours, or JSON, an object of two lists
-    with these names. A last wait may be missing. Raises ``UserError``."""
+    """Read recorded times: CSV with the columns up_hours and wait_hours, or a JSON object of two such lists.
+
+    A last wait may be missing. Raises ``UserError``.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         values = columns_of_json(text) if path.suffix == ".json" else columns_of_csv(text)
@@ -184,7 +188,7 @@ def columns_of_csv(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def from_profile(name: str, preemptions_per_day: float) -> Capacity | None:
-    """What a profile says; None if it says nothing."""
+    """Return the capacity from a profile; None if it states no rate."""
     if preemptions_per_day <= 0:
         return None
     return Capacity(f"{preemptions_per_day:g} a day by the profile {name}", rate=preemptions_per_day / 24)

@@ -1,4 +1,4 @@
-"""``slipstream plan``: which GPU, how many, on spot or on demand, for how many hours and dollars."""
+"""``slipstream plan``: the GPU, count and capacity type for a training, with its hours and dollars."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is printed."""
+    """Content of the printed plan."""
 
     planned: Measured
     wanted: Wanted
@@ -98,7 +98,7 @@ main.add_command(serve)
 
 
 def refuse_options_before(subcommand: str, ctx: click.Context) -> None:
-    """Raises ``UserError`` for an option that no subcommand reads."""
+    """Raise ``UserError`` for an option that no subcommand reads."""
     for parameter in ctx.command.params:
         if parameter.name and ctx.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
             raise UserError(
@@ -107,7 +107,10 @@ def refuse_options_before(subcommand: str, ctx: click.Context) -> None:
 
 
 def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
-    """The plan of the first training. Raises ``UserError`` if there is none."""
+    """Return the plan of the first training.
+
+    Raises ``UserError`` if there is none.
+    """
     profiles = known_profiles()
     planned = evidence.trainings[0]
     recorded = from_attempts(evidence.attempts)
@@ -119,7 +122,10 @@ def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
 
 
 def known_profiles() -> list[Profile]:
-    """Those that come with the project, and the one that is chosen. Raises ``UserError`` if that has no GPU."""
+    """Return the built-in profiles and the chosen one.
+
+    Raises ``UserError`` if that has no GPU.
+    """
     chosen = os.environ.get(CHOICE, "")
     if chosen in ("", *names()):
         return [load(name) for name in names()]
@@ -130,7 +136,7 @@ def known_profiles() -> list[Profile]:
 
 
 def times(rows: Sequence[Row]) -> Iterator[str]:
-    """What the hours are from, a line for each way, with its GPUs."""
+    """Yield the sources of the hours, a line for every source, with its GPUs."""
     hows: dict[str, list[str]] = {}
     for row in rows:
         if row.time:
@@ -147,14 +153,14 @@ def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
 
 
 def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:
-    """Which prices are old."""
+    """Yield a line for outdated prices."""
     return old_prices(
         {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
     )
 
 
 def text(made: Plan) -> str:
-    """The plan for a terminal."""
+    """Return the plan for a terminal."""
     its, best = made.planned, pareto(made.found)
     of = f"{made.wanted.trials} trainings, {made.wanted.parallel} at a time, each" if made.wanted.trials > 1 else "one"
     head = (
@@ -166,7 +172,7 @@ def text(made: Plan) -> str:
 
 
 def tree(made: Plan) -> dict[str, object]:
-    """The same as JSON."""
+    """Return the plan as JSON."""
     best = recommended(made.found, made.wanted)
     return {
         "planned": made.planned.name,
@@ -197,7 +203,7 @@ def row_tree(row: Row) -> dict[str, object]:
 
 
 def finite(outcome: Outcome) -> dict[str, object]:
-    """An outcome as JSON has it: what never ends is null."""
+    """Return an outcome as JSON, with null for infinity."""
 
     def clean(value: object) -> object:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What each option takes, on spot capacity and on demand, and which to take."""
+"""Time and cost of every option, on spot and on demand."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from slipstream.plan.options import Option
 from slipstream.plan.simulation import RUNS, Rules, simulate
 
 SPOT, ON_DEMAND = "spot", "on demand"
-#: Sweeps that are simulated: each is many trainings.
+#: Simulated sweeps; every sweep is many trainings.
 SWEEPS = 1_000
-#: An interruption in so many hours and none else: on demand.
+#: Hours between interruptions that stand for none: on demand.
 NEVER = 1e9
-#: A save after a notice takes so many times its usual seconds, with as many to spare, or none is begun.
+#: Factor for a save after a preemption notice, and seconds to spare, without which no save is started.
 MARGIN, LEAVE_S = 1.5, 2.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be done: the training once or ``trials`` times, of which so many at a time, each on ``rows`` in all
-    (None: as many as were measured); the most hours (with 95 %) and dollars; how capacity comes and goes, where that is
-    known better than by profiles."""
+    """Planned work and its limits.
+
+    The training runs ``trials`` times, ``parallel`` at a time, on ``rows`` rows per trial (None: as measured). Deadline
+    in hours (at 95 %), budget in dollars. ``capacity`` replaces the profiles' rates if known.
+    """
 
     trials: int = 1
     parallel: int = 1
@@ -42,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Range:
-    """Of simulated runs."""
+    """Median and the 5 and 95 % quantiles over simulated runs."""
 
     median: float
     low: float
@@ -56,23 +58,23 @@ class Range:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One option in one way, :data:`SPOT` or :data:`ON_DEMAND`. Hours and dollars are of all that is wanted."""
+    """Outcome of an option in one way, :data:`SPOT` or :data:`ON_DEMAND`, for all planned work."""
 
     way: str
     hours: Range
     dollars: Range
     mean_dollars: float
-    #: Of one training: the mean, and retries that 99 of 100 do with.
+    #: Per training: mean interruptions, and the retries that suffice for 99 of 100.
     interruptions: float
     retries: int
-    #: Seconds between checkpoints, as the trainer sets them if it is told the seconds between failures.
+    #: Seconds between checkpoints, as the trainer sets them from the seconds between failures.
     checkpoint_s: float
     between_failures_s: float | None
-    #: Share of the runs that end in time; 1 without a deadline.
+    #: Share of the runs within the deadline; 1 without one.
     in_time: float
 
     def keeps(self, wanted: Wanted) -> bool:
-        """Whether deadline and budget hold with 95 %."""
+        """Return True if deadline and budget hold at 95 %."""
         return (wanted.deadline is None or self.hours.high <= wanted.deadline) and (
             wanted.budget is None or self.dollars.high <= wanted.budget
         )
@@ -80,7 +82,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """An option: whether it fits, what it takes, and hours between a pod's interruptions from which spot pays."""
+    """Option with its fit, time, outcomes, and hours between a pod's interruptions from which spot pays."""
 
     option: Option
     fits: bool
@@ -101,8 +103,10 @@ def plan(
     networks: Sequence[NetworkProfile],
     wanted: Wanted,
 ) -> list[Row]:
-    """A row for each option, those first that cost the least. Raises ``UserError`` if no option has the memory, or the
-    deadline is shorter than the work of every one."""
+    """Return a row for every option, the cheapest first.
+
+    Raises ``UserError`` if no option has the memory, or the deadline is shorter than the work of every option.
+    """
     rows = [row_of(planned, option, runs, networks, wanted) for option in options]
     fitting = [row for row in rows if row.fits]
     if not fitting:
@@ -142,15 +146,17 @@ def row_of(
 
 
 def job_of(planned: Measured, work_s: float, between: float) -> Job:
-    """The training where ``between`` hours lie between two interruptions: starts and saves as they were measured, and
-    the interval that the trainer sets."""
+    """Return the job at ``between`` hours between interruptions.
+
+    Starts and saves are as measured; the trainer sets the checkpoint interval.
+    """
     stall, publish = planned.stall_s / HOUR_S, planned.figures.save_seconds / HOUR_S
     every = own_interval(stall, publish, between)
     return Job(work_s / HOUR_S, every, stall, publish, planned.start_s / HOUR_S)
 
 
 def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
-    """Of the option's pods on spot; or why it is not planned."""
+    """Return the spot capacity of the option's pods, or why spot is not planned."""
     if option.per_hour(spot=True) is None:
         return None, "no spot price"
     per_day = option.placement.preemptions_per_day if option.placement else 0.0
@@ -159,7 +165,11 @@ def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
 
 
 def rules_of(option: Option, planned: Measured) -> Rules:
-    """A pod is warned if its profile watches for notices and a save fits into its grace; a single one moves."""
+    """Return the preemption rules of an option.
+
+    A pod gets a notice if its profile watches for them and a save fits into its grace period. A single pod moves to
+    on-demand capacity.
+    """
     grace = option.placement.grace_seconds if option.placement else 0
     saves = grace > MARGIN * planned.figures.save_seconds + LEAVE_S
     return Rules(1.0 if option.notices and saves else 0.0, falls_back=option.pods == 1)
@@ -174,17 +184,17 @@ def outcome(
     wanted: Wanted,
     rules: Rules = Rules(),  # noqa: B008 - it is frozen
 ) -> Outcome | None:
-    """None if it has no price."""
-    random = np.random.default_rng(0)  # the same for every option: they differ by what they are alone
+    """Simulate one way; return None if it has no price."""
+    random = np.random.default_rng(0)  # common random numbers: options differ only by themselves
     per_hour, on_demand = option.per_hour(spot=way == SPOT), option.per_hour(spot=False)
     if per_hour is None:
         return None
     several = wanted.trials > 1
-    # How much slower than predicted a machine is holds for all trainings of a sweep.
+    # The machine's slowdown against the prediction is common to all trainings of a sweep.
     slower = np.ones(RUNS) if several else time.factors(random, RUNS)
     weather = (capacity or Capacity("", rate=1 / NEVER)).weather(option.pods, RUNS, random)
     found = simulate(job, weather, rules, random, slower)
-    # A price between the lowest and the highest holds for all trainings of a sweep, too.
+    # The spot price, drawn from its range, is common to all trainings of a sweep.
     spread = option.price.spot_spread if way == SPOT else 0.0
     prices = per_hour * np.random.default_rng(1).uniform(1 - spread, 1 + spread, SWEEPS if several else RUNS)
     hours = found.hours
@@ -209,8 +219,10 @@ def outcome(
 
 
 def together(hours: np.ndarray, dollars: np.ndarray, wanted: Wanted, random: np.random.Generator) -> list[np.ndarray]:
-    """Hours and dollars of sweeps, of trainings that are drawn from those simulated; each begins when one of those at
-    work ends."""
+    """Return hours and dollars of sweeps of trainings drawn from the simulated ones.
+
+    A trial starts when a running one ends.
+    """
     free = np.zeros((SWEEPS, min(wanted.parallel, wanted.trials)))
     costs, sweeps = np.zeros(SWEEPS), np.arange(SWEEPS)
     for _ in range(wanted.trials):

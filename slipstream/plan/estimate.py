@@ -1,9 +1,9 @@
-"""How long a training's work takes on a GPU: measured where it ran there, else predicted from where it did.
+"""Time of a training's work on a GPU: measured there, else predicted from other hardware.
 
-A prediction is the ratio of two rooflines (Williams, Waterman and Patterson 2009): of a step, the longer of computing
-its operations at the peak and of moving the parameters and their optimiser through memory once. The roof says nothing
-of what a step takes whatever its size: Python, and kernels too small to fill a device. With enough trainings on the
-same hardware that is fitted too, and how far predictions are off is found by leaving each training out.
+A prediction is the ratio of two rooflines (Williams, Waterman and Patterson 2009): for a step, the longer of computing
+its operations at the peak and of moving the parameters and their optimiser state through memory once. The roofline
+omits constant costs per step: Python, and kernels too small to fill a device. With enough trainings on the same
+hardware these are fitted too, and leave-one-out gives the prediction error.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from slipstream.plan.measured import Measured
 from slipstream.toml_file import read_toml
 
 FILE = Path(__file__).with_name("gpus.toml")
-#: Bytes that a step moves for each parameter in fp32: read forward and backward, the gradient written, and Adam's read
-#: and write of weight, gradient and two moments.
+#: Bytes moved per step and fp32 parameter: read forward and backward, the gradient written, and Adam's read and write
+#: of weight, gradient and two moments.
 BYTES_PER_PARAMETER = 40
-#: For one that is frozen: read forward and backward.
+#: Bytes moved per frozen parameter: read forward and backward.
 BYTES_PER_FROZEN = 8
-#: The largest error of predictions between models and batches on one CPU, with both limits of the roofline and by
-#: operations alone; their medians were 24 and 35 %.
+#: Largest prediction errors between models and batches on one CPU, with the full roofline and by operations alone;
+#: their medians were 24 and 35 %.
 LARGEST_ERROR, LARGEST_BY_OPERATIONS = 0.66, 0.85
-#: Trainings whose errors say how far predictions are off, and the share of these that an interval holds.
+#: Fewest trainings for an empirical error, and the share of errors that an interval holds.
 ENOUGH, HELD = 9, 0.9
-#: Standard deviations in half of an interval that holds 90 %.
+#: Standard deviations in half of a 90 % interval.
 HALF_WIDTH = 1.645
-#: How far two runs of the same differ, as the half of a 90 % interval, where there was one: assumed.
+#: Half of the 90 % interval between equal runs, assumed if there was one run.
 ONE_RUN = 0.05
-#: Share of a GPU's memory that training may take; the driver and what is fragmented have the rest.
+#: Usable share of a GPU's memory; the rest is the driver and fragmentation.
 USABLE = 0.9
-#: Seconds that a step on a GPU takes at least, for the launch of its kernels: assumed, and said where it counts.
+#: Least seconds of a step on a GPU, for launching its kernels: assumed, and noted where it counts.
 LEAST_STEP_S = 1e-3
 PIECE = 1 << 20
-#: Of a pass: the backward computes twice what the forward does.
+#: Forward share of a step: the backward pass computes twice as much.
 FORWARD = 1 / 3
 MEASURED = "measured"
 UNKNOWN_EXCHANGE = ", exchange unknown"
@@ -51,7 +51,7 @@ UNKNOWN_EXCHANGE = ", exchange unknown"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A kind of GPU: bytes of memory, and how many it moves in a second."""
+    """GPU model: memory in bytes and bandwidth in bytes per second."""
 
     name: str
     words: tuple[str, ...]
@@ -59,11 +59,11 @@ class Gpu:
     bandwidth: float
 
     def peak(self, kind: str) -> float:
-        """Floating-point operations in a second, in "fp32", "bf16" or "fp16"; 0 if it has no such arithmetic."""
+        """Return the peak FLOP/s in "fp32", "bf16" or "fp16"; 0 if not supported."""
         return data_sheet_peak(self.name, kind) or 0.0
 
     def precision(self) -> str:
-        """What the trainer's "auto" takes."""
+        """Return the precision that the trainer's "auto" selects."""
         return "bf16" if self.peak("bf16") else "fp16"
 
     def fits(self, memory_bytes: float) -> bool:
@@ -72,8 +72,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class WorkTime:
-    """Seconds of the work without starts and saves; the standard deviation of their logarithm; where both are from; and
-    whether the exchange between its processes is in it, or was nowhere measured."""
+    """Seconds of the work without starts and saves, with uncertainty and source.
+
+    ``spread`` is the standard deviation of the logarithm. ``exchange_known`` is False if the exchange between processes
+    was never measured and is missing.
+    """
 
     seconds: float
     spread: float
@@ -81,13 +84,13 @@ class WorkTime:
     exchange_known: bool = True
 
     def factors(self, random: np.random.Generator, runs: int) -> np.ndarray:
-        """How many times as long as ``seconds`` it may take."""
+        """Draw factors by which the work may take longer than ``seconds``."""
         return np.exp(random.normal(0, self.spread, runs))
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """The kinds of GPU that are known, the more special first."""
+    """Return the known GPUs, the more specific first."""
     data = read_toml(FILE)
     order = sorted(data, key=lambda name: -len(data[name]["words"]))
     return {
@@ -97,33 +100,33 @@ def gpus() -> dict[str, Gpu]:
 
 
 def gpu_of(device: str) -> Gpu | None:
-    """The kind of a device by the name that its driver gives; None if it is not known."""
+    """Return the GPU for the driver's device name; None if unknown."""
     words = device.replace("-", " ").split()
     return next((gpu for gpu in gpus().values() if set(gpu.words) <= set(words)), None)
 
 
 def roof(run: Measured, rows: float, peak: float, bandwidth: float | None) -> float:
-    """Seconds of a step of so many rows in one process, at the limits of what it computes on."""
+    """Return the roofline seconds of a step of ``rows`` rows in one process."""
     figures = run.figures
     moved = BYTES_PER_PARAMETER * (figures.parameters - figures.frozen) + BYTES_PER_FROZEN * figures.frozen
     return max(rows * run.flops_per_row / peak, moved / bandwidth if bandwidth else 0.0)
 
 
 def own_roof(run: Measured, bandwidth: bool) -> float:
-    """The roof of a step of the run, where it ran."""
+    """Return the roofline seconds of the run's own step on its hardware."""
     gpu = gpu_of(run.figures.gpu)
     rows = run.figures.batch_size / run.processes
     return roof(run, rows, run.peak_flops / run.processes, gpu.bandwidth if gpu and bandwidth else None)
 
 
 def step_of(run: Measured) -> float:
-    """Computing seconds of a step of the run."""
+    """Return the computing seconds of a step of the run."""
     return run.computing_s / run.figures.ledger.kept
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Of steps on one kind of hardware: seconds for each of their roof's, and those that any step takes."""
+    """Step time on one kind of hardware: seconds per roofline second, and a constant."""
 
     per_roof: float
     launch: float
@@ -133,7 +136,7 @@ class Fit:
 
 
 def fit(roofs: Sequence[float], steps: Sequence[float]) -> Fit:
-    """The fit of the least sum of squared relative errors, neither term below 0."""
+    """Return the fit with the least sum of squared relative errors, both terms at least 0."""
     from scipy.optimize import nnls
 
     measured_steps = np.asarray(steps)
@@ -143,7 +146,7 @@ def fit(roofs: Sequence[float], steps: Sequence[float]) -> Fit:
 
 
 def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[float]:
-    """Of each step the factor by which it takes longer than a fit to the others says, as a logarithm."""
+    """Return the leave-one-out error of every step, as the logarithm of measured over fitted time."""
     errors = []
     for out in range(len(steps)):
         others = [index for index in range(len(steps)) if index != out]
@@ -153,8 +156,10 @@ def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[floa
 
 
 def spread_of(errors: Sequence[float], otherwise: float) -> float:
-    """The standard deviation for which 90 % lie within the largest that 90 % of the errors reach, by the rank that also
-    holds for one error more; of too few errors ``otherwise`` is taken to be the largest."""
+    """Return the standard deviation whose 90 % interval covers 90 % of the errors.
+
+    The rank also holds for one error more. With too few errors, ``otherwise`` is the largest error.
+    """
     if len(errors) < ENOUGH:
         half = max([math.log(1 + otherwise), *map(abs, errors)])
     else:
@@ -163,7 +168,7 @@ def spread_of(errors: Sequence[float], otherwise: float) -> float:
 
 
 def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, processes: int) -> WorkTime | None:
-    """Of the runs of the same work on the same hardware; None if there are none."""
+    """Return the time from runs of the same work on the same hardware; None without such runs."""
     alike = [
         run for run in runs if run.processes == processes and gpu_of(run.figures.gpu) == gpu and planned.same_work(run)
     ]
@@ -171,7 +176,7 @@ def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, 
 
 
 def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
-    """By the runs of the same work on the same hardware."""
+    """Return the time from runs of the same work on the same hardware."""
     logs = np.log([(run.computing_s + run.waiting_s) / run.figures.ledger.kept for run in alike])
     spread = math.log(1 + ONE_RUN) / HALF_WIDTH
     if len(logs) > 1:
@@ -182,7 +187,7 @@ def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
 def work_time(
     planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int, networks: Sequence[NetworkProfile] = ()
 ) -> WorkTime:
-    """What the planned training's work takes in so many processes, each on such a GPU."""
+    """Return the time of the planned training's work in ``processes`` processes on such GPUs."""
     if known := measured_time(planned, runs, gpu, processes):
         return known
     computing, spread, how = predicted(planned, runs, gpu, processes)
@@ -194,7 +199,7 @@ def work_time(
 
 
 def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int) -> tuple[float, float, str]:
-    """Computing seconds of a step; the standard deviation of their logarithm; and what they are predicted from."""
+    """Return a step's computing seconds, the standard deviation of their logarithm, and their source."""
     on_gpus = gpu_of(planned.figures.gpu) is not None
     peak = gpu.peak(planned.figures.world.precision if on_gpus else gpu.precision()) or gpu.peak(gpu.precision())
     target = roof(planned, planned.figures.batch_size / processes, peak, gpu.bandwidth if on_gpus else None)
@@ -205,7 +210,7 @@ def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: 
         return step_of(planned) * target / own_roof(planned, bandwidth=on_gpus), spread, f"predicted from {where}"
     roofs, steps = [own_roof(run, bandwidth=on_gpus) for run in alike], [step_of(run) for run in alike]
     launch = min(fit(roofs, steps).launch, step_of(planned))
-    # What a step takes whatever its size is the host's, and stays.
+    # The constant cost of a step belongs to the host and stays.
     scaled = (step_of(planned) - launch) * target / own_roof(planned, bandwidth=on_gpus)
     spread = spread_of(left_out_errors(roofs, steps), LARGEST_ERROR)
     return scaled + launch, spread, f"predicted from {len(alike)} trainings on {where}"
@@ -214,7 +219,7 @@ def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: 
 def exchanged(
     planned: Measured, computing: float, gpu: Gpu, processes: int, networks: Sequence[NetworkProfile]
 ) -> tuple[float, str]:
-    """Seconds of a step with the exchange of its gradients, and what to say of it."""
+    """Return a step's seconds with its gradient exchange, and a note on the exchange."""
     if processes == 1:
         return computing, ""
     figures = planned.figures

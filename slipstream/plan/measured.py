@@ -1,4 +1,4 @@
-"""What a plan starts from: trainings that ran, the attempts of others, and measured networks."""
+"""Inputs of a plan: past trainings, attempts of others, and measured interconnects."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ EXPECTED = "expected a directory runs/…, a trained model, a home of checkpoint
 
 @dataclass(frozen=True)
 class Measured:
-    """A training that ran. Seconds are those of its kept steps, without starts and saves."""
+    """Past training; seconds are of its kept steps, without starts and saves."""
 
     name: str
     figures: TrainingFigures
-    #: Floating-point operations of a row, and the most of all devices in a second.
+    #: FLOPs per row, and peak FLOP/s of all devices together.
     flops_per_row: float
     peak_flops: float
-    #: Seconds of steps and evaluations, which computing takes; and those for which it waited for rows.
+    #: Seconds of computing (steps and evaluations), and of waiting for rows.
     computing_s: float
     waiting_s: float
-    #: Means: of an attempt until its first step, and of a save's stall.
+    #: Mean seconds of an attempt until its first step, and of a save's stall.
     start_s: float
     stall_s: float
 
@@ -44,16 +44,16 @@ class Measured:
 
     @property
     def rows(self) -> int:
-        """That its kept steps trained on."""
+        """Rows that the kept steps trained on."""
         return self.figures.ledger.kept * self.figures.batch_size
 
     @property
     def memory_bytes(self) -> int:
-        """The most that a process had at once."""
+        """Peak memory of a process in bytes."""
         return self.figures.throughput.memory_bytes if self.figures.throughput else 0
 
     def same_work(self, other: Measured) -> bool:
-        """Whether a row and a step of the other take the same computing."""
+        """Return True if a row and a step of both runs take the same computing."""
         mine, its = self.figures, other.figures
         return (mine.parameters, mine.batch_size, round(self.flops_per_row)) == (
             its.parameters,
@@ -64,7 +64,7 @@ class Measured:
 
 @dataclass
 class Evidence:
-    """All that was measured, in the order in which it was given."""
+    """All measurements, in the given order."""
 
     trainings: list[Measured] = field(default_factory=list)
     attempts: list[list[Attempt]] = field(default_factory=list)
@@ -72,8 +72,10 @@ class Evidence:
 
 
 def read_evidence(places: Sequence[str]) -> Evidence:
-    """Read what lies at the places: directories of runs, trained models, homes of checkpoints (in a store, too), and
-    network profiles. Raises ``UserError`` for what is none of these, and if none is a training that can be planned."""
+    """Read directories of runs, trained models, checkpoint directories (also in a store) and network profiles.
+
+    Raises ``UserError`` for anything else, and if no training can be planned.
+    """
     evidence = Evidence()
     for place in places:
         read(place, evidence)
@@ -108,7 +110,7 @@ def read(place: str, evidence: Evidence) -> None:
 
 
 def figures_of_run(path: Path) -> TrainingFigures:
-    """What the summary of a run says of its training."""
+    """Return the training figures in a run's summary."""
     try:
         found = parse_json(path.read_bytes())[TRAINING]
     except (OSError, ValueError, KeyError, TypeError):
@@ -122,7 +124,10 @@ def figures_of_run(path: Path) -> TrainingFigures:
 
 
 def attempts_in(place: str) -> list[Attempt]:
-    """The attempts in a home of checkpoints. Raises ``UserError`` if there are none."""
+    """Return the attempts in a checkpoint directory.
+
+    Raises ``UserError`` if there are none.
+    """
     records = ledger.read_attempts(storage_for(place))
     if not records:
         raise UserError(f"{place}: no attempts in its {ledger.PREFIX}; {EXPECTED}")
@@ -130,7 +135,10 @@ def attempts_in(place: str) -> list[Attempt]:
 
 
 def measured(name: str, figures: TrainingFigures) -> Measured:
-    """The figures of a training as means. Raises ``UserError`` if it finished no step that a plan could start from."""
+    """Return the figures of a training as means.
+
+    Raises ``UserError`` if it finished no step to plan from.
+    """
     its, speed = figures.ledger, figures.throughput
     if speed is None or not its.kept or not figures.batch_size:
         raise UserError(f"{name}: its last attempt finished no step; expected a run that trained")

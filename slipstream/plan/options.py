@@ -1,4 +1,4 @@
-"""What could be taken: each profile on the instances that it fits, and each other instance as a whole."""
+"""Options: every profile on the instances that it fits, and other instances as a whole."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from slipstream.telemetry.prices import (
 
 @dataclass(frozen=True)
 class Option:
-    """Pods of a profile on an instance, or whole instances without one (``profile`` is empty)."""
+    """Pods of a profile on an instance, or whole instances (``profile`` is empty)."""
 
     profile: str
     placement: Placement | None
     instance: Instance
     gpu: Gpu
     pods: int
-    #: Of each pod.
+    #: GPUs per pod.
     gpus: int
     price: PodPrice
 
@@ -42,13 +42,13 @@ class Option:
         return self.placement is not None and self.placement.notices != "none"
 
     def per_hour(self, *, spot: bool) -> float | None:
-        """Dollars of all its pods."""
+        """Return the dollars per hour of all pods."""
         price = self.price.paid(spot)
         return None if price is None else float(Decimal(self.pods) * price)
 
 
 def options(profiles: Sequence[Profile], prices: PriceList) -> list[Option]:
-    """Those of the profiles, then the instances of which none makes use."""
+    """Return the options of the profiles, then instances that no profile uses."""
     found = [option for profile in profiles for option in of_profile(profile, prices)]
     used = {option.instance.name for option in found}
     whole = [
@@ -60,7 +60,7 @@ def options(profiles: Sequence[Profile], prices: PriceList) -> list[Option]:
 
 
 def left_out(profiles: Sequence[Profile], prices: PriceList) -> Iterator[str]:
-    """Why profiles and instances are not planned, a line each."""
+    """Yield why profiles and instances are not planned, a line each."""
     for profile in profiles:
         if not list(of_profile(profile, prices)):
             yield f"profile {profile.name}: {why_not(profile.asked('train'))}"
@@ -75,8 +75,10 @@ def why_not(placement: Placement) -> str:
 
 
 def of_profile(profile: Profile, prices: PriceList) -> Iterator[Option]:
-    """A profile's training on each instance that has its GPUs. Raises ``UserError`` if it names one that no price is
-    known of."""
+    """Yield a profile's training on every instance with its GPUs.
+
+    Raises ``UserError`` if the profile names an instance without a price.
+    """
     placement = profile.asked("train")
     count = int(placement.gpu)
     if not count or placement.mig or placement.shared_gpu:

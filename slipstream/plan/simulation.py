@@ -1,8 +1,8 @@
-"""Trainings under capacity that comes and goes, by simulation: hours, what is billed, interruptions.
+"""Simulation of trainings on preemptible capacity: hours, billed hours, interruptions.
 
-Of each training the times for which it has its pods, and for which it then waits, are drawn; what happens in between
-is computed. Flyte's rule: a preempted single pod is a system failure, and after the third of these its next attempt
-runs on demand; the preempted pods of a PyTorchJob cost a retry and never move (:mod:`slipstream.profiles.retries`).
+For every training, up times and waits are drawn; the events between them are computed. By Flyte's rule, a preempted
+single pod is a system failure, and after the third its next attempt runs on demand; the preempted pods of a PyTorchJob
+cost a retry and never move (:mod:`slipstream.profiles.retries`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from slipstream.plan.money import Job
 RUNS = 10_000
 #: Interruptions of a single pod after which it runs on demand.
 SYSTEM_RETRIES = 3
-#: Attempts after which a training is taken not to end.
+#: Attempts after which a training counts as endless.
 MOST_ATTEMPTS = 2_000
 
 
 class Weather(Protocol):
-    """How capacity comes and goes for each of many trainings; hours."""
+    """Preemption trace of many trainings, in hours."""
 
     def up(self, chosen: np.ndarray) -> np.ndarray:
-        """For how long the ``chosen`` trainings have their pods this time."""
+        """Return how long the ``chosen`` trainings have their pods this time."""
 
     def wait(self, chosen: np.ndarray) -> np.ndarray:
-        """For how long they then wait for others."""
+        """Return how long they then wait for new pods."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The share of interruptions that are warned of in time for a save, and whether the third moves the training to
-    capacity on demand."""
+    """Preemption rules.
+
+    ``noticed`` is the share of interruptions with a notice in time for a save; with ``falls_back`` the third
+    interruption moves the training to on-demand capacity.
+    """
 
     noticed: float = 0.0
     falls_back: bool = False
@@ -42,8 +45,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Of each training: hours on the clock, hours billed on spot capacity and on demand, interruptions, and hours of
-    steps that were executed twice. The clock and what is billed are infinite for those that do not end."""
+    """Arrays with an entry per training, in hours except for ``interruptions``.
+
+    Wall time, billed on spot and on demand, and steps executed twice (``lost``). Wall time and billed hours are
+    infinite for endless trainings.
+    """
 
     hours: np.ndarray
     spot: np.ndarray
@@ -52,14 +58,14 @@ class Simulated:
     lost: np.ndarray
 
     def dollars(self, spot: float | np.ndarray, on_demand: float) -> np.ndarray:
-        """Of each training, at these prices of an hour of all its pods; ``spot`` for all or for each."""
+        """Return the dollars per training at hourly prices of all its pods; ``spot`` may be an array."""
         return self.spot * spot + (self.on_demand * on_demand if self.on_demand.any() else 0.0)
 
 
 def simulate(
     job: Job, weather: Weather, rules: Rules, random: np.random.Generator, slower: np.ndarray | None = None
 ) -> Simulated:
-    """Trainings of ``job``, as many as ``slower`` has factors of its work; by default :data:`RUNS` of the same."""
+    """Simulate trainings of ``job``, one per factor of its work in ``slower`` (default: :data:`RUNS` ones)."""
     slower = np.ones(RUNS) if slower is None else slower
     left = job.work * slower
     every, cycle = job.every, job.every + job.stall
@@ -94,5 +100,5 @@ def simulate(
 
 
 def until_the_end(job: Job, left: np.ndarray) -> np.ndarray:
-    """Hours of an attempt that is not interrupted: its start, the work left, and its saves."""
+    """Return the hours of an uninterrupted attempt: its start, the remaining work, and its saves."""
     return job.restart + left + np.floor(left / job.every) * job.stall

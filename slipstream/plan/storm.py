@@ -1,7 +1,7 @@
-"""What preemptions cost a training, by simulation: steps lost, hours, and the retries that it takes.
+"""Preemption simulation of a training: lost steps, hours, and retries.
 
-Preemptions come as a Poisson process, at the profile's rate for each pod; one of them ends the attempt of all pods.
-Only the weather is drawn: how a training survives it is tested by killing real ones.
+Preemptions are a Poisson process at the profile's rate per pod; a preemption ends the attempt of all pods. Only the
+preemption trace is drawn: tests that kill real trainings cover their survival.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ DRAWS = 5000
 
 @dataclass(frozen=True)
 class Pace:
-    """A training of ``hours`` of steps if nothing disturbs it, and seconds between two saves, from snapshot to
-    publication of one, and from the end of an attempt to the first step of the next."""
+    """Pace of an undisturbed training.
+
+    ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next first
+    step.
+    """
 
     hours: float = 24.0
     save_every_s: float = 600.0
@@ -37,7 +40,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Courses:
-    """How trainings went: of each the hours of steps that were executed twice, hours on the clock, and its retries."""
+    """Simulated trainings: hours of steps executed twice, wall hours, and retries."""
 
     lost: np.ndarray
     clock: np.ndarray
@@ -46,7 +49,7 @@ class Courses:
 
 @dataclass(frozen=True)
 class Storm:
-    """Preemptions at a rate, after each of which there are pods at once."""
+    """Preemption trace at a rate, with replacement pods at once."""
 
     random: np.random.Generator
     per_hour: float
@@ -61,11 +64,13 @@ class Storm:
 def courses(
     random: np.random.Generator, per_hour: float, pace: Pace, *, warned: bool, trainings: int = DRAWS
 ) -> Courses:
-    """Trainings under preemptions at this rate. If they are ``warned`` they save before each end; otherwise they resume
-    from the last save that was published."""
+    """Simulate trainings under preemptions at this rate.
+
+    If ``warned``, they save before every end; otherwise they resume from the last published save.
+    """
     start, save, every = (seconds / HOUR_S for seconds in (pace.start_s, pace.save_s, pace.save_every_s))
     job = Job(pace.hours, every, 0.0, save, start)
-    # Another generator, so that the times are those of the given one alone.
+    # A second generator keeps the drawn times independent of the rules.
     rules, chance = Rules(noticed=float(warned)), np.random.default_rng(0)
     found = simulate(job, Storm(random, per_hour), rules, chance, np.ones(trainings))
     last_saves = found.interruptions * save if warned else 0.0
@@ -73,15 +78,15 @@ def courses(
 
 
 def is_warned(placement: Placement, pace: Pace) -> bool:
-    """Whether a pod learns of its end early enough for a last save."""
+    """Return True if a pod's preemption notice leaves time for a last save."""
     return placement.notices != "none" and placement.grace_seconds >= pace.save_s
 
 
 def forecast(name: str, placement: Placement, per_day: float, pace: Pace, price: float = 0.0) -> str:
-    """The training of a profile, preempted so often per pod and day: a table for the terminal, and whether the retries
-    of its ``placement`` suffice. ``price`` is that of an hour of one pod; 0: none is told.
+    """Return a table of a profile's training under preemptions, and whether its retries suffice.
 
-    Raises ``UserError`` if the placement is not on spot, or has no rate.
+    ``per_day`` is per pod; ``price`` is for a pod-hour, 0 to omit it. Raises ``UserError`` if the placement is not on
+    spot, or has no rate.
     """
     if not placement.interruptible or per_day <= 0:
         raise UserError(f"profile {name}: trains on no spot capacity; expected interruptible and preemptions_per_day")

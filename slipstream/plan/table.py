@@ -1,4 +1,4 @@
-"""A plan as a table and a chart for a terminal."""
+"""Plan as a table and a chart for a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEST = "none is both cheaper and sooner"
 
 
 def table(rows: Sequence[Row], best: Sequence[Choice]) -> str:
-    """A line for each option; the Pareto set is marked."""
+    """Return a line for every option, with the Pareto set marked."""
     marked = {id(choice.row) for choice in best}
     lines = [["▸" if id(row) in marked else "", *cells(row)] for row in rows]
     return aligned(("", *COLUMNS, *MORE), lines, left=LEFT)
@@ -63,7 +63,7 @@ def dollars(outcome: Outcome | None) -> str:
 
 
 def chart(best: Sequence[Choice]) -> str:
-    """The Pareto set: a bar of dollars for each, its 95 % hours beside it."""
+    """Return the Pareto set as bars of dollars with their 95 % hours."""
     ended = [choice for choice in best if math.isfinite(choice.outcome.dollars.median)]
     most = max((choice.outcome.dollars.median for choice in ended), default=0.0)
     rows = [

@@ -1,4 +1,4 @@
-"""Times on the command line, and how they are read aloud."""
+"""Times on the command line and in output."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import click
 from slipstream.errors import UserError
 
 TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|min|h|d)?")
-#: The longest time, in seconds: a hundred years.
+#: Longest time in seconds: a hundred years.
 LONGEST_S = 100 * 365 * 86400.0
 SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Time(click.ParamType):
-    """A time such as 20ms, 90min, 8h or 2d, as a number of ``unit``; of that is a number alone, too."""
+    """Time such as 20ms, 90min, 8h or 2d, as a number of ``unit``, the default unit."""
 
     name = "time"
 
@@ -35,5 +35,5 @@ class Time(click.ParamType):
 
 
 def milliseconds(seconds: float) -> str:
-    """ "0.043 ms", "20 ms", "1.2 s"."""
+    """Return seconds as "0.043 ms", "20 ms" or "1.2 s"."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,4 +1,4 @@
-"""The profile that follows from a plan, as a file."""
+"""Profile file written from a plan."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
 from slipstream.telemetry.prices import TYPE_LABEL
 
-#: CPUs and GiB for a GPU where no profile says: asked for, never measured.
+#: CPUs and GiB per GPU if no profile says: requested, never measured.
 CPUS, MEMORY_GIB = 4, 16
-#: How many times the 95 % hours an attempt may take: waiting for pods counts, too.
+#: Timeout of an attempt relative to the 95 % hours, since waiting for pods counts, too.
 ROOM = 2
 
 
 def profile_of(choice: Choice, planned: Planned | None = None) -> str:
-    """The profile as TOML: the one that the option is of, or one with the instance's GPUs; with what was planned of the
-    training, if it is one."""
+    """Return the profile as TOML: the option's own, or one with the instance's GPUs.
+
+    Includes the figures of ``planned``.
+    """
     option, outcome = choice.row.option, choice.outcome
     spot = outcome.way == SPOT
     hours = outcome.hours.high
@@ -62,7 +64,7 @@ def profile_of(choice: Choice, planned: Planned | None = None) -> str:
 
 
 def planned_of(choice: Choice, planned: Measured, wanted: Wanted) -> Planned | None:
-    """What the report compares the run with; None of several trainings, which no run is."""
+    """Return the figures that the report compares with the run; None for several trainings."""
     if wanted.trials > 1:
         return None
     its = choice.outcome
@@ -71,12 +73,15 @@ def planned_of(choice: Choice, planned: Measured, wanted: Wanted) -> Planned | N
 
 
 def shortened(amount: float) -> float:
-    """To six digits, as the file has it."""
+    """Return the amount rounded to six digits, as in the file."""
     return float(f"{amount:.6g}")
 
 
 def write_profile(text: str, path: Path) -> None:
-    """Raises ``UserError`` if the file is there already, or cannot be written."""
+    """Write the profile.
+
+    Raises ``UserError`` if the file exists or cannot be written.
+    """
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

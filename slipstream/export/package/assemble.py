@@ -1,4 +1,4 @@
-"""Makes an export servable: the chosen model under a fixed name, from raw columns too, and rows to check it with."""
+"""Assembly of a servable export: the chosen model under a fixed name, its raw model, and sample rows."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import onnx
 
 MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
-#: By how much an output may differ on another machine: by a share of the largest one; and where numbers are rounded to
-#: few bits, by a share of their range, too.
+#: Tolerances for outputs on another machine: relative to the largest output, plus, for low-precision models, relative
+#: to the outputs' range.
 FINE, COARSE = 1e-4, 0.05
 LOGITS = "logits of each next token; softmax gives probabilities"
 UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
@@ -44,10 +44,10 @@ UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)"
 def assemble(
     writer: ArtifactWriter, chosen: Path, deployed: ModelSignature, data: PreparedData, origin: Origin, real: bool
 ) -> DeployedSignature:
-    """Write ``model.onnx``, the sample rows and, where the columns allow it, ``model.raw.onnx`` into the artifact.
+    """Write ``model.onnx``, the sample rows and, if the columns allow it, ``model.raw.onnx`` into the artifact.
 
-    ``chosen`` is the variant's file; ``real`` takes rows of the test split as samples of the tensors. Returns
-    ``deployed`` with what was added. Raises ``UserError`` if raw columns do not give what the tensors give.
+    ``chosen`` is the variant's file; ``real`` takes rows of the test split as tensor samples. Returns ``deployed``,
+    completed. Raises ``UserError`` if raw columns and tensors give different outputs.
     """
     import onnx
 
@@ -77,7 +77,7 @@ def assemble(
 def write_raw(
     writer: ArtifactWriter, model: onnx.ModelProto, columns: RawColumns, deployed: ModelSignature, origin: Origin
 ) -> RawSignature:
-    """Write ``model.raw.onnx`` and raw sample rows with what it makes of them."""
+    """Write ``model.raw.onnx`` and raw sample rows with their outputs."""
     raw, classes = raw_model(model, columns, deployed.classes), deployed.classes
     values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
@@ -108,7 +108,7 @@ def raw_outputs(model: onnx.ModelProto, deployed: ModelSignature) -> list[Deploy
 
 
 def holdout_of(data: PreparedData) -> Holdout | None:
-    """How the test rows were chosen; None if the prepared data does not say."""
+    """Return how the test rows were chosen; None if the prepared data lacks it."""
     schema = data.artifact.read_json("schema.json")
     settings = schema.get("settings") or data.artifact.made_by.get("config")
     if not settings or "split" not in settings:
@@ -116,7 +116,7 @@ def holdout_of(data: PreparedData) -> Holdout | None:
     types = {column["name"]: column.get("type") for column in schema["columns"]}
     if schema.get("cuts"):
         column = settings["time"]
-        # Numbers are no seconds: cuts of one kind cannot be compared with those of the other.
+        # Cuts in seconds and cuts in numbers cannot be compared.
         kind = "time" if types.get(column) == "time" else "number"
         return Holdout("time", {"column": column, "type": kind}, schema["cuts"])
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
@@ -129,8 +129,10 @@ def holdout_of(data: PreparedData) -> Holdout | None:
 
 
 def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) -> dict[str, object]:
-    """What the hashes of a table's ``columns`` depend on, besides the values: see
-    :mod:`slipstream.source.columns.identity`."""
+    """Return the settings, besides the values, that row hashes of ``columns`` depend on.
+
+    See :mod:`slipstream.source.columns.identity`.
+    """
     settings = schema["settings"]
     return {
         "row_hash": schema.get("row_hash", 1),
@@ -142,14 +144,14 @@ def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) 
 
 
 def finish(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:
-    """Write the manifest, and its digest beside it."""
+    """Write the manifest and its digest."""
     artifact = writer.finish(KIND, made_by)
     (writer.directory / DIGEST).write_text(digest_line(artifact.fingerprint), encoding="utf-8")
     return artifact
 
 
 def encode(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
-    """The drawn rows as the model's inputs."""
+    """Return the drawn rows as the model's inputs."""
     encoding = encoder(columns, opset)
     drawn = zip(names(encoding), draw_raw(columns).values(), columns.types.values(), strict=True)
     tensors = run(encoding, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})

@@ -1,4 +1,4 @@
-"""Copies of exported packages: the files of a verified manifest and no others."""
+"""Copies of exported packages, limited to the files of a verified manifest."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from slipstream.storage import STORES, ObjectInfo, list_names, path_below, read_
 from slipstream.storage.local import local_path
 from slipstream.untrusted_files import RefusedFile, copy_untrusted
 
-#: What no manifest lists.
+#: Files that are in no manifest.
 UNLISTED = (MANIFEST, DIGEST, SIGNATURE)
-#: Files that are fetched at the same time.
+#: Number of parallel downloads.
 REQUESTS = 8
 
 
 def copy_package(address: str, directory: Path, below: str = "") -> None:
-    """Copy the package at ``address``, or ``below`` it, here or in a store, into the fresh ``directory``.
+    """Copy the package at ``address`` (or ``below`` it), local or in a store, into the fresh ``directory``.
 
     A local package is verified before it is copied. A store's listing is compared with the manifest before other files
-    are fetched. The copy is verified, too. Raises ``BadPackage``, which names the file by its name in the package, for
-    one that is not whole, ``UserError`` if there is none, ``OSError``, ``StorageUnavailable``.
+    are fetched. The copy is verified, too. Raises ``BadPackage`` with the file's name in the package if it is
+    incomplete or changed, ``UserError`` if there is none, ``OSError``, ``StorageUnavailable``.
     """
     source = f"{address.rstrip('/')}/{below}" if below else address
     local = not address.startswith(STORES)
@@ -49,7 +49,10 @@ def copy_package(address: str, directory: Path, below: str = "") -> None:
 
 
 def copy_local(root: Path, below: str, directory: Path) -> None:
-    """Copy the package ``below`` a directory. Raises as :func:`copy_package`."""
+    """Copy the package ``below`` a directory.
+
+    Raises as :func:`copy_package`.
+    """
     package = root / below
     check_files(package)
     records = read_manifest(package)["files"]
@@ -64,7 +67,10 @@ def copy_local(root: Path, below: str, directory: Path) -> None:
 
 
 def fetch_listed(source: str, there: Mapping[str, ObjectInfo], directory: Path) -> None:
-    """Fetch a package of a store, of which these files are ``there``. Raises as :func:`copy_package`."""
+    """Fetch a package from a store that lists the files ``there``.
+
+    Raises as :func:`copy_package`.
+    """
     for name in UNLISTED:
         if name in there:
             (directory / name).write_bytes(read_below(source, name, LONGEST_JSON))
@@ -83,7 +89,7 @@ def fetch_listed(source: str, there: Mapping[str, ObjectInfo], directory: Path) 
 
 @contextmanager
 def named_within(root: str) -> Iterator[None]:
-    """Name files by their names in the directory ``root`` in the ``BadPackage`` that the block raises."""
+    """Shorten paths below ``root`` to package names in a ``BadPackage`` from the block."""
     try:
         yield
     except BadPackage as error:

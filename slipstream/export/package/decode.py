@@ -1,4 +1,4 @@
-"""Prepared rows back as typed raw columns, so that a model with another encoding can be run on them."""
+"""Decoding of prepared rows to typed raw columns, to run a model with another encoding on them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import numpy as np
 from slipstream.export.package.raw_columns import BOOLEAN, FIRST, INTEGER, MISSING, TIME, UNSEEN, RawColumns
 from slipstream.export.package.samples import unbend
 
-#: Stands for a text that the encoding did not keep; no vocabulary holds it.
+#: Placeholder for a text that the encoding did not keep; no vocabulary holds it.
 LOST = "\ufffdlost"
-#: Seconds of the units that times are rounded to if they are one within the error of single precision.
+#: Time units in seconds to which times within single-precision error are rounded.
 UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
 
 
 def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
-    """Each column ``[rows]``: float64, NaN for missing, or texts.
+    """Return every raw column as ``[rows]``: float64 with NaN for missing, or texts.
 
-    Numbers come back to single precision, except where they are known to be whole or at a full minute, hour or day.
-    A text that the vocabulary lacks comes back as ``LOST``.
+    Numbers have single precision, except integers and times at a full minute, hour or day. A text that the vocabulary
+    lacks becomes ``LOST``.
     """
     decoded: dict[str, np.ndarray] = {}
     indicators = {name: len(columns.numbers) + index for index, name in enumerate(columns.indicators)}
@@ -41,7 +41,7 @@ def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Times, each rounded to the longest of ``UNITS`` that is within its ``error``."""
+    """Round each time to the longest of ``UNITS`` within its ``error``."""
     left = np.ones(len(seconds), bool)
     rounded = seconds.copy()
     for unit in UNITS:
@@ -53,7 +53,7 @@ def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 
 def undecided(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
-    """Rows (bool ``[rows]``) with a text that ``columns`` lost and that ``other`` may know."""
+    """Return the rows (bool ``[rows]``) with a text that ``columns`` lost and ``other`` may know."""
     vocabularies = {category.name: set(category.vocabulary) for category in other.categories}
     lost = np.zeros(len(records), bool)
     for index, category in enumerate(columns.categories):

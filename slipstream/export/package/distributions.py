@@ -1,7 +1,7 @@
-"""How the training rows are distributed, for whoever scores rows later: their raw columns and what the model predicts.
+"""Distributions of raw columns and predictions over the training rows, for scoring later rows.
 
-Of a sample of them, spread evenly over the training split. Numbers are those that the prepared rows give back, to
-single precision: an edge of a bin lies between two of them.
+They come from a sample spread evenly over the training split. Numbers are decoded from the prepared rows in single
+precision, so a bin edge lies between two of them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from slipstream.export.package.decode import decode
 from slipstream.export.package.raw_columns import FIRST, MISSING, UNSEEN, Category, columns_of
 from slipstream.models.predict import ModelFunction, predict
 
-#: The sample: so many rows, or fewer of such as are large.
+#: Limits of the sample in rows and bytes.
 ROWS, BYTES = 1 << 16, 64 << 20
 
 
 def distributions_of(model: ModelFunction, data: PreparedData) -> Distributions | None:
-    """Of the model that is exported with ``data``; None of tokens, which nobody scores."""
+    """Return the distributions for a model exported with ``data``; None for tokens, which are not scored."""
     signature = data.signature
     if signature.task == "next token":
         return None
@@ -38,7 +38,7 @@ def distributions_of(model: ModelFunction, data: PreparedData) -> Distributions 
 
 
 def of_columns(statistics: Mapping[str, Any], records: np.ndarray) -> dict[str, Bins]:
-    """Of each column of a table that is a number or a category."""
+    """Return the bins of every numeric or categorical column of a table."""
     if "types" not in statistics:
         return {}
     columns = columns_of(statistics)

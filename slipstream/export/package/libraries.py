@@ -1,5 +1,7 @@
-"""What Hugging Face's libraries load of an exported transformer, whatever else is exported: ``hugging-face/``, and if
-it has adapters ``adapter/``."""
+"""Files of a transformer for Hugging Face's libraries: ``hugging-face/`` and, with adapters, ``adapter/``.
+
+They are written whatever else is exported.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ WEIGHTS = ".safetensors"
 def write_libraries(
     writer: ArtifactWriter, network: nn.Module, config: ModelConfig, data: PreparedData
 ) -> list[LibraryFiles]:
-    """Write the directories, if the trained ``network`` of the configuration is our transformer. Empty if there is
-    nothing that those libraries could load."""
+    """Write the directories if ``network`` is our transformer.
+
+    Returns an empty list if those libraries could load nothing.
+    """
     from slipstream.models.transformer import Transformer
 
     if not isinstance(network, Transformer):
@@ -38,8 +42,10 @@ def write_libraries(
 
 
 def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: PreparedData) -> list[LibraryFiles]:
-    """The whole model, its adapters merged, with the tokenizer if the data has one. Empty if that library has no such
-    model."""
+    """Write the whole model with merged adapters, and the tokenizer if the data has one.
+
+    Returns an empty list if the library lacks such a model.
+    """
     from slipstream.models.hugging_face.files import files_of
 
     sizes = list[int]()
@@ -58,8 +64,10 @@ def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: Prepa
 
 
 def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
-    """Return the files of the data's tokenizer by name, without truncation, padding and dropout, whoever stored them.
-    Raises ``UserError`` for a ``tokenizer.json`` that is no JSON object."""
+    """Return the data's tokenizer files by name, without stored truncation, padding and dropout.
+
+    Raises ``UserError`` for a ``tokenizer.json`` that is not a JSON object.
+    """
     prefix = f"{TOKENIZER}/"
     files = {
         name.removeprefix(prefix): data.artifact.read_bytes(name)
@@ -75,7 +83,7 @@ def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
 
 
 def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelConfig) -> LibraryFiles:
-    """The adapters alone, as peft has them."""
+    """Write the adapters in peft's format."""
     from slipstream.models.adapters.layers import is_adapter
     from slipstream.models.adapters.peft_files import Adapter, peft_files
 

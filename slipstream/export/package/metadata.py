@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself (``metadata_props``), for whoever has nothing but the file."""
+"""Metadata in an ONNX file (``metadata_props``), for readers of the file alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slipstream.artifacts.results.export import DeployedTensor, ModelSignature
 from slipstream.artifacts.versions import ROOT
 
 PREFIX = "slipstream."
-#: Operators whose results depend on how a processor rounds products of small integers.
+#: Operators whose results depend on how a processor rounds matmuls of small integers.
 COARSE = ("Quantize", "Integer", "NBits")
 COARSE_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.ModelProto:
-    """``model`` with these entries, by name below ``slipstream.``."""
+    """Add ``entries`` to the model's metadata, with the prefix ``slipstream.``."""
     model.producer_name = "slipstream"
     onnx.helper.set_model_props(model, {PREFIX + name: text for name, text in entries.items()})
     return model
@@ -28,7 +28,7 @@ def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.Mo
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from: the fingerprints of ``made_by``, its licence, and the CPUs that it was made for."""
+    """Origin of a model: the fingerprints of ``made_by``, its licence and its target CPUs."""
 
     made_by: Mapping[str, object]
     licence: str
@@ -38,7 +38,10 @@ class Origin:
 def entries(
     deployed: ModelSignature, inputs: list[DeployedTensor], outputs: list[DeployedTensor], origin: Origin
 ) -> dict[str, str]:
-    """Names, types and units of ``inputs`` and ``outputs``, the classes, the origin. What is unknown is left out."""
+    """Return names, types and units of ``inputs`` and ``outputs``, the classes and the origin.
+
+    Unknown entries are omitted.
+    """
     texts = {
         "task": deployed.task,
         "target": deployed.target,
@@ -58,7 +61,7 @@ def described(tensor: DeployedTensor) -> dict[str, object]:
 
 
 def commit() -> str:
-    """The commit of the working tree that this code is in, with ``-dirty`` if files differ from it; "" without git."""
+    """Return the commit of this code's working tree, with ``-dirty`` if files differ; "" without git."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
     try:
         return subprocess.run(git, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout.strip()
@@ -67,7 +70,7 @@ def commit() -> str:
 
 
 def is_coarse(model: onnx.ModelProto) -> bool:
-    """Whether another processor may round differently by more than single precision does."""
+    """Return True if rounding on another processor may differ by more than single precision."""
     graph = model.graph
     return any(part in node.op_type for node in graph.node for part in COARSE) or any(
         tensor.data_type in COARSE_TYPES for tensor in graph.initializer

@@ -1,4 +1,4 @@
-"""An exported package in a directory, as those read it that run it later."""
+"""Exported package in a directory, opened for later runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.storage import MissingObject, read_below
 
 @dataclass(frozen=True)
 class OpenedPackage:
-    """Its signature, and how its rows were prepared: empty if it does not say."""
+    """Signature of a package and the statistics of its preparation (empty if missing)."""
 
     directory: Path
 
@@ -33,7 +33,10 @@ class OpenedPackage:
         return statistics
 
     def read_file(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none. Raises ``UserError``."""
+        """Return the content of a file, or None if it does not exist.
+
+        Raises ``UserError``.
+        """
         try:
             return read_below(str(self.directory), name, LONGEST_JSON)
         except MissingObject:

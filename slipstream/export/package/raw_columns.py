@@ -1,7 +1,7 @@
-"""The raw columns of a table and how they become a model's inputs, as ``statistics.json`` has it.
+"""Raw columns of a table and their encoding as model inputs, from ``statistics.json``.
 
-The file is :class:`slipstream.source.columns.transform.Transform` as JSON. Only what an ONNX graph can express is
-read.
+The file is :class:`slipstream.source.columns.transform.Transform` as JSON. Only the parts that an ONNX graph can
+express are read.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: The types of raw columns; all but texts are float64, NaN where missing.
+#: Types of raw columns; all but texts are float64, NaN where missing.
 TEXT, TIME, BOOLEAN, INTEGER = "text", "time", "boolean", "integer"
-#: Codes of a categorical input: missing, not in the vocabulary, and that of the vocabulary's first text.
+#: Codes of a categorical input: missing, unseen, and the vocabulary's first text.
 MISSING, UNSEEN, FIRST = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Number:
-    """A numeric input: ``(f(part of column) - mean) / std``, f being "linear" or "log" with its ``scale``."""
+    """Numeric input ``(f(part of column) - mean) / std``; f is "linear" or "log" with its ``scale``."""
 
     name: str
     mean: float
@@ -31,7 +31,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A categorical input: the code of a text."""
+    """Categorical input: the code of a text."""
 
     name: str
     vocabulary: tuple[str, ...]
@@ -39,7 +39,7 @@ class Category:
 
 @dataclass(frozen=True)
 class RawColumns:
-    """How typed raw columns become the inputs ``numeric`` and ``categorical``. ``types`` are those of the columns."""
+    """Encoding of raw columns, by name in ``types``, as the inputs ``numeric`` and ``categorical``."""
 
     types: dict[str, str]
     missing: tuple[str, ...]
@@ -48,7 +48,7 @@ class RawColumns:
 
     @property
     def numeric(self) -> list[str]:
-        """The columns that become numbers, each once."""
+        """Columns that become numbers, without duplicates."""
         return list(dict.fromkeys(number.name for number in self.numbers))
 
     @property
@@ -57,12 +57,12 @@ class RawColumns:
 
     @property
     def mark(self) -> str:
-        """How a missing text is written."""
+        """Text that marks a missing value."""
         return "" if "" in self.missing or not self.missing else self.missing[0]
 
 
 def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
-    """The columns of ``statistics.json``, or in words why a graph cannot start from them."""
+    """Return the columns of ``statistics.json``, or the reason why a graph cannot encode them."""
     if "types" not in statistics:
         return "the data is no table of typed columns"
     if statistics["documents"]:
@@ -72,7 +72,7 @@ def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
 
 
 def columns_of(statistics: Mapping[str, Any]) -> RawColumns:
-    """The columns of a table that become numbers and categories."""
+    """Return the columns of a table that become numbers and categories."""
     numbers = tuple(Number(**column) for column in statistics["numeric"])
     categories = tuple(Category(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
     used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])

@@ -1,9 +1,8 @@
-"""``model.raw.onnx``: from typed raw columns to label and probabilities, in operators of plain ONNX and ai.onnx.ml.
+"""``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
-It does what :class:`slipstream.source.columns.transform.Transform` does, in float64 and in the same order of
-operations, and then what the model does. Each raw column is an input ``[batch, 1]``: numbers and booleans as float64,
-times as float64 seconds since 1970 (UTC), NaN for missing; texts without spaces around them, as Transform trims them
-itself.
+The graph applies :class:`slipstream.source.columns.transform.Transform`, in float64 and the same order of operations,
+and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times as float64
+seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from slipstream.export.package.raw_columns import FIRST, MISSING, TEXT, UNSEEN, 
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
 DAY = 86_400.0
-#: As in Transform: standard deviations at which outliers are cut off, and the last second of which a month is taken.
+#: As in Transform: standard deviations at which outliers are clipped, and the last second with a month.
 FARTHEST, LAST_SECOND = 1e4, 9e18
 BATCH = "batch"
 
 
 @dataclass
 class Graph:
-    """A graph under construction. ``taken`` are the names in use."""
+    """ONNX graph under construction; ``taken`` are the names in use."""
 
     taken: set[str]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
     def name(self, wanted: str) -> str:
-        """``wanted``, or with a number behind it if that is taken."""
+        """Return ``wanted``, with a number appended if it is in use."""
         name, number = wanted, 2
         while name in self.taken or not name:
             name, number = f"{wanted}_{number}", number + 1
@@ -55,11 +54,11 @@ class Graph:
 
 
 def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str]) -> onnx.ModelProto:
-    """``model``, which takes tensors, behind the encoding of raw columns.
+    """Return ``model``, which takes tensors, with the encoding of raw columns before it.
 
     With ``classes`` the outputs are ``label`` (text) and ``probabilities`` (float32 ``[batch, classes]``), otherwise
-    ``value`` (float32 ``[batch, 1]``). The inputs have the names of the columns in their order, except that a name that
-    an output has, too, gets a number.
+    ``value`` (float32 ``[batch, 1]``). Inputs have the columns' names and order; a name that is also an output gets a
+    number.
     """
     inner = onnx.compose.add_prefix(model, "model/")
     outer = Graph({value.name for value in inner.graph.input} | {o for node in inner.graph.node for o in node.output})
@@ -86,7 +85,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
 
 
 def encoder(columns: RawColumns, opset: int) -> onnx.ModelProto:
-    """The encoding alone: from raw columns to the tensors ``numeric`` and ``categorical``."""
+    """Return the encoding alone: from raw columns to the tensors ``numeric`` and ``categorical``."""
     graph = Graph({"numeric", "categorical"})
     inputs = {column: graph.name(column) for column in columns.types}
     tensors = encode(graph, columns, inputs)
@@ -106,7 +105,7 @@ def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
 
 
 def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str]) -> list[onnx.ValueInfoProto]:
-    """What is made of the model's output."""
+    """Append the output nodes and return the model's outputs."""
     if not classes:
         graph.add("Identity", output, named=ends[0])
         return [helper.make_tensor_value_info(ends[0], TensorProto.FLOAT, [BATCH, 1])]
@@ -122,7 +121,7 @@ def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str
 
 
 def encode(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
-    """Append the encoding; the names of the tensors ``numeric`` and ``categorical``, if there are such columns."""
+    """Append the encoding and return the names of ``numeric`` and ``categorical``, if present."""
     tensors = {}
     if columns.numbers:
         tensors["numeric"] = encode_numbers(graph, columns, inputs)
@@ -134,9 +133,9 @@ def encode(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> dict[st
 
 
 def encode_texts(graph: Graph, texts: str, vocabulary: Sequence[str], missing: Sequence[str]) -> str:
-    """int64 codes of a column of texts."""
+    """Append the int64 codes of a text column."""
     codes = {**dict.fromkeys(missing, MISSING), **{text: FIRST + index for index, text in enumerate(vocabulary)}}
-    # A table needs at least one entry.
+    # LabelEncoder needs at least one entry.
     codes = codes or {"": UNSEEN}
     names, numbers = list(codes), list(codes.values())
     return graph.add(
@@ -145,9 +144,9 @@ def encode_texts(graph: Graph, texts: str, vocabulary: Sequence[str], missing: S
 
 
 def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> str:
-    """float32 ``[batch, F]``: all columns side by side, so that the number of nodes does not grow with them.
+    """Append the float32 ``[batch, F]`` of all columns, with a node count independent of F.
 
-    Inputs that are computed alike are computed together, and brought into their order at the end.
+    Inputs with the same function are computed together and reordered at the end.
     """
     places = {name: index for index, name in enumerate(columns.numeric)}
     raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)
@@ -169,7 +168,7 @@ def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) ->
     curved = graph.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
     centred = graph.add("Sub", curved, graph.constant([number.mean for number in numbers]))
     scaled = graph.add("Div", centred, graph.constant([number.std for number in numbers]))
-    # NaN first: what Clip makes of it is not defined.
+    # Clip's result for NaN is undefined, so NaN is replaced first.
     gaps = graph.add("IsNaN", scaled)
     present = graph.add("Where", gaps, graph.constant(0.0), scaled)
     cut = graph.add("Clip", present, graph.constant(-FARTHEST), graph.constant(FARTHEST))
@@ -182,7 +181,7 @@ def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) ->
     return graph.add("Concat", encoded, gone, axis=1)
 
 
-# What is computed of a column: float64 ``[batch, columns]`` from the same
+# Functions of a column: float64 ``[batch, columns]`` to the same shape
 
 
 def function_of(number: Number) -> Callable[..., str]:
@@ -202,7 +201,7 @@ def logarithm(graph: Graph, numbers: str, taken: list[Number]) -> str:
 
 
 def modulo(graph: Graph, numbers: str, divisor: float) -> str:
-    """The remainder with the sign of the divisor, computed exactly as NumPy does: C's fmod, corrected."""
+    """Append the remainder with the divisor's sign, exactly as NumPy computes it: C's fmod, corrected."""
     by = graph.constant(divisor)
     rest = graph.add("Mod", numbers, by, fmod=1)
     negative = graph.add("Less", rest, graph.constant(0.0))
@@ -219,7 +218,10 @@ def weekday(graph: Graph, seconds: str, _: list[Number]) -> str:
 
 
 def month(graph: Graph, seconds: str, _: list[Number]) -> str:
-    """0 for January, in whole numbers, by H. Hinnant's ``civil_from_days``: the year starts in March there."""
+    """Append the month, 0 for January, in integers.
+
+    Uses H. Hinnant's ``civil_from_days``, in which a year starts in March.
+    """
 
     def whole(value: int) -> str:
         return graph.constant(value, np.int64)

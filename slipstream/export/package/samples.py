@@ -1,4 +1,4 @@
-"""Sample rows that travel with a model: drawn from what it knows of its inputs, so that none is a customer's."""
+"""Sample rows for a model, drawn from its input statistics so that they hold no customer data."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.export.package.raw_columns import BOOLEAN, INTEGER, TEXT, TIME, Number, RawColumns
 
 ROWS = 16
-#: The share of values that are missing where the training rows had such.
+#: Share of missing values in columns that had any in training.
 GAPS = 0.15
-#: A text that is in no vocabulary.
+#: Text outside every vocabulary.
 UNSEEN_TEXT = "unseen"
 SEED = 0
 LARGEST = 2.0**53
 
 
 def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
-    """Each input ``[ROWS, ...]``: standardised numbers, codes, pixels about the mean, or ids of words."""
+    """Draw inputs ``[ROWS, ...]``: standardised numbers, codes, pixels about the mean, or token ids."""
     rng = np.random.default_rng(SEED)
     drawn: dict[str, np.ndarray] = {}
     for spec in signature.inputs:
@@ -29,7 +29,7 @@ def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
             values = rng.integers(0, signature.buckets, shape)
         elif spec.name == "tokens":
             values = rng.integers(1, signature.buckets, shape)
-            # The rest of a text that is shorter than the input is padding, 0.
+            # A text shorter than the input is padded with 0.
             lengths = rng.integers(0, spec.shape[1] + 1, (*shape[:2], 1))
             values = np.where(np.arange(spec.shape[1]) < lengths, values, 0)
         elif spec.name == "image":
@@ -42,7 +42,7 @@ def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
 
 
 def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
-    """``ROWS`` values of each raw column, as JSON holds them; None is a missing number."""
+    """Draw ``ROWS`` JSON values per raw column; None is a missing number."""
     rng = np.random.default_rng(SEED)
     vocabularies = {category.name: category.vocabulary for category in columns.categories}
     numbers = {number.name: number for number in reversed(columns.numbers) if not number.part}
@@ -72,7 +72,7 @@ def draw_numbers(number: Number, kind: str, rng: np.random.Generator) -> list[fl
 
 
 def unbend(number: Number, curved: np.ndarray) -> np.ndarray:
-    """The raw numbers that a column's curve makes ``curved``."""
+    """Return the raw numbers that a column's curve maps to ``curved``."""
     if number.curve != "log":
         return curved
     with np.errstate(over="ignore"):

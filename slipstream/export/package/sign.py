@@ -1,7 +1,8 @@
-"""Sign an exported model: ``slipstream sign`` (extra ``[sign]``).
+"""Signing of exported models: ``slipstream sign`` (extra ``[sign]``).
 
-An Ed25519 signature (RFC 8032) of the manifest's bytes, and by the digests in it of every file. A key is made by
-``openssl genpkey -algorithm ed25519 -out private.pem``; ``openssl pkey -in private.pem -pubout`` is what checks it.
+The Ed25519 signature (RFC 8032) covers the manifest's bytes and, by its digests, every file. ``openssl genpkey
+-algorithm ed25519 -out private.pem`` makes a key; ``openssl pkey -in private.pem -pubout`` prints its public key for
+checking.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def private_key(path: Path) -> Ed25519PrivateKey:
-    """The Ed25519 private key in a PEM file. Raises ``UserError``."""
+    """Return the Ed25519 private key in a PEM file.
+
+    Raises ``UserError``.
+    """
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -37,7 +41,10 @@ def private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def sign(directory: Path, key: Path) -> Path:
-    """Write the signature beside the manifest, after every file was compared with it. Raises ``UserError``."""
+    """Write the signature next to the manifest after checking every file.
+
+    Raises ``UserError``.
+    """
     private = private_key(key)
     try:
         check_files(directory)

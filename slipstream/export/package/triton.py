@@ -1,8 +1,8 @@
-"""A repository for NVIDIA's Triton: ``slipstream triton``.
+"""Model repository for NVIDIA's Triton: ``slipstream triton``.
 
-``config.pbtxt`` is written from the signature and the measurements, checked by the rules below, and parsed by Triton's
-own protobuf where tritonclient is installed (extra ``[triton]``): it knows the fields, but accepts a preferred batch
-above the largest one, and tensors that the model does not have.
+``config.pbtxt`` is written from the signature and the measurements and checked by the rules below. Triton's own
+protobuf parses it, too, if tritonclient is installed (extra ``[triton]``): it knows the fields, but accepts a preferred
+batch above the largest one, and tensors that the model does not have.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TYPES = {
     "uint8": "TYPE_UINT8",
     "string": "TYPE_STRING",
 }
-#: A larger batch is preferred if it gives so many times the rows per second of every smaller one.
+#: Rows per second, relative to every smaller batch, from which a larger batch is preferred.
 WORTH = 1.05
 VERSION = "1"
 
 
 class Name(str):
-    """A text that is written without quotation marks: an enumerator of the protobuf."""
+    """Enumerator of the protobuf, written without quotation marks."""
 
 
 Config = dict[str, Any]
@@ -86,8 +86,11 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
 def configuration(
     name: str, inputs: Sequence[DeployedTensor], outputs: Sequence[DeployedTensor], report: ExportReport
 ) -> Config:
-    """The fields of ``config.pbtxt``. Preferred batches are those that the measurements of the chosen variant show to
-    be worth waiting for, and a request waits for others as long as a row alone takes."""
+    """Return the fields of ``config.pbtxt``.
+
+    Preferred batches are those worth waiting for by the chosen variant's measurements. A request waits for others as
+    long as a single row takes.
+    """
     chosen = next(variant for variant in report.variants if variant.chosen)
     speeds = {int(rows): speed for rows, speed in chosen.rows_per_second.items()}
     preferred = [rows for rows in sorted(speeds) if rows > 1 and is_worth(rows, speeds)]
@@ -133,17 +136,17 @@ def dtype(spec: DeployedTensor) -> Name:
 
 
 def dims(spec: DeployedTensor) -> list[int]:
-    """Without the batch, which Triton puts before them."""
+    """Return the shape without the batch, which Triton prepends."""
     return [int(size) for size in spec.shape[1:]]
 
 
-# Whether it is right
+# Checks
 
 
 def flaws_of(
     config: Config, directory: str, inputs: Sequence[DeployedTensor], outputs: Sequence[DeployedTensor]
 ) -> Iterator[str]:
-    """What would keep Triton from loading the model or from doing what the configuration says."""
+    """Yield the flaws that would stop Triton from loading the model or applying the configuration."""
     if config["name"] != directory:
         yield f"name: {config['name']!r} is not the directory's, {directory!r}"
     largest = config["max_batch_size"]
@@ -174,7 +177,10 @@ def flaws_of(
 
 
 def parse(text: str) -> Any:
-    """``text`` as Triton's ``ModelConfig``; None without tritonclient. Raises ``UserError`` if it is none."""
+    """Return ``text`` as Triton's ``ModelConfig``, or None without tritonclient.
+
+    Raises ``UserError`` if it does not parse.
+    """
     try:
         from google.protobuf import text_format
         from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -186,11 +192,11 @@ def parse(text: str) -> Any:
         raise UserError(f"config.pbtxt: Triton's protobuf refuses it: {error}") from None
 
 
-# As text
+# Text format
 
 
 def rendered(config: Config) -> str:
-    """The text format of protobuf."""
+    """Return the protobuf text format."""
     return "".join(f"{line}\n" for line in lines_of(config))
 
 

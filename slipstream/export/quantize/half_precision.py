@@ -1,7 +1,7 @@
-"""FP16 and BF16 for GPUs: matrix products and convolutions in 16 bits, and what passes values on between them.
+"""FP16 and BF16 for GPUs: matmuls and convolutions in 16 bits, and the operators between them.
 
-As torch's autocast does, all else stays in FP32: sums, normalisations and exponents, where 16 bits lose digits or
-overflow. Inputs and outputs keep their types, so a caller sees no difference but in the last digits.
+As in torch's autocast, the rest stays in FP32: sums, normalisations and exponents, where 16 bits lose digits or
+overflow. Inputs and outputs keep their types, so callers only see other last digits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     import onnx
 
 Half = Literal["fp16", "bf16"]
-#: Operators that compute nothing, or nothing that 16 bits spoil, if what they read is in 16 bits already.
+#: Operators that lose nothing in 16 bits if their inputs are in 16 bits already.
 PASSING = ("Relu", "MaxPool", "Add", "Concat", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 LARGEST_FP16 = 65504.0
-#: Rows that a file is tried on by ONNX's reference implementation: slow, but it computes every type on any machine.
+#: Rows for ONNX's reference implementation, which is slow but computes every type on any machine.
 TRIED_ROWS = 4
 
 
 def write_half(prepared: Path, target: Path, kind: Half) -> None:
-    """Write the file ``prepared`` (of :class:`.quantise.Quantiser`) with products in ``kind`` to ``target``.
+    """Write the file ``prepared`` (of :class:`.quantise.Quantiser`) with matmuls in ``kind`` to ``target``.
 
-    Raises ``UserError`` if the opset has no product of that type.
+    Raises ``UserError`` if the opset has no matmul of that type.
     """
     import onnx
 
@@ -40,9 +40,9 @@ def write_half(prepared: Path, target: Path, kind: Half) -> None:
 
 
 def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
-    """By how much the outputs on some rows of ``inputs`` differ from those of the file ``fp32`` at most.
+    """Return the largest difference of outputs from the file ``fp32`` on some rows of ``inputs``.
 
-    Raises ``UserError`` if one of them is not finite.
+    Raises ``UserError`` if an output is not finite.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -60,7 +60,7 @@ def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
 
 
 class Converter:
-    """Makes one model; every value has a name in FP32 and, where it is needed, one in 16 bits, with a cast between."""
+    """Converter of one model: values have an FP32 name and, if needed, a 16-bit name joined by a cast."""
 
     def __init__(self, source: onnx.ModelProto, kind: Half) -> None:
         from onnx import TensorProto, shape_inference
@@ -72,7 +72,7 @@ class Converter:
         values = (*graph.input, *graph.output, *graph.value_info)
         self.floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
         self.floats |= {name for name, tensor in self.weights.items() if tensor.data_type == TensorProto.FLOAT}
-        #: Names in 16 bits by the names in FP32; what was computed in 16 bits, and what of it has no cast to FP32 yet.
+        #: 16-bit names by FP32 name; values computed in 16 bits, and those not yet cast to FP32.
         self.halves: dict[str, str] = {}
         self.computed: set[str] = set()
         self.only_half: set[str] = set()
@@ -99,7 +99,7 @@ class Converter:
         return converted
 
     def converted(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """The node, after the casts that it needs."""
+        """Yield the casts that a node needs, then the node."""
         import onnx
 
         copy = onnx.NodeProto()
@@ -133,7 +133,7 @@ class Converter:
         return node.op_type in PASSING and bool(values) and values <= self.computed
 
     def allowed(self, operator: str) -> bool:
-        """Whether the opset has this operator for the type."""
+        """Return True if the opset has this operator for the type."""
         from onnx import defs
 
         schema = defs.get_schema(operator, opset_of(self.source))
@@ -149,14 +149,14 @@ class Converter:
         return bool(np.abs(numpy_helper.to_array(self.weights[name])).max(initial=0) < LARGEST_FP16)
 
     def stored(self, name: str) -> onnx.TensorProto:
-        """A weight in 16 bits."""
+        """Return a weight in 16 bits."""
         from onnx import helper, numpy_helper
 
         values = numpy_helper.to_array(self.weights[name])
         return numpy_helper.from_array(values.astype(helper.tensor_dtype_to_np_dtype(self.type)), self.halves[name])
 
     def cast(self, name: str) -> Iterator[onnx.NodeProto]:
-        """What makes a value that is only there in 16 bits FP32 again."""
+        """Yield the cast to FP32 of a value that exists only in 16 bits."""
         from onnx import TensorProto
 
         self.only_half.discard(name)
@@ -169,7 +169,7 @@ class Converter:
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that graphs within the node read."""
+    """Yield the names read by subgraphs of the node."""
     for attribute in node.attribute:
         for inner in attribute.g.node:
             yield from inner.input

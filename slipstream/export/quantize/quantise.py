@@ -1,4 +1,4 @@
-"""Quantised files of one FP32 file, by recipes that share its preparation and its calibration."""
+"""Quantised files of one FP32 file, by recipes with a shared preparation and calibration."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     import onnx
 
 CALIBRATION_BATCH = 50
-#: Ranges that were taken from fewer rows would cut off what the next rows hold.
+#: Fewest calibration rows; ranges from fewer would clip later rows.
 FEWEST_ROWS = 16
-#: The key of an INT8 file's metadata: 7 bits give the same numbers on every CPU, 8 need VNNI on x86.
+#: Metadata key of an INT8 file: 7 bits give the same numbers on every CPU, 8 need VNNI on x86.
 WEIGHT_BITS = "slipstream.weight_bits"
 INT4_BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Quantiser:
-    """Quantises the file ``fp32``; ``inputs`` are calibration rows in the order of its inputs.
+    """Quantiser of the file ``fp32``; ``inputs`` are calibration rows in the order of its inputs.
 
-    ``scratch`` is an empty directory for what the recipes share. Weights of ``bits`` 7 cannot overflow 16 bits when
-    their products with 8-bit activations are summed, as happens on x86 CPUs without VNNI (onnxruntime#6004).
+    ``scratch`` is an empty directory that the recipes share. Weights of ``bits`` 7 cannot overflow 16 bits when their
+    products with 8-bit activations are summed, as happens on x86 CPUs without VNNI (onnxruntime#6004).
     """
 
     fp32: Path
@@ -49,7 +49,7 @@ class Quantiser:
     bits: int
 
     def prepared(self, smooth: bool) -> Path:
-        """The file with its shapes worked out and its constants folded; made once."""
+        """Return the file with inferred shapes and folded constants, made once."""
         import onnx
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -69,7 +69,7 @@ class Quantiser:
     def make(self, recipe: Recipe, target: Path, fp32: Sequence[str] = (), only: Sequence[str] = ()) -> None:
         """Write the variant to ``target``; nodes in ``fp32``, or all but those in ``only``, stay in FP32.
 
-        Raises what ONNX Runtime's tool raises; ``target`` is then not there.
+        Raises the errors of ONNX Runtime's tool and then leaves no ``target``.
         """
         import onnx
 
@@ -82,7 +82,7 @@ class Quantiser:
             with quiet(), default_threads(usable_cores()):
                 makers[recipe.kind](recipe, prepared, target, fp32, only)
             model = without_provenance(onnx.load(target))
-            # The shapes between the nodes, which sessions work out for themselves: some percent of a small file.
+            # Sessions infer the inner shapes themselves; they are some percent of a small file.
             model.graph.ClearField("value_info")
             onnx.helper.set_model_props(model, {WEIGHT_BITS: str(4 if recipe.kind == "int4" else self.bits)})
             onnx.save(model, target)
@@ -143,7 +143,7 @@ class Quantiser:
 
 
 def operator_types(recipe: Recipe, model: onnx.ModelProto) -> list[str]:
-    """The operators that a static recipe quantises; empty for all that the tool knows."""
+    """Return the operators that a static recipe quantises; empty for all that the tool knows."""
     if recipe.operators == "all":
         return []
     products = list(CONVOLUTIONS if convolutional(model) else PRODUCTS)
@@ -151,15 +151,21 @@ def operator_types(recipe: Recipe, model: onnx.ModelProto) -> list[str]:
 
 
 def stacked_products(model: onnx.ModelProto) -> list[str]:
-    """Names of the products with a stack of matrices. With a scale per channel they stay in FP32: ONNX Runtime's
-    integer kernel takes the scales of one matrix only ("b zero point is not valid")."""
+    """Return the names of matmuls with a stack of matrices.
+
+    With a scale per channel they stay in FP32: ONNX Runtime's integer kernel takes the scales of one matrix only ("b
+    zero point is not valid").
+    """
     ranks = {weight.name: len(weight.dims) for weight in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
     return [node.name for node in products if any(ranks.get(name, 2) > 2 for name in node.input)]
 
 
 def calibration_rows(names: Sequence[str], inputs: Sequence[np.ndarray]) -> Any:
-    """The rows as ONNX Runtime's tool reads them, batch after batch. Raises ``UserError`` if there are too few."""
+    """Return a reader of the rows for ONNX Runtime's tool, batch by batch.
+
+    Raises ``UserError`` if there are too few.
+    """
     if len(inputs[0]) < FEWEST_ROWS:
         raise UserError(
             f"export.calibration_rows: the training split has {len(inputs[0])} rows to take ranges from; expected at "
@@ -184,7 +190,7 @@ NAME = "smoothing"
 
 
 def smooth_first_product(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
-    """Insert a multiplication before the first product with a weight matrix, if ``model`` has one; changes it in place.
+    """Insert a multiplication before the first matmul with a weight matrix, if any, in place.
 
     ``feeds`` are calibration rows by the names of the model's inputs.
     """
@@ -214,7 +220,7 @@ def smooth_first_product(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -
 
 
 def values_of(model: onnx.ModelProto, name: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """The values of the graph's tensor ``name`` for the inputs ``feeds``."""
+    """Return the values of the graph's tensor ``name`` for the inputs ``feeds``."""
     import onnxruntime
     from onnx import ModelProto, helper
 

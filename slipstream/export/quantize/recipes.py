@@ -1,4 +1,4 @@
-"""The ways to quantise that are tried: no one of them is the best on every CPU, network and batch size."""
+"""Quantisation recipes; none is best on every CPU, network and batch size."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Operators = Literal["products", "between", "all"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to quantise. Weights are signed; ranges are those of the calibration rows (MinMax)."""
+    """Quantisation recipe with signed weights and the ranges of the calibration rows (MinMax)."""
 
     kind: Literal["static", "dynamic", "int4", "fp16", "bf16"]
-    #: Of a static recipe: "u8" or "s8" activations, a scale for each channel of a weight or for all of it.
+    #: For static recipes: "u8" or "s8" activations, and a weight scale per channel or per tensor.
     activations: Literal["u8", "s8"] = "u8"
     per_channel: bool = True
-    #: "products" only, also what stands "between" convolutions, so that values stay in INT8, or "all" operators.
+    #: "products" only, also the operators "between" convolutions, so that values stay in INT8, or "all".
     operators: Operators = "products"
-    #: Whether the outputs of matrix products stay in FP32, which spares the last rounding.
+    #: Whether matmul outputs stay in FP32, which saves the last rounding.
     fp32_outputs: bool = True
-    #: Whether the columns of the first product are brought to one range before (:mod:`.smooth`).
+    #: Whether the first matmul's columns are scaled to one range before (``smooth_first_product``).
     smooth: bool = False
     #: Whether narrow convolutions, such as the first one of an image, stay in FP32.
     wide: bool = False
 
     @property
     def name(self) -> str:
-        """In words: "int8 static, per tensor", "int8 dynamic", "fp16"; only what differs is named."""
+        """Name in words, such as "int8 static, per tensor", "int8 dynamic", "fp16"; defaults are omitted."""
         if self.kind != "static":
             return f"int8 {self.kind}" if self.kind == "dynamic" else self.kind
         words = {
@@ -54,7 +54,7 @@ class Recipe:
 
     @property
     def code(self) -> str:
-        """For file names: ``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``fp16``."""
+        """Name for files: ``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``fp16``."""
         if self.kind != "static":
             return self.kind
         parts = [f"{self.activations}s8", *["tensor"] * (not self.per_channel)]
@@ -64,7 +64,7 @@ class Recipe:
 
 
 def narrow_convolutions(model: onnx.ModelProto) -> list[str]:
-    """The names of convolutions of at most ``NARROW`` input channels, those that work channel by channel apart."""
+    """Return the names of convolutions with at most ``NARROW`` input channels, except grouped ones."""
     channels = {weight.name: weight.dims[1] for weight in model.graph.initializer if len(weight.dims) > 2}
     names = []
     for node in model.graph.node:
@@ -78,16 +78,16 @@ def convolutional(model: onnx.ModelProto) -> bool:
     return any(node.op_type == "Conv" for node in model.graph.node)
 
 
-#: ONNX Runtime's kernels for GPUs compute in 16 bits; its INT8 kernels are those of CPUs.
+#: Recipes for GPUs, where ONNX Runtime's kernels compute in 16 bits; its INT8 kernels are for CPUs.
 FOR_GPUS = [Recipe("fp16"), Recipe("bf16")]
 
 
 def recipes_for(model: onnx.ModelProto) -> list[Recipe]:
-    """All recipes of a network for CPUs, the most promising first, so that little time finds a good one.
+    """Return all recipes of a network for CPUs, the most promising first, so that little time finds a good one.
 
-    The order is that of the figures in ``benchmarks/export.py``: for convolutions the outputs stay in INT8, and narrow
-    ones in FP32; for tables the first product is smoothed; ONNX Runtime's own defaults (S8S8, per tensor, all
-    operators) and dynamic quantisation follow, and then the rest of the grid.
+    The order follows the figures of ``benchmarks/export.py``. For convolutions the outputs stay in INT8, and narrow
+    ones in FP32. For tables the first matmul is smoothed. ONNX Runtime's own defaults (S8S8, per tensor, all operators)
+    and dynamic quantisation follow, then the rest of the grid.
     """
     if convolutional(model):
         scopes: tuple[Operators, ...] = ("between", "all", "products")

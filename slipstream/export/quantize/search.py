@@ -1,4 +1,4 @@
-"""The search for the finalists: candidates are made, and their quality and speed are estimated on validation rows.
+"""Search for the finalists by estimated quality and speed on validation rows.
 
 The test split is not read here: it is used once, for the finalists (:mod:`slipstream.export.engine`).
 """
@@ -26,22 +26,22 @@ from slipstream.export.session import onnx_predictor
 from slipstream.export.variants import left_out
 from slipstream.models.predict import inputs_of, predict, targets_of
 
-#: Points of accuracy or percent of RMSE that a file loses on the rows of the search.
+#: A file's loss on the search rows: points of accuracy or percent of RMSE.
 LossOfFile = Callable[[Path], float]
 BATCHES = (1, 32, 256)
 MOST_FINALISTS = 3
-#: Rows of the validation split that a candidate's loss is estimated on.
+#: Validation rows for estimating a candidate's loss.
 FEWEST_ROWS, MOST_ROWS = 64, 5000
-#: Shares of the whole time: for the loss of one candidate on these rows; and the ends of making the files, screening
-#: their speeds, making files of mixed precision, and ranking the fastest.
+#: Shares of the total time: the loss of one candidate, and the ends of making files, screening their speeds, making
+#: mixed-precision files, and ranking the fastest.
 LOSS, MAKING, SCREENING, MIXING, RANKING = 0.01, 0.35, 0.5, 0.55, 0.65
-#: A quantised file is smaller than this share of FP32's, or little of it was quantised.
+#: Size relative to FP32 above which too little of a file was quantised.
 SHRUNK = 0.9
 
 
 @dataclass
 class SearchResult:
-    """The finalists, and what became of the recipes that are none."""
+    """Finalists, and the entries of the other recipes."""
 
     finalists: list[ExportCandidate]
     others: list[VariantFigures]
@@ -50,8 +50,11 @@ class SearchResult:
 def search(
     directory: Path, fp32: Path, data: PreparedData, config: ExportConfig, started: float, batches: Sequence[int]
 ) -> SearchResult:
-    """Make candidates of the file ``fp32`` within the time that ``config.seconds`` leaves after ``started``
-    (``time.perf_counter``), and choose at most three finalists. Only their files stay in ``directory``."""
+    """Make candidates from the file ``fp32`` and choose at most three finalists.
+
+    The time is ``config.seconds`` after ``started`` (``time.perf_counter``). Only the finalists' files stay in
+    ``directory``.
+    """
     records, others = search_rows(fp32, data, config), list[VariantFigures]()
     with TemporaryDirectory(dir=directory) as scratch:
         quantiser = Quantiser(fp32, calibration(data, config), Path(scratch), 8 if config.target == "vnni" else 7)
@@ -83,13 +86,15 @@ def search(
 
 
 def calibration(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, ...]:
-    """The inputs that ranges are taken from: rows of the training split."""
+    """Return the calibration inputs: rows of the training split."""
     return inputs_of(data.signature, data.sample("train", config.calibration_rows))
 
 
 def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndarray:
-    """Rows of the validation split, or of the training split if there are none: as many as FP32 predicts in a small
-    share of the time."""
+    """Return rows of the validation split, or of the training split if that is empty.
+
+    There are as many as FP32 predicts in a small share of the time.
+    """
     records = data.sample("validation", MOST_ROWS)
     if not len(records):
         records = data.sample("train", MOST_ROWS)
@@ -106,7 +111,7 @@ def predicted(path: Path, data: PreparedData, records: np.ndarray, config: Expor
 def quality_loss(
     path: Path, *, data: PreparedData, records: np.ndarray, expected: np.ndarray, config: ExportConfig
 ) -> float:
-    """Points of accuracy or percent of RMSE that a file loses on the rows of the search."""
+    """Return a file's loss on the search rows, in points of accuracy or percent of RMSE."""
     outputs, truth = predicted(path, data, records, config), targets_of(records)
     task = data.signature.task
     if task != "regression":
@@ -124,7 +129,7 @@ def make_all(
     started: float,
     others: list[VariantFigures],
 ) -> Iterable[ExportCandidate]:
-    """The files that can be made in time, the first in any case; ``others`` gets what became of the rest."""
+    """Yield the files that can be made in time, at least the first; ``others`` collects the rest."""
     import onnx
 
     fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
@@ -154,7 +159,7 @@ def make_all(
 
 
 def creation_failure(error: Exception) -> VariantVerdict:
-    """What ONNX Runtime's tools raise is of any type."""
+    """Return the entry for an error of any type from ONNX Runtime's tools."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return VariantVerdict("not made", f"could not be made: {reason[:300]}")
 
@@ -167,7 +172,10 @@ def make_mixed_precision(
     config: ExportConfig,
     started: float,
 ) -> list[ExportCandidate]:
-    """If the fastest candidate loses too much: the same with its most sensitive layers in FP32, as few as help."""
+    """Return the fastest candidate with its most sensitive layers in FP32, if it loses too much.
+
+    The number of layers is doubled until it helps.
+    """
     at = config.decide_at_batch
     ranked = fastest_first(candidates, at)
     if not ranked or ranked[0].loss <= config.max_loss or ranked[0].recipe.kind not in ("static", "dynamic"):
@@ -187,7 +195,7 @@ def make_mixed_precision(
 
 
 def choose_finalists(ranked: Mapping[int, Sequence[ExportCandidate]], config: ExportConfig) -> list[ExportCandidate]:
-    """The best at each batch size, the one that decides first, and then the next best there."""
+    """Return the best at every batch size, the deciding one first, then the next best there."""
     batches = sorted(ranked, key=lambda batch: batch != config.decide_at_batch)
     first = [ranked[batch][0] for batch in batches if ranked[batch]]
     ordered = {each.name: each for each in (*first, *ranked[config.decide_at_batch])}
@@ -195,7 +203,7 @@ def choose_finalists(ranked: Mapping[int, Sequence[ExportCandidate]], config: Ex
 
 
 def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> VariantVerdict:
-    """Why a candidate is not a finalist."""
+    """Return why a candidate is not a finalist."""
     if candidate.loss > config.max_loss:
         return VariantVerdict("failed", f"it lost {candidate.loss:.2f} {UNITS[task]} on the rows of the search")
     if config.optimise == "size":
@@ -207,7 +215,7 @@ def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> Va
 
 
 def products_of(path: Path) -> list[str]:
-    """The names of a file's convolutions and matrix products with a weight."""
+    """Return the names of a file's convolutions and matmuls with a weight."""
     import onnx
 
     graph = onnx.load(path).graph
@@ -216,9 +224,9 @@ def products_of(path: Path) -> list[str]:
 
 
 def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict[str, float]:
-    """The mean absolute error of the outputs if one layer alone is quantised, by its name, the largest first.
+    """Return the mean absolute output error of quantising one layer alone, by name, largest first.
 
-    On the calibration rows. Layers that there was no time for (``deadline`` on ``time.perf_counter``) are not there.
+    Uses the calibration rows. Layers after ``deadline`` (``time.perf_counter``) are missing.
     """
     expected = onnx_predictor(quantiser.fp32, 1)(quantiser.inputs)
     target, errors = quantiser.scratch / "single.onnx", dict[str, float]()

@@ -1,5 +1,7 @@
-"""How fast candidates are, well enough to choose finalists, by successive halving: all are timed briefly, and then the
-faster half of those left for twice as long, again and again."""
+"""Estimated speeds of candidates for choosing finalists, by successive halving.
+
+All are timed briefly, then repeatedly the faster half for twice as long.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from slipstream.models.predict import ModelFunction
 
 @dataclass
 class ExportCandidate:
-    """A quantised file, its loss on the rows of the search, and its estimated speedup over FP32 by batch size."""
+    """Quantised file with its loss on the search rows and its speedup over FP32 by batch size."""
 
     name: str
     recipe: Recipe
@@ -31,7 +33,7 @@ class ExportCandidate:
 
     @property
     def code(self) -> str:
-        """The recipe's, and of a file of mixed precision how many layers are in FP32."""
+        """Recipe code, with the number of FP32 layers of a mixed-precision file."""
         return self.path.name.removeprefix("model.").removesuffix(".onnx")
 
     @property
@@ -39,14 +41,14 @@ class ExportCandidate:
         return self.path.stat().st_size
 
 
-#: A variant is left out at a batch size if none of its turns came nearer to FP32's speed.
+#: Speed relative to FP32 that a variant must reach once to stay at a batch size.
 CLEARLY_SLOWER = 0.9
 FP32 = "onnx-fp32"
 
 
 @dataclass(frozen=True)
 class SpeedRanking:
-    """Measures the speed of candidates relative to the file ``fp32``, on ``records`` and as ``config`` says."""
+    """Speeds of candidates relative to the file ``fp32``, on ``records`` under ``config``."""
 
     fp32: Path
     signature: Signature
@@ -59,8 +61,10 @@ class SpeedRanking:
         return Workload(self.signature, self.records, self.config.threads)
 
     def screen(self, candidates: Sequence[ExportCandidate], deadline: float) -> None:
-        """Estimate the candidates' speeds; what is clearly slower than FP32 at a batch size gets no speed there. There
-        is at least one round of turns at each, and none begins after ``deadline`` (``time.perf_counter``)."""
+        """Estimate the candidates' speeds; those clearly slower than FP32 at a batch size get none there.
+
+        Every batch size has at least one round, and none starts after ``deadline`` (``time.perf_counter``).
+        """
         if not candidates:
             return
         runs = self.loaded(candidates)
@@ -71,11 +75,10 @@ class SpeedRanking:
                     candidate.speed[batch] = statistics.median(seen[candidate.name])
 
     def rank(self, candidates: Sequence[ExportCandidate], deadline: float) -> dict[int, list[ExportCandidate]]:
-        """By batch size the candidates that have a speed there, the fastest first.
+        """Return by batch size the candidates with a speed there, fastest first.
 
-        The fastest of many short measurements is often only the luckiest. So the faster half is measured again, for
-        twice as many rounds, and then the faster half of that, until one is left or ``deadline``
-        (``time.perf_counter``) is over.
+        The fastest of many short measurements is often only the luckiest. So the faster half is measured again for
+        twice as many rounds, until one is left or ``deadline`` (``time.perf_counter``) has passed.
         """
         runs, ranked = self.loaded(candidates), dict[int, list[ExportCandidate]]()
         for batch, until in self.shares(deadline):
@@ -93,7 +96,7 @@ class SpeedRanking:
         return ranked
 
     def shares(self, deadline: float) -> Iterator[tuple[int, float]]:
-        """The batch sizes, the smallest first, each with the end of its share of the time that is left."""
+        """Yield the batch sizes, smallest first, with the ends of their shares of the remaining time."""
         for left, batch in zip(range(len(self.batches), 0, -1), sorted(self.batches), strict=True):
             now = time.perf_counter()
             yield batch, now + (deadline - now) / left

@@ -1,4 +1,4 @@
-"""What to serve on, what it saves, and what would change the answer."""
+"""Recommendation for serving, its savings, and changes that would reverse it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
 
 
 def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str]:
-    """Whether a faster model is worth an engineer's time."""
+    """Yield whether a faster model is worth an engineer's time."""
     saved = saved_by_optimising(rows, best)
     if saved is not None:
         worth = f"in {MONTHS} months {money(MONTHS * saved)}"
         yield f"{best.variant} saves {money(saved)} a month over {FP32}, {worth}{pays(saved, wanted)}."
-    # The least that must run, whatever the model does.
+    # One instance must always run.
     assert best.planned
     possible = best.dollars - 24 * best.host.per_hour * DAYS
     if max(best.planned.instances) == 1:
@@ -120,12 +120,12 @@ def spread(replicas: Sequence[int]) -> str:
 
 
 def number(value: float) -> str:
-    """ "12,345", "12.3"."""
+    """Return a number as "12,345" or "12.3"."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def money(dollars: float) -> str:
-    """ "$1,234", "$12.34", "$0.0123"."""
+    """Return dollars as "$1,234", "$12.34" or "$0.0123"."""
     if dollars >= 1000:
         return f"${dollars:,.0f}"
     return f"${dollars:.2f}" if dollars >= 1 or not dollars else f"${dollars:.3g}"

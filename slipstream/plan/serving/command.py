@@ -1,4 +1,4 @@
-"""``slipstream plan serve``: on what to serve a model, how many replicas at which hour, and what it costs."""
+"""``slipstream plan serve``: instances and hourly replicas for serving a model, and their cost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from slipstream.plan.serving.table import by_hour, table
 from slipstream.plan.times import Time
 from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
 
-#: Seconds from the order of an instance to its first answer: a node boots, pulls an image, loads a model. Assumed.
+#: Assumed seconds from an instance's order to its first answer: boot, image pull, model load.
 COLD_START_S = 120.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is printed."""
+    """Content of the printed plan."""
 
     model: Exported
     load: Load
@@ -60,8 +60,10 @@ def serve(  # noqa: PLR0913 - an argument for each option
     as_json: bool,
     prices: Path | None,
 ) -> None:
-    """Say on which instances the exported MODEL answers 99 % of the requests in time: replicas by the hour of the day,
-    dollars a month and per million requests; what scoring each night would take, and whether an optimisation pays.
+    """Say on which instances the exported MODEL answers 99 % of the requests in time.
+
+    Replicas by the hour of the day, dollars a month and per million requests; what scoring each night would take, and
+    whether an optimisation pays.
 
     MODEL is runs/… or an exported model's directory. The load is a CSV with the column time, a line for each request,
     or with time and requests, a line for each interval.
@@ -77,7 +79,10 @@ def serve(  # noqa: PLR0913 - an argument for each option
 
 
 def effort_of(hours: float | None, rate: float | None) -> float | None:
-    """Dollars of an optimisation. Raises ``UserError`` if one of both is missing."""
+    """Return the dollars of an optimisation.
+
+    Raises ``UserError`` if only one of both is given.
+    """
     if hours is None and rate is None:
         return None
     for name, value in (("hours", hours), ("rate", rate)):
@@ -88,7 +93,10 @@ def effort_of(hours: float | None, rate: float | None) -> float | None:
 
 
 def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str], wanted: Wanted) -> Plan:
-    """Raises ``UserError`` if nothing can be planned."""
+    """Return the plan.
+
+    Raises ``UserError`` if nothing can be planned.
+    """
     variants = served(exported.report)
     if not variants:
         raise UserError(
@@ -113,7 +121,7 @@ def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str],
 
 
 def times(rows: Sequence[Row]) -> Iterator[str]:
-    """What the times are from, a line for each way, with its processors."""
+    """Yield the sources of the times, a line for every source, with its processors."""
     hows: dict[str, list[str]] = {}
     for row in rows:
         hows.setdefault(row.time.how, []).append(row.host.computes_on)
@@ -122,7 +130,7 @@ def times(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def text(made: Plan) -> str:
-    """The plan for a terminal."""
+    """Return the plan for a terminal."""
     load = made.load
     busiest = max(range(24), key=lambda hour: load.rates[hour])
     head = (
@@ -137,7 +145,7 @@ def text(made: Plan) -> str:
 
 
 def tree(made: Plan) -> dict[str, object]:
-    """The same as JSON."""
+    """Return the plan as JSON."""
     return {
         "load": {**vars(made.load), "idle": made.load.idle_share},
         "rows": [row_tree(row, made.load) for row in made.rows],

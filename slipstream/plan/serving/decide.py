@@ -1,5 +1,7 @@
-"""What each variant costs on each instance, and whether batches, an instance that sleeps or an optimisation cost less.
-Dollars are of an average month, on demand."""
+"""Cost of every variant on every instance, and of batch scoring, scaling to zero and optimisation.
+
+Dollars are per average month, on demand.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from slipstream.plan.serving.model import FP32, Exported
 from slipstream.plan.serving.queueing import Service, p99, servers_needed
 from slipstream.plan.times import milliseconds
 
-#: Hours of each hour of the day, and nights, in a month.
+#: Days per month.
 DAYS = MONTH_S / DAY_S
-#: Seconds without a request after which KEDA takes the last replica away, if nothing else is set (`cooldownPeriod`).
+#: Seconds without a request after which KEDA removes the last replica by default (`cooldownPeriod`).
 COOLDOWN_S = 300.0
 #: Months in which an optimisation has to pay.
 MONTHS = 6
@@ -26,8 +28,10 @@ MONTHS = 6
 
 @dataclass(frozen=True)
 class Wanted:
-    """The most seconds that 99 % of the requests may take, from an instance's order to its first answer, and what an
-    optimisation costs, in dollars, if that is known."""
+    """Limits and assumptions of a serving plan.
+
+    Seconds of the p99, seconds from an instance's order to its first answer, and dollars of an optimisation, if known.
+    """
 
     p99: float
     cold_start: float
@@ -36,8 +40,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Of a variant on an instance: replicas and instances by the hour of the day, the longest p99 of these in seconds,
-    and dollars."""
+    """Replicas and instances of a variant by hour of the day, their largest p99 in seconds, and dollars."""
 
     replicas: tuple[int, ...]
     instances: tuple[int, ...]
@@ -47,20 +50,23 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Row:
-    """A variant on an instance. ``planned`` is None if a request alone takes longer than the p99 may; ``at_worst`` is
-    the same if the prediction is off by as much as any was, and as planned if it was measured."""
+    """Variant on an instance.
+
+    ``planned`` is None if a single request exceeds the p99. ``at_worst`` assumes the largest prediction error seen; it
+    equals ``planned`` if measured.
+    """
 
     variant: str
     host: Host
     time: ServingTime
     planned: Replicas | None
     at_worst: Replicas | None
-    #: Dollars of scoring a day's requests each night instead, on one instance.
+    #: Dollars of scoring a day's requests at night instead, on one instance.
     nightly: float
 
     @property
     def dollars(self) -> float:
-        """Infinite if the p99 cannot be kept."""
+        """Dollars a month; infinite if the p99 cannot be kept."""
         return self.planned.dollars if self.planned else math.inf
 
     @property
@@ -70,9 +76,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Sleeping:
-    """No replica between requests: from which share of idle time it pays, with as many spells as were recorded (one a
-    day if there was none); what it saves a month, which may be less than nothing; spells in which it sleeps; and the
-    share of requests that wait for a start."""
+    """Scaling to zero between requests.
+
+    The idle share from which it pays, with the recorded number of idle spells (one a day if none); the idle share;
+    dollars a month saved (may be negative); idle spells a month; and the share of requests that wait for a start.
+    """
 
     pays_from: float
     idle: float
@@ -84,8 +92,10 @@ class Sleeping:
 def plan(
     model: Exported, variants: Sequence[VariantFigures], found: Sequence[Host], load: Load, wanted: Wanted
 ) -> list[Row]:
-    """A row for each variant and instance of which anything is known, the cheapest first. Raises ``UserError`` if there
-    is none, or a request alone takes longer than asked for on all of them."""
+    """Return a row for every variant and instance with known times, the cheapest first.
+
+    Raises ``UserError`` if there is none, or a single request exceeds the p99 on all.
+    """
     times = [(each, host, serving_time(model, each, host)) for each in variants for host in found]
     known = [(each, host, time) for each, host, time in times if isinstance(time, ServingTime)]
     if not known:
@@ -135,7 +145,7 @@ def row_of(
 
 
 def by_hour(service: Service, load: Load, limit: float) -> tuple[tuple[int, ...], float] | None:
-    """Replicas for each hour of the day, and the largest p99; None if no number keeps it."""
+    """Return the replicas by hour of the day and the largest p99; None if no number keeps it."""
     if service.p99 > limit:
         return None
     needed = {rate: servers_needed(rate, service, limit, load.cv2) for rate in set(load.rates)}
@@ -144,26 +154,29 @@ def by_hour(service: Service, load: Load, limit: float) -> tuple[tuple[int, ...]
 
 
 def paid_hours(instances: Sequence[int], cold_start: float) -> float:
-    """Of all instances in a day: those that are more than in the hour before start ahead of it."""
+    """Return the paid hours of all instances in a day, including cold starts ahead of the hour."""
     started = sum(max(0, now - before) for before, now in pairwise([instances[-1], *instances]))
     return sum(instances) + started * cold_start / HOUR_S
 
 
 def recommended(rows: Sequence[Row]) -> Row | None:
-    """The cheapest that keeps the p99 even if its prediction is off by as much as any was; else the cheapest."""
+    """Return the cheapest row that keeps the p99 even at the largest prediction error; else the cheapest."""
     kept = [row for row in rows if row.planned]
     return next((row for row in sorted(kept, key=lambda row: row.at_worst is None)), None)
 
 
 def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
-    """What it would be to have no replica while there is no request. A spell costs the time until it is noticed and a
-    start, in both of which an instance is paid and none of which an idle one would need."""
+    """Return the effect of scaling to zero.
+
+    An idle spell still pays an instance for the cooldown and for a start, neither of which an instance that stays
+    needs.
+    """
     spells = [spell for spell in load.idle if spell > COOLDOWN_S]
     a_month = len(spells) / load.seconds * MONTH_S
     saved = sum(spell - COOLDOWN_S - wanted.cold_start for spell in spells) / load.seconds * MONTH_S
     late = 0.0
     if spells:
-        # Those that come while the first one waits.
+        # Includes requests that arrive during the start.
         busy = load.month / (MONTH_S * (1 - load.idle_share))
         late = min(1.0, a_month * (1 + busy * wanted.cold_start) / load.month)
     pays_from = (a_month or DAYS) * (COOLDOWN_S + wanted.cold_start) / MONTH_S
@@ -171,8 +184,10 @@ def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
 
 
 def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
-    """Dollars a month that the best saves over the cheapest with FP32; None if it is FP32 itself, or FP32 cannot keep
-    the p99."""
+    """Return the monthly dollars saved over the cheapest FP32 row.
+
+    None if the best is FP32 or FP32 cannot keep the p99.
+    """
     if best.variant == FP32:
         return None
     plain = recommended([row for row in rows if row.variant == FP32])
@@ -180,15 +195,17 @@ def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
 
 
 def p99_at_random(row: Row, load: Load) -> float:
-    """Of the busiest minute if each request goes to a replica at random, and waits there: that many queues, of which
-    each sees arrivals more like Poisson's than all together are."""
+    """Return the p99 of the busiest minute with random routing to replicas.
+
+    Every replica has its own queue, with arrivals closer to Poisson than their sum.
+    """
     assert row.planned
     rates = zip(load.rates, row.planned.replicas, strict=True)
     return max(p99(rate / n, row.time.planned, 1, 1 + (load.cv2 - 1) / n) for rate, n in rates)
 
 
 def room(row: Row, load: Load, wanted: Wanted) -> float:
-    """Requests a second in the busiest hour up to which its replicas keep the p99."""
+    """Return the requests per second up to which the busiest hour's replicas keep the p99."""
     assert row.planned
     servers = max(row.planned.instances) * row.host.holds
     low = max(load.rates)

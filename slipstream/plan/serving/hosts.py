@@ -1,4 +1,4 @@
-"""What models can be served on: the instances of the price file, and how long a request takes there."""
+"""Instances of the price file for serving, and the time of a request on them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from slipstream.telemetry.prices import PriceList
 
 @dataclass(frozen=True)
 class Host:
-    """An instance: its GPU, or a word of its CPU's name, and how many replicas it holds: one for each GPU, or for as
-    many cores as a call had threads when it was measured."""
+    """Instance with its GPU, or a word of its CPU's name, and the replicas that it holds.
+
+    One replica per GPU, or per as many cores as a measured call had threads.
+    """
 
     name: str
     region: str
@@ -41,8 +43,11 @@ class Host:
 
 @dataclass(frozen=True)
 class ServingTime:
-    """Of a variant at one replica: a request, rows a second of scoring in batches, where both are from, and by which
-    share a prediction may be too short (0 if they were measured)."""
+    """Time of a variant on one replica.
+
+    A request, rows per second in batch scoring, their source, and the share by which a prediction may be too short (0
+    if measured).
+    """
 
     service: Service
     rows_per_second: float
@@ -51,7 +56,7 @@ class ServingTime:
 
     @property
     def planned(self) -> Service:
-        """With as much to spare as two runs of the same differ."""
+        """Request time with the usual difference of equal runs to spare."""
         return self.service.times_as_long(1 + ONE_RUN)
 
     @property
@@ -60,7 +65,10 @@ class ServingTime:
 
 
 def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[Host]:
-    """Those of the price file, or ``only`` these. Raises ``UserError`` if one of them is not in it."""
+    """Return the instances of the price file, or ``only`` the named ones.
+
+    Raises ``UserError`` if a name is missing there.
+    """
     known = {
         **{
             each.name: Host(
@@ -84,7 +92,7 @@ def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[Host]:
 
 
 def serving_time(model: Exported, variant: VariantFigures, host: Host) -> ServingTime | str:
-    """How long it takes there; or why nobody knows."""
+    """Return the time of the variant on the host, or why it is unknown."""
     service = service_of(variant.latency_ms.get(ONE))
     assert service is not None, "only variants that were timed are served"
     if not host.holds:
@@ -109,7 +117,7 @@ def serving_time(model: Exported, variant: VariantFigures, host: Host) -> Servin
 
 
 def is_measured(model: Exported, host: Host) -> bool:
-    """Whether its CPU or GPU is the one that the model was measured on."""
+    """Return True if the host has the CPU or GPU that the model was measured on."""
     return host.gpu == model.gpu if host.gpu else host.cpu in model.cpu.split()
 
 
@@ -127,8 +135,10 @@ def unknown(model: Exported, host: Host) -> str:
 
 
 def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) -> float | None:
-    """How many times as long so many rows take there, by the ratio of two rooflines; None if one is not known. From a
-    CPU by operations alone, as in plans of trainings."""
+    """Return the slowdown for ``rows`` rows as a ratio of two rooflines; None if one is unknown.
+
+    From a CPU by operations alone, as in plans of trainings.
+    """
     if model.cpu:
         own = model.core_peak and model.core_peak * model.report.machine.threads
     else:
@@ -145,12 +155,12 @@ def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) ->
 
 
 def roof(flops: float, moved: float, peak: float, gpu: Gpu | None) -> float:
-    """Seconds at the limits of a processor: of computing, and on a GPU of reading the weights once."""
+    """Return the roofline seconds: computing, and on a GPU reading the weights once."""
     return max(flops / peak, moved / gpu.bandwidth if gpu else 0.0)
 
 
 def why_not(model: Exported, variants: Sequence[VariantFigures], found: Sequence[Host]) -> Iterator[str]:
-    """Why variants are not planned on instances, a line for each reason."""
+    """Yield why variants are not planned on instances, a line for every reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for variant in variants:
         for host in found:

@@ -1,4 +1,4 @@
-"""The requests that a model gets, as somebody recorded them: by the hour of the day, and how unevenly they come."""
+"""Recorded requests of a model: rates by hour of the day, and their burstiness."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ EXPECTED = (
 HOUR_S, DAY_S = 3600, 86400
 HOURS = range(24)
 MONTH_S = DAY_S * 365 / 12
-#: Seconds over which a rate is averaged: the busiest of an hour is planned for.
+#: Seconds over which rates are averaged; the plan uses an hour's busiest window.
 MINUTE_S = 60
-#: Windows in a minute from which on their counts say how unevenly requests come.
+#: Fewest windows in a minute for estimating burstiness from counts.
 WINDOWS = 20
-#: A day that misses its last minutes, without a request, is one.
+#: Seconds of a whole day; its last minutes may lack requests.
 WHOLE_DAY_S = DAY_S - HOUR_S
-#: Of Poisson's arrivals, which many users make who do not know of each other.
+#: Squared coefficient of variation of Poisson arrivals, as of many independent users.
 POISSON = 1.0
-#: Seconds that are counted at once if there is a line for each request.
+#: Counting interval in seconds with a line for each request.
 SECOND = 1
-#: The longest recording, whose every minute is held in memory; and the years of times that any zone's clock can show.
+#: Longest recording, as every minute is held in memory; and years that any time zone can represent.
 LONGEST_DAYS = 3660
 YEARS = range(1970, 9999)
-#: Requests a second in the busiest minute that are planned for.
+#: Largest planned requests per second in the busiest minute.
 MOST_A_SECOND = 1e9
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests by the hour of the day, and what was recorded of them."""
+    """Requests by hour of the day, with statistics of the recording."""
 
     name: str
-    #: Requests a second in the busiest minute (or interval, if that is longer) of each hour of the day.
+    #: Requests per second in the busiest minute (or longer interval) of every hour of the day.
     rates: tuple[float, ...]
-    #: Requests of an average month, and the seconds that were recorded.
+    #: Requests per average month, and recorded seconds.
     month: float
     seconds: float
-    #: The square of the coefficient of variation of the gaps between requests; and how it is known.
+    #: Squared coefficient of variation of the gaps between requests, and its source.
     cv2: float
     cv2_from: str
-    #: Seconds of each spell without a request, as far as minutes or intervals tell.
+    #: Seconds of idle spells, at the resolution of minutes or intervals.
     idle: tuple[float, ...]
 
     @property
@@ -67,7 +67,10 @@ class Load:
 
 
 def read_load(path: Path) -> Load:
-    """Read what was recorded. Raises ``UserError`` with the line that is wrong."""
+    """Read a recording.
+
+    Raises ``UserError`` with the wrong line.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             counts, length = counted(path, file)
@@ -79,9 +82,9 @@ def read_load(path: Path) -> Load:
 
 
 def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
-    """Return the load of requests by the second at which their interval of ``length`` begins.
+    """Return the load from requests by the second at which their interval of ``length`` starts.
 
-    Raises ``UserError`` for less than a day, more than :data:`LONGEST_DAYS`, and more requests than any service gets.
+    Raises ``UserError`` for less than a day, more than :data:`LONGEST_DAYS`, and an impossible request rate.
     """
     block = max(length, MINUTE_S)
     begin, end = min(counts) // block * block, -(-(max(counts) + length) // block) * block
@@ -113,10 +116,10 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
 def unevenness(
     blocks: np.ndarray, block_of: np.ndarray, requests: np.ndarray, windows: int, length: int
 ) -> tuple[float, str]:
-    """Return the index of dispersion of counts within minutes, and how it is known.
+    """Return the index of dispersion of counts within minutes, and its source.
 
-    It is that of the squared gaps if these are independent (Cox and Lewis 1966). ``blocks`` are the requests of every
-    minute of ``windows`` windows, ``requests`` those of the windows that have any, ``block_of`` the minutes of these.
+    It equals the gaps' squared coefficient of variation if they are independent (Cox and Lewis 1966). ``blocks`` are
+    the requests per minute of ``windows`` windows, ``requests`` those of non-empty windows, ``block_of`` their minutes.
     """
     if windows < WINDOWS:
         return POISSON, "Poisson arrivals assumed: intervals are too long to tell"
@@ -132,7 +135,7 @@ def said(second: int) -> str:
 
 
 def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
-    """Requests by the second at which their interval begins, on the clock of the first line's zone; and its length."""
+    """Return the requests by their interval's start, in seconds on the first line's clock, and its length."""
     reader = csv.reader(file)
     header = [name.strip().lower() for name in next(reader, [])]
     if header.count(TIME) != 1 or header.count(REQUESTS) > 1:
@@ -150,12 +153,12 @@ def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
         raise UserError(f"--load {path}: has no line below its first; {EXPECTED}")
     if count_at is not None:
         return counts, interval(path, counts)
-    # Logs that tell minutes only would seem to have all requests of one in its first second.
+    # Logs with minute resolution would seem to have all requests in the minute's first second.
     return counts, MINUTE_S if all(at % MINUTE_S == 0 for at in counts) else SECOND
 
 
 def second(where: str, at: datetime, first: datetime) -> int:
-    """Since 1970 on the clock of the zone of the first time, or on the clock that none of them names."""
+    """Return seconds since 1970 on the clock of the first time's zone, or on the zoneless clock."""
     if (at.tzinfo is None) != (first.tzinfo is None):
         raise UserError(f"{where}: {TIME} {at.isoformat()}: expected all times with a zone, or all without")
     local = at.astimezone(first.tzinfo).replace(tzinfo=None) if first.tzinfo else at
@@ -163,7 +166,10 @@ def second(where: str, at: datetime, first: datetime) -> int:
 
 
 def instant(where: str, text: str) -> datetime:
-    """Return a time in ISO 8601, or in seconds since 1970. Raises ``UserError`` also for one before 1970."""
+    """Return a time from ISO 8601 or seconds since 1970.
+
+    Raises ``UserError`` also for a time before 1970.
+    """
     text, at = text.strip(), None
     with suppress(ValueError, OverflowError, OSError):
         at = datetime.fromtimestamp(float(text), UTC)
@@ -187,7 +193,7 @@ def requests_of(where: str, text: str) -> float:
 
 
 def interval(path: Path, counts: Mapping[int, float]) -> int:
-    """Seconds of the intervals whose begins are given, some of which may be missing: these had no requests."""
+    """Return the interval length in seconds from the starts; missing intervals had no requests."""
     begins = np.array(sorted(counts))
     between = np.diff(begins)
     length = int(between.min(initial=2 * HOUR_S))

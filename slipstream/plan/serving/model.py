@@ -1,4 +1,4 @@
-"""An exported model as a plan reads it: its variants, how long a request took, and what it was measured on."""
+"""Exported model as input of a plan: its variants, request times, and the measuring machine."""
 
 from __future__ import annotations
 
@@ -26,32 +26,31 @@ from slipstream.toml_file import read_toml
 CPUS = Path(__file__).with_name("cpus.toml")
 EXPECTED = "expected an exported model: runs/…, its directory model, or a version of a registry"
 MODEL = "model"
-#: The variant without which nothing is exported, with which the others are compared.
+#: Reference variant, present in every export.
 FP32 = "onnx-fp32"
-#: The batch of a request: one row.
+#: Batch size of a request: one row.
 ONE = "1"
-#: A p99 of a request alone that is so many times its median is no property of most models.
+#: Ratio of p99 to median of a single request that suggests a disturbed measurement.
 DISTURBED = 10
-#: Standard deviations of a normal distribution at which it reaches 90 and 99 %.
+#: Standard normal quantiles of 90 and 99 %.
 AT_90, AT_99 = 1.2816, 2.3263
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A model and what is known of the machine that it was exported on."""
+    """Exported model and its machine."""
 
     name: str
     report: ExportReport
-    #: Floating-point operations of a row; and those that a core of the CPU does in a second at most. None if nobody
-    #: knows.
+    #: FLOPs per row, and peak FLOP/s of a CPU core; None if unknown.
     flops: float | None
     core_peak: float | None
-    #: Why nothing is known of the training of its run; "" if it is, or if the model lies alone.
+    #: Why the run's training figures are missing; "" if they exist or the model has no run.
     untold: str = ""
 
     @property
     def cpu(self) -> str:
-        """What it was measured on; "" if that was a GPU."""
+        """CPU of the measurements; "" if they ran on a GPU."""
         return "" if self.report.machine.gpu else self.report.machine.cpu
 
     @property
@@ -60,12 +59,15 @@ class Exported:
 
     @property
     def sums_exactly(self) -> bool:
-        """Whether its CPU sums 8-bit products as those of the price file do, so that quantised variants compare."""
+        """Whether the CPU sums 8-bit products like those of the price file, so that quantised variants compare."""
         return bool(set(VNNI) & set(self.report.machine.flags))
 
 
 def read_model(place: str) -> Exported:
-    """Raises ``UserError`` if none lies there, whole, or one whose requests were not timed."""
+    """Read an exported model.
+
+    Raises ``UserError`` if it is missing or incomplete, or its requests were not timed.
+    """
     directory = Path(place)
     if (directory / MODEL / REPORT).is_file():
         directory = directory / MODEL
@@ -85,8 +87,11 @@ def read_model(place: str) -> Exported:
 
 
 def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
-    """Of the training of the same run; None if the model lies alone, or if the run is of another version, which is then
-    said: what was measured can be planned without."""
+    """Return the training figures of the same run.
+
+    None for a model without a run, or with the reason if the run is of another version; measured times can still be
+    planned.
+    """
     summary = directory.parent / SUMMARY
     if directory.name != MODEL or not summary.is_file():
         return None, ""
@@ -98,19 +103,19 @@ def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
 
 @cache
 def cpus() -> dict[str, float]:
-    """Operations a second of a core, by the word that names the CPU."""
+    """Return the FLOP/s of a core, by the word that names the CPU."""
     data = read_toml(CPUS)
     return {word: entry["gflops"] * 1e9 for word, entry in data.items()}
 
 
 def cpu_peak(name: str) -> float | None:
-    """Of a core of the CPU that Linux calls so; None if it is not known."""
+    """Return the FLOP/s of a core for Linux's CPU name; None if unknown."""
     words = name.split()
     return next((peak for word, peak in cpus().items() if word in words), None)
 
 
 def served(report: ExportReport) -> list[VariantFigures]:
-    """The variants that may be served: files that lose no more than was allowed, and whose requests were timed."""
+    """Return the timed variants whose loss is within the limit."""
     return [each for each in report.timed if each.file and may_serve(each) and service_of(each.latency_ms.get(ONE))]
 
 
@@ -121,7 +126,7 @@ def may_serve(variant: VariantFigures) -> bool:
 
 
 def not_served(report: ExportReport) -> Iterator[str]:
-    """Why others that were timed are left out, a line each."""
+    """Yield why other timed variants are skipped, a line each."""
     for variant in report.timed:
         if variant.file and not may_serve(variant):
             answer = variant.quality.answer if variant.quality else "not compared"
@@ -131,7 +136,7 @@ def not_served(report: ExportReport) -> Iterator[str]:
 
 
 def disturbed(report: ExportReport) -> Iterator[str]:
-    """Variants some of whose requests took so long that other work may have had the processor, in a line."""
+    """Yield a line on variants whose tail latency suggests CPU contention."""
     services = {each.name: service_of(each.latency_ms.get(ONE)) for each in served(report)}
     tails = {name: service.p99 / service.median for name, service in services.items() if service}
     if long := [f"{name} ({tail:.0f})" for name, tail in tails.items() if tail > DISTURBED]:
@@ -142,9 +147,11 @@ def disturbed(report: ExportReport) -> Iterator[str]:
 
 
 def service_of(figures: LatencyFigures | None) -> Service | None:
-    """The distribution of a request's time from its percentiles: their logarithms linear between them, all below the
-    median as long as that, and all beyond the 99th percentile as long as that. None if the 90th is not known; the 99th
-    is then that of a lognormal distribution. Mean and variation are those of all calls, if they were recorded."""
+    """Return the distribution of request times from percentiles; None without p90.
+
+    Logarithms are linear between percentiles, times below the median equal it, and times above p99 equal it. A missing
+    p99 is that of a lognormal distribution. Mean and variation are those of all calls, if recorded.
+    """
     if figures is None or figures.p50 is None or figures.p90 is None:
         return None
     p50, p90 = figures.p50.value / 1e3, figures.p90.value / 1e3
@@ -157,5 +164,5 @@ def service_of(figures: LatencyFigures | None) -> Service | None:
 
 
 def between(low: float, high: float, steps: int) -> list[float]:
-    """From above ``low`` to ``high``, each as many times as long as the one before."""
+    """Return a geometric sequence from above ``low`` to ``high``."""
     return [min(high, low * (high / low) ** (step / steps)) for step in range(1, steps + 1)]

@@ -1,8 +1,8 @@
-"""How long a request takes at replicas that share one queue, waiting included, and how many replicas that asks for.
+"""Latency of replicas that share one queue, and the replicas that a p99 needs.
 
-Whether it waits is Erlang's C. How long, given that it does, is taken to be exponential, with the mean that M/M/c has
-times (ca² + cs²)/2, of the coefficients of variation of gaps between arrivals and of service times (Allen and Cunneen;
-Allen, "Probability, Statistics, and Queueing Theory", 1990). Seconds throughout; loads are arrivals a second times mean
+The probability of waiting is Erlang's C. The waiting time is taken to be exponential, with the mean of M/M/c times (ca²
++ cs²)/2, from the coefficients of variation of gaps between arrivals and of service times (Allen and Cunneen; Allen,
+"Probability, Statistics, and Queueing Theory", 1990). Times are seconds; loads are arrivals per second times mean
 service seconds.
 """
 
@@ -15,20 +15,23 @@ from itertools import count
 
 import numpy as np
 
-#: The share of requests that the percentile leaves beyond it.
+#: Share of requests above the percentile.
 BEYOND = 0.01
-#: The largest share of their time for which replicas are planned to be busy: up to here the formula was compared with
-#: simulated queues, and above it a load that is a tenth higher never ends.
+#: Largest planned utilisation of replicas: the formula was compared with simulated queues up to here, and above it the
+#: queue never ends at a 10 % higher load.
 MOST_BUSY = 0.9
 HALVINGS = 60
-#: The logarithm of a probability that adds nothing to a share of :data:`BEYOND` in floating-point numbers.
+#: Log probability that is negligible against :data:`BEYOND` in floating point.
 NEVER = -40.0
 
 
 @dataclass(frozen=True)
 class Service:
-    """How long answering takes, without waiting: each of the ``times``, ascending, with its share of the requests; the
-    mean, and the square of the coefficient of variation, which need not be those of the few times."""
+    """Distribution of service times without waiting.
+
+    Ascending ``times`` with their ``shares`` of requests, and the mean and squared coefficient of variation, which may
+    differ from those of the few times.
+    """
 
     times: tuple[float, ...]
     shares: tuple[float, ...]
@@ -36,7 +39,7 @@ class Service:
     cv2: float
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for what is no distribution of times."""
+        """Raise ``ValueError`` if this is not a distribution of times."""
         whole = math.isclose(sum(self.shares), 1.0) and min(self.shares, default=0.0) >= 0
         ascending = list(self.times) == sorted(self.times) and all(0 < time < math.inf for time in self.times)
         if len(self.times) != len(self.shares) or not whole or not ascending or self.mean <= 0 or self.cv2 < 0:
@@ -44,12 +47,12 @@ class Service:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Service:
-        """Of times that are equally frequent."""
+        """Return the distribution of equally frequent times."""
         return cls.weighted(sorted(times), [1 / len(times)] * len(times))
 
     @classmethod
     def weighted(cls, times: Sequence[float], shares: Sequence[float]) -> Service:
-        """Of these times and no others."""
+        """Return the distribution of exactly these times."""
         mean = float(np.dot(times, shares))
         cv2 = max(0.0, float(np.dot(np.square(times), shares)) / mean**2 - 1)
         return cls(tuple(times), tuple(shares), mean, cv2)
@@ -60,7 +63,7 @@ class Service:
 
     @property
     def p99(self) -> float:
-        """The least time that at most :data:`BEYOND` of the requests exceed."""
+        """Least time that at most :data:`BEYOND` of the requests exceed."""
         return self.quantile(1 - BEYOND)
 
     def quantile(self, share: float) -> float:
@@ -71,11 +74,11 @@ class Service:
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """Return the probability that a request of M/M/c waits; 1 from a load on that the servers cannot carry.
+    """Return the probability that a request of M/M/c waits; 1 if the load exceeds the servers.
 
     It is at most about the probability of ``servers`` or more Poisson arrivals with the mean ``load`` (Chernoff's
-    bound), divided by the share of idle servers. Where that is as good as 0 it is 0, so that no more than some
-    thousands of steps are taken at the shares of :data:`MOST_BUSY`.
+    bound), divided by the share of idle servers. If that is negligible the result is 0, which limits the loop to some
+    thousands of steps at the shares of :data:`MOST_BUSY`.
     """
     if load >= servers:
         return 1.0
@@ -91,7 +94,7 @@ def erlang_c(servers: int, load: float) -> float:
 
 
 def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> float:
-    """The 99th percentile of waiting and service at so many arrivals a second; infinite if the queue never ends."""
+    """Return the p99 of waiting and service at ``rate`` arrivals per second; infinite if the queue never ends."""
     load = rate * service.mean
     if load >= servers:
         return math.inf
@@ -102,7 +105,7 @@ def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> flo
     times, shares = np.array(service.times), np.array(service.shares)
 
     def longer(than: float) -> float:
-        """The share of requests that take longer."""
+        """Return the share of requests that take longer."""
         left = np.maximum(than - times, 0.0)
         return float(np.dot(np.where(times > than, 1.0, waits * np.exp(-left / mean_wait)), shares))
 
@@ -114,8 +117,10 @@ def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> flo
 
 
 def servers_needed(rate: float, service: Service, limit: float, arrivals_cv2: float) -> int:
-    """The fewest that keep the p99 within ``limit`` and are at most :data:`MOST_BUSY` busy; at least one. Raises
-    ``ValueError`` if no number does: service alone takes longer."""
+    """Return the fewest servers with a p99 within ``limit`` and at most :data:`MOST_BUSY` utilisation.
+
+    At least one. Raises ``ValueError`` if service alone takes longer.
+    """
     if service.p99 > limit:
         raise ValueError(f"a p99 of {limit:g} s is less than service alone takes, {service.p99:g} s")
     fewest = max(1, math.ceil(rate * service.mean / MOST_BUSY))

@@ -1,4 +1,4 @@
-"""A plan of serving as tables for a terminal."""
+"""Serving plan as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COLUMNS = ("variant", "instance", "replicas", "of each", "one request", "p99", "
 MORE = ("nightly $", "time")
 LEFT = ("", "variant", "instance", "time")
 HOURS = ("hours", "requests/s", "replicas", "instances")
-#: Rows that are printed; JSON has all.
+#: Most printed rows; JSON has all.
 SHOWN = 16
 
 
 def table(rows: Sequence[Row], best: Row, load: Load) -> str:
-    """A line for each variant and instance, the cheapest first; what is recommended is marked."""
+    """Return a line for every variant and instance, the cheapest first, with the recommendation marked."""
     shown = rows[:SHOWN] if best in rows[:SHOWN] else [*rows[: SHOWN - 1], best]
     lines = [["▸" if row is best else "", *cells(row, load)] for row in shown]
     left = len(rows) - len(shown)
@@ -60,7 +60,7 @@ def cells(row: Row, load: Load) -> list[str]:
 
 
 def request(service: Service) -> str:
-    """The median of a request alone, and its p99."""
+    """Return the median of a single request and its p99."""
     return f"{milliseconds(service.median)} ({milliseconds(service.p99)})"
 
 
@@ -69,7 +69,7 @@ def cash(dollars: float) -> str:
 
 
 def by_hour(row: Row, load: Load) -> str:
-    """Hours of the day with as many replicas, one after the other, in a line."""
+    """Return a line per run of hours with equal replicas."""
     assert row.planned
     return aligned(HOURS, list(hour_lines(row.planned.replicas, row.planned.instances, load)), left=("hours",))
 
