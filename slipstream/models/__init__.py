@@ -1,1 +1,1 @@
-"""Networks, built in or the user's own: how they are built, run over prepared rows, scored and stored."""
+"""Networks, built in or the user's own: construction, prediction, metrics and storage."""

@@ -1,4 +1,4 @@
-"""The type that a training computes in, for what trains and for what times training."""
+"""Floating-point precision of training and of its timing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slipstream.errors import UserError
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The settings ``training.precision`` and ``training.tf32``."""
+    """Settings ``training.precision`` and ``training.tf32``."""
 
     precision: str = "auto"
     tf32: bool = False
 
 
 class Ability(NamedTuple):
-    """What a rank computes on: whether that is a GPU, and whether it computes in bfloat16 without emulation."""
+    """Capability of a rank's device: whether it is a GPU, and whether it supports bfloat16 without emulation."""
 
     gpu: bool
     bf16: bool
@@ -34,8 +34,10 @@ def ability_of(device: torch.device) -> Ability:
 
 
 def common_precision(wanted: str, ranks: Sequence[Ability]) -> str:
-    """:func:`precision_of` all of these together: one for all, since what they compute is added up. "auto" is bf16 if
-    every GPU has it, fp16 with older ones among them, and fp32 if not all are GPUs. Raises ``UserError`` as that does.
+    """Resolve the precision for all ranks, which must agree since their results are summed.
+
+    "auto" gives bf16 if every GPU supports it, fp16 if some do not, and fp32 if not all ranks have a GPU. Raises
+    ``UserError`` as :func:`precision_of`.
     """
     gpus = [rank for rank in ranks if rank.gpu]
     mixed = wanted == "auto" and len(gpus) < len(ranks)
@@ -43,13 +45,15 @@ def common_precision(wanted: str, ranks: Sequence[Ability]) -> str:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """:func:`precision_of` that device."""
+    """Resolve the precision for one device; see :func:`precision_of`."""
     return common_precision(wanted, [ability_of(device)])
 
 
 def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
-    """``auto`` becomes bf16 where the GPU has it (``bf16``), fp16 on other GPUs and fp32 on a CPU, which computes in
-    any of them. Raises ``UserError`` if a GPU shall do what it cannot."""
+    """Resolve "auto" to bf16 on GPUs that support it (``bf16``), fp16 on other GPUs and fp32 on a CPU.
+
+    A CPU computes in any precision. Raises ``UserError`` if a GPU does not support the precision.
+    """
     if wanted == "bf16" and gpu and not bf16:
         raise UserError(
             "training.precision: bf16 takes a GPU of NVIDIA's compute capability 8.0 (Ampere) or later, or one of AMD; "
@@ -61,22 +65,22 @@ def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which forward passes run."""
+    """Return the context for forward passes."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def autocast_type(x: Tensor) -> torch.dtype:
-    """The type that products of ``x`` are computed in."""
+    """Return the dtype of matmuls of ``x``."""
     kind = x.device.type
-    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # of "meta" there is none
+    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # "meta" has no autocast
     return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
 @contextmanager
 def rounding(tf32: bool) -> Iterator[None]:
-    """Allow TF32 for both matrices and convolutions or for neither; on leaving, what was allowed before is again."""
+    """Allow or forbid TF32 in matmuls and convolutions; restore the previous setting on exit."""
     matrices, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32

@@ -1,4 +1,4 @@
-"""The settings of the model."""
+"""Settings of the model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pydantic import Field
 
 from slipstream.settings import LARGEST, Natural, Settings, settings
 
-#: Blocks of the deepest model that is built. Models of language have 126 at most.
+#: Maximum number of blocks of a model; language models have at most 126.
 DEEPEST = 2000
-#: What numbers in arguments of models are, which have no types here: what JSON and Flyte's encoding hold.
+#: Numbers that JSON and Flyte's encoding can hold; arguments of models have no types here.
 STORABLE = "finite numbers, integers of at most 64 bits"
-#: The linear layers of our transformer's blocks.
+#: Linear layers of a block of our transformer.
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEAR_LAYERS: tuple[LinearLayer, ...] = get_args(LinearLayer)
 BuiltIn = Literal["mlp", "resnet", "transformer"]
-#: The data that every built-in model is for.
+#: Data that every built-in model is for.
 BUILT_IN: dict[BuiltIn, str] = {
     "mlp": "tables",
     "resnet": "images",
@@ -28,8 +28,7 @@ BUILT_IN: dict[BuiltIn, str] = {
 
 @settings
 class LoraConfig(Settings):
-    """Low-rank adapters (Hu et al. 2021, "LoRA"): beside each of some frozen linear layers the product of two narrow
-    ones is trained."""
+    """Low-rank adapters (Hu et al. 2021, "LoRA"): trained low-rank updates of frozen linear layers."""
 
     section = "model.lora"
 
@@ -57,7 +56,7 @@ class LoraConfig(Settings):
 
 @settings
 class ModelConfig(Settings):
-    """Which model is trained."""
+    """Model to train."""
 
     section = "model"
 
@@ -103,23 +102,26 @@ class ModelConfig(Settings):
         return fitting if self.name == "auto" else self.name
 
     def check_base(self) -> None:
-        """Raise ``UserError`` if there are to be adapters of nothing; a ``base`` may be told apart from the rest."""
+        """Raise ``UserError`` if adapters have no base.
+
+        Separate from :meth:`check`, since ``base`` may be set apart from the rest.
+        """
         if self.lora.rank and not self.base:
             raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
 
     def without_addresses(self) -> ModelConfig:
-        """The same wherever the base and the adapter to begin with lie, for what goes by their bytes."""
+        """Return a copy without the addresses of base and start adapter, for keys that use their bytes instead."""
         return replace(self, base="", lora=replace(self.lora, start=""))
 
     @property
     def factory(self) -> str:
-        """The factory from outside this project that is named; "" for the built-in models."""
+        """Untrusted factory of the configuration; "" for the built-in models."""
         return self.name if ":" in self.name else ""
 
 
 @settings
 class TeachingConfig(Settings):
-    """How much a model learns from a larger one, its teacher, instead of from the labels."""
+    """Distillation from a larger model, the teacher, in addition to the labels."""
 
     section = "compression.teaching"
 
@@ -131,7 +133,7 @@ class TeachingConfig(Settings):
 
 
 def is_storable(value: object) -> bool:
-    """Whether all numbers in an argument of a model are :data:`STORABLE`."""
+    """Return True if all numbers in an argument of a model are :data:`STORABLE`."""
     if isinstance(value, dict | list | tuple):
         return all(map(is_storable, value.values() if isinstance(value, dict) else value))
     if isinstance(value, float):

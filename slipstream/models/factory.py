@@ -1,7 +1,7 @@
-"""Build the model of a configuration: a built-in one by name, the user's own by ``package.module:factory``.
+"""Factory of models: built-in ones by name, the user's own by ``package.module:factory``.
 
-A model may state from which distributions its parameters are drawn (:mod:`slipstream.models.initial.drawn`), and a base
-has their values (:mod:`slipstream.models.base.tensors`). Then every device fills the part that it holds.
+A model may state the distributions of its parameters (:mod:`slipstream.models.initial.drawn`); a base has their values
+(:mod:`slipstream.models.base.tensors`). Then every device fills only the part that it holds.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from slipstream.models.token_rows import ids_of
 from slipstream.models.transformer import Transformer
 from slipstream.settings import unknown
 
-#: Bytes of results that a batch of an evaluation may have at once, and its most rows.
+#: Maximum bytes of results, and maximum rows, of an evaluation batch.
 BATCH_BYTES = 256 * 2**20
 MOST_ROWS = 1024
-#: What a model may compute its outputs in, but no target can be given in.
+#: Dtypes of a model's outputs in which targets are never given.
 HALF = (torch.bfloat16, torch.float16)
-#: Types of stored tokens, of which -1 - id are not learned.
+#: Dtypes of stored tokens; ids that are not learned are stored as -1 - id.
 NARROW = ("int16", "int32")
 
 
 class ResultBytes(TorchDispatchMode):
-    """Adds up the bytes of the results of all operations in its block, views apart: no forward pass takes more."""
+    """Counter of the bytes of all results in its block, views excluded: an upper bound of a forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,32 +68,34 @@ class ResultBytes(TorchDispatchMode):
 
 
 def batch_rows(row_bytes: int, room: int = BATCH_BYTES) -> int:
-    """The rows of an evaluation's batch for a model with so many bytes of results for each row, and ``room`` for them.
-    Without it, does not depend on the machine, so that every machine computes the same."""
+    """Return the rows of an evaluation batch for ``row_bytes`` of results per row and ``room`` for them.
+
+    With the default ``room`` the result does not depend on the machine, so that every machine computes the same.
+    """
     return max(1, min(MOST_ROWS, room // max(1, row_bytes)))
 
 
 class Predictor(nn.Module):
-    """A model together with the scaling of its inputs and outputs.
+    """Model together with the scaling of its inputs and outputs.
 
-    The model itself is the attribute ``network``: stored weights have that name before theirs.
+    The model itself is the attribute ``network``, which prefixes the names of stored weights.
 
     ``forward(*inputs)`` takes tensors with the dtypes and values of the stored records, in the order of the signature.
     It returns logits ``[batch, classes]``, or ``[batch, length, tokens]`` for rows of tokens, or, for a regression,
     values ``[batch, 1]`` in units of the target. The same module is trained, evaluated and exported.
 
-    One that holds a stage of a pipeline takes the hidden states of the stage before unless it is the ``first``, and
-    returns its own unless it is the ``last``.
+    A pipeline stage takes the hidden states of the stage before unless it is the ``first``, and returns its own unless
+    it is the ``last``.
     """
 
     image_mean: Tensor
     image_std: Tensor
-    #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
+    #: Bytes of the results of all operations of a forward pass, per row; measured by :func:`build`.
     row_bytes: int = 0
     first = last = True
-    #: Whether adapters are trained in place of the other parameters, which are frozen and the base's.
+    #: Whether adapters are trained instead of the other parameters, which are frozen and come from the base.
     adapted: bool = False
-    #: Of a stage: the places in the pipeline of the processes that hold each parameter of the whole model.
+    #: For a stage: the pipeline ranks that hold each parameter of the whole model.
     held_by: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def __init__(self, signature: Signature, model: nn.Module) -> None:
@@ -105,18 +107,18 @@ class Predictor(nn.Module):
 
     @property
     def narrow_tokens(self) -> bool:
-        """Whether inputs are stored tokens of which some may be marked."""
+        """Return True if inputs are stored tokens that may be marked as not learned."""
         return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
 
     def own_state(self) -> dict[str, Tensor]:
-        """What of the state is not its base's: all, or the adapters."""
+        """Return the trainable part of the state dict."""
         state = self.state_dict()
         return {name: tensor for name, tensor in state.items() if is_adapter(name)} if self.adapted else state
 
     def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
-        """``ids`` are for later stages of a pipeline, whose inputs are hidden states."""
+        """Run the model; ``ids`` are for later stages of a pipeline, whose inputs are hidden states."""
         if self.signature.image_mean and self.first:
-            # Of a model on the meta device the two are on the host all the same.
+            # Both buffers stay on the host even if the model is on the meta device.
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
             inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
         if self.narrow_tokens and self.first:
@@ -131,7 +133,10 @@ class Predictor(nn.Module):
 
 
 def resolve(config: ModelConfig, signature: Signature) -> str:
-    """The name of the model, with "auto" resolved. Raises ``UserError`` for a built-in one that is for other data."""
+    """Return the model's name with "auto" resolved.
+
+    Raises ``UserError`` for a built-in model for other data.
+    """
     if signature.task == "next token":
         return config.name_for("transformer")
     return config.name_for("resnet" if signature.image_mean else "mlp")
@@ -149,11 +154,11 @@ def build(
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
-    :mod:`slipstream.models.initial.drawn`) is built and tried on the meta device, and filled afterwards, from its base
-    if it has one; if ``empty``, it stays there, so that each device can fill its own part. With ``shapes_alone`` any
-    model does, its buffers without values, too. Only the units ``retained`` stay (:mod:`slipstream.models.pruning`).
-    Raises ``UserError`` if the factory is missing, does not take the arguments or raises, if its model does not fit the
-    data or the retained units, or for a base that is no such model; ``StorageUnavailable`` of a base in a store.
+    :mod:`slipstream.models.initial.drawn`) is built and tried on the meta device and filled afterwards, from its base
+    if it has one. If ``empty``, it stays there, so that every device can fill its own part. With ``shapes_alone`` any
+    model stays there, also its buffers. Only the units ``retained`` stay (:mod:`slipstream.models.pruning`). Raises
+    ``UserError`` if the factory is missing, does not take the arguments or raises, if its model does not fit the data
+    or the retained units, or if the base does not fit; ``StorageUnavailable`` if a base is in a store.
     """
     config = shaped_for(config, signature)
     name = resolve(config, signature)
@@ -195,7 +200,7 @@ def build(
         shape = list(getattr(output, "shape", ())) or type(output).__name__
         expected = [2, *signature.output_shape]
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
-    if config.quantise == "nf4":  # after the batch of zeros, so that its rows do not count what each pass dequantises
+    if config.quantise == "nf4":  # After the batch of zeros, so that row_bytes excludes dequantisation.
         quantise_frozen(model)
     if shapes_alone:
         return predictor.train(was_training)
@@ -204,15 +209,17 @@ def build(
         if not empty:
             values = initial_values(config, model, seed)
             fill(model.to_empty(device="cpu"), values)
-    elif isinstance(model, StatesDeviations):  # made by a function, which does not tell before
+    elif isinstance(model, StatesDeviations):  # The model of a function is known only after the call.
         fill(model, Drawn(model, seed))
     predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
 
 
 def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialValues:
-    """Those of the ``model`` of a configuration: its base's, else drawn. Raises ``UserError`` for a base, or an
-    adapter to begin with, that has not all of them, before any is read, and ``StorageUnavailable``."""
+    """Return the initial values of ``model``: its base's, else drawn ones.
+
+    Raises ``UserError`` before reading any if a base or start adapter lacks some of them, and ``StorageUnavailable``.
+    """
     if not config.base:
         return Drawn(model, seed)
     base = Base.open(config.base)
@@ -229,8 +236,10 @@ def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialV
 
 
 def check_without_constants(name: str, model: nn.Module) -> None:
-    """Raise ``UserError`` if a model that was built without memory holds tensors that are no parameters: these were
-    computed there, so that they have no values."""
+    """Raise ``UserError`` if a model on the meta device holds tensors that are no parameters.
+
+    These were computed without memory and have no values.
+    """
     constants = [path for path, _ in model.named_buffers()]
     for path, module in model.named_modules():
         constants += [f"{path}.{key}".lstrip(".") for key, value in vars(module).items() if isinstance(value, Tensor)]
@@ -242,17 +251,17 @@ def check_without_constants(name: str, model: nn.Module) -> None:
 
 
 def zeros(signature: Signature, rows: int, device: torch.device | str = "cpu") -> list[Tensor]:
-    """A batch of ``rows`` rows of zeros with the signature's dtypes and shapes, made on ``device``."""
+    """Return a batch of ``rows`` rows of zeros with the signature's dtypes and shapes on ``device``."""
     return [
         torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in signature.inputs
     ]
 
 
 def check_arguments(name: str, factory: Callable[..., object], given: Iterable[str]) -> None:
-    """Raise ``UserError`` with the argument that the factory does not take, or that it needs and is not given."""
+    """Raise ``UserError`` if an argument is unknown to the factory, or a required one is missing."""
     try:
-        parameters = list(inspect.signature(factory).parameters.values())[1:]  # the first is the signature
-    except (TypeError, ValueError):  # a callable that does not tell
+        parameters = list(inspect.signature(factory).parameters.values())[1:]  # The first is the signature.
+    except (TypeError, ValueError):  # The callable has no signature.
         return
     kinds = inspect.Parameter
     named = {each.name: each for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
@@ -265,11 +274,11 @@ def check_arguments(name: str, factory: Callable[..., object], given: Iterable[s
 
 
 def imported(name: str) -> Callable[..., object]:
-    """Import the user's factory. The working directory is on the import path, as for ``python -m``.
+    """Import the user's factory, with the working directory on the import path, as for ``python -m``.
 
-    Importing and calling it runs code: ``name`` has to come from the user's own configuration, as it does if it is in
-    an :class:`~slipstream.models.trained.Architecture`. Raises ``UserError`` unless it is a function or a class of
-    models that the named module itself defines, so that whoever reads that module sees what is called.
+    Importing and calling it runs code: ``name`` must come from the user's own configuration, also if it is in an
+    :class:`~slipstream.models.trained.Architecture`. Raises ``UserError`` unless it is a function or a class of models
+    that the named module itself defines, so that a reader of that module sees what is called.
     """
     module_name, _, attribute = name.partition(":")
     expected = "a function that returns a torch.nn.Module, or a class of them"

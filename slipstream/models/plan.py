@@ -1,4 +1,4 @@
-"""How a model may be divided among devices: a plan that the model states beside its own definition."""
+"""Parallel plan: how a model may be divided among devices, stated by the model itself."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 
 from torch import nn
 
-#: What tensor parallelism (Shoeybi et al. 2019, "Megatron-LM") does with a module:
+#: Treatment of a module by tensor parallelism (Shoeybi et al. 2019, "Megatron-LM"):
 #:
 #: - ``embedding``: an embedding whose vocabulary is divided
 #: - ``column``: a linear layer whose outputs are divided and stay so
 #: - ``row``: a linear layer whose inputs are divided already; its output is the sum over the devices
-#: - ``region``: a module that contains ``column`` and ``row`` layers and needs the whole sequence at its input, which
-#:   it adds to nothing: a residual connection goes around it
+#: - ``region``: a module with ``column`` and ``row`` layers that needs the whole sequence as its input and adds it to
+#:   nothing: a residual connection goes around it
 #: - ``norm``: a normalisation of hidden states ``[batch, sequence, hidden]``
-#: - ``head norm``: a normalisation of ``[batch, sequence, heads, head size]``, the heads being divided
+#: - ``head norm``: a normalisation of ``[batch, sequence, heads, head size]``, with divided heads
 #: - ``head``: the layer that gives the logits, divided along the vocabulary; its output is whole. A module without
 #:   parameters that is called with hidden states and a divided weight counts, too
 Style = Literal["embedding", "column", "row", "region", "norm", "head norm", "head"]
@@ -24,15 +24,17 @@ Style = Literal["embedding", "column", "row", "region", "norm", "head norm", "he
 
 @dataclass(frozen=True)
 class Plan:
-    """How one model may be divided. A model states its plan by a method ``plan()`` that returns one of these.
+    """Parallel plan of a model, returned by its method ``plan()``.
 
-    ``blocks`` are the names of its repeated modules in the order in which they run; each is a unit of sharding, and a
-    pipeline is cut between them. ``tensor`` gives the style of modules by name. ``divisible`` names the settings that
-    the degree of tensor parallelism has to divide, with their values. ``cut(start, stop)`` removes all that the stage
-    of the blocks from ``start`` to ``stop`` does not need; the first stage takes the model's input, every other one
-    hidden states ``[batch, *hidden]``, which every stage but the last returns, and which are handed on in bf16 where
-    training computes in it; with ``takes_ids`` these are called with the ids ``[batch, length]`` of the row, too, as
-    ``ids``. ``sequence`` is the length that sequence parallelism has to divide.
+    ``blocks`` are the names of its repeated modules in the order in which they run. A block is a unit of sharding, and
+    a pipeline is cut between blocks. ``tensor`` gives the style of modules by name. ``divisible`` maps settings that
+    the degree of tensor parallelism must divide to their values. ``sequence`` is the length that sequence parallelism
+    must divide.
+
+    ``cut(start, stop)`` removes everything that the stage of the blocks from ``start`` to ``stop`` does not need. The
+    first stage takes the model's input, every other one hidden states ``[batch, *hidden]``. Every stage but the last
+    returns hidden states, passed on in bf16 if training computes in it. With ``takes_ids`` later stages also get the
+    row's ids ``[batch, length]`` as ``ids``.
     """
 
     blocks: tuple[str, ...]
@@ -45,15 +47,18 @@ class Plan:
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan that a model states; None without one."""
+    """Return the model's own plan, or None."""
     stated = getattr(model, "plan", None)
     return stated() if callable(stated) else None
 
 
 def blocks_of(model: nn.Module) -> tuple[str, ...]:
-    """The names of the model's blocks: by its plan, else the outermost modules of the class that holds most
-    parameters among those that are repeated; empty if no class is. A class of which most modules are parts of those of
-    another, as linear layers are of a decoder's, has no blocks, however large one that stands alone may be."""
+    """Return the names of the model's blocks.
+
+    Without a plan these are the outermost modules of the repeated class that holds most parameters, or empty. A class
+    has no blocks if most of its modules are parts of another such class, as linear layers are of a decoder's, however
+    large a separate one may be.
+    """
     if plan := plan_of(model):
         return plan.blocks
     by_class: dict[type[nn.Module], list[str]] = {}
@@ -68,12 +73,12 @@ def blocks_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def outermost(names: list[str]) -> tuple[str, ...]:
-    """The names that are not below another one of them."""
+    """Return the names that are not below another name."""
     return tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
 
 
 def contain_most(modules: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Whether more than half of the ``names`` are below one of the ``modules``."""
+    """Return True if more than half of the ``names`` are below one of the ``modules``."""
     below = tuple(f"{module}." for module in modules)
     return 2 * sum(name.startswith(below) for name in names) > len(names)
 

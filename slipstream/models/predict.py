@@ -1,4 +1,4 @@
-"""Run a torch or ONNX model over prepared rows, with NumPy arrays as inputs and output."""
+"""Prediction with a torch or ONNX model over prepared rows, with NumPy inputs and output."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from slipstream.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-#: Takes the inputs ``[batch, ...]`` in the order of the signature; returns float32 ``[batch, *output_shape]``.
+#: Function of the inputs ``[batch, ...]`` in the signature's order that returns float32 ``[batch, *output_shape]``.
 ModelFunction = Callable[[Sequence[np.ndarray]], np.ndarray]
 BATCH = 256
-#: Logits of tokens that are held at a time.
+#: Maximum number of logits of tokens in memory.
 MOST_LOGITS = 2**24
 
 
 def model_function(model: nn.Module) -> ModelFunction:
-    """A ``torch.nn.Module`` in evaluation mode, run eagerly."""
+    """Wrap a ``torch.nn.Module`` in evaluation mode, run eagerly."""
     import torch
 
     def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -33,15 +33,15 @@ def model_function(model: nn.Module) -> ModelFunction:
 
 
 def inputs_of(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The inputs of some prepared records, as contiguous, writable copies."""
+    """Return the inputs of prepared records as contiguous, writable copies."""
     return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
 
 
 def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np.ndarray:
-    """The outputs for all ``records``, float32 ``[rows, outputs]``; for rows of tokens, of whose logits there are too
-    many to keep, ``[rows, length, 2]`` as of :func:`graded`.
+    """Return the outputs for all ``records``, float32 ``[rows, outputs]``.
 
-    Raises ``UserError`` if an output is not finite or not of the signature's shape.
+    For rows of tokens, whose logits take too much memory, return ``[rows, length, 2]`` of :func:`graded`. Raises
+    ``UserError`` if an output is not finite or not of the signature's shape.
     """
     tokens = signature.task == "next token"
     step = max(1, min(BATCH, MOST_LOGITS // math.prod(signature.output_shape))) if tokens else BATCH
@@ -62,9 +62,11 @@ def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np
 
 
 def graded(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """What of the logits ``[rows, length, tokens]`` says how good they are: for each token 1 if the most likely one is
-    ``truth`` (``[rows, length]``), else 0; and the logarithm of the probability of ``truth``. ``[rows, length, 2]``;
-    both are 0 for tokens that are not learned."""
+    """Return hit and log-probability of every true token, float32 ``[rows, length, 2]``.
+
+    ``logits`` are ``[rows, length, tokens]``, ``truth`` is ``[rows, length]``. A hit is 1 if the most likely token is
+    the true one, else 0. Both are 0 for tokens that are not learned.
+    """
     learned, ids = truth >= 0, np.where(truth < 0, -1 - truth.astype(np.int64), truth)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     of_truth = np.take_along_axis(shifted, ids[..., None].astype(np.int64), axis=-1)[..., 0]
@@ -74,7 +76,7 @@ def graded(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def held_out_rows(data: PreparedData) -> np.ndarray:
-    """The test split's records. Raises ``UserError`` if there are none to measure with."""
+    """Return the test split's records; raises ``UserError`` if it is empty."""
     records = data.split("test")
     if not len(records):
         raise UserError("data.split.test: the test split has no rows to measure with; raise it, or give more data")
@@ -82,5 +84,5 @@ def held_out_rows(data: PreparedData) -> np.ndarray:
 
 
 def targets_of(records: np.ndarray) -> np.ndarray:
-    """The targets ``[rows]``: int32 classes, or float32 values in units of the target; or tokens ``[rows, length]``."""
+    """Return the targets ``[rows]``: int32 classes or float32 values in target units; or tokens ``[rows, length]``."""
     return np.array(records[TARGET])

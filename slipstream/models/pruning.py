@@ -1,4 +1,4 @@
-"""Structured pruning: models of which units were removed, and which of these are retained, by module.
+"""Structured pruning: removal of units from a model, and the retained units of every module.
 
 A unit is one of a layer's outputs: a neuron or a channel. Removing it shrinks the tensors of its layer, of the
 normalisation after it, and of every layer that takes it as an input.
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 Side = Literal["out", "in"]
-#: By the name of a module in the model: the indices of its outputs and inputs that stay, in order. What is not named
-#: is whole.
+#: Sorted indices of the retained outputs and inputs by module name; other modules are whole.
 Retained = Mapping[str, Mapping[str, Sequence[int]]]
 
-#: The layers that can be pruned, and the attributes that hold how many outputs and inputs they have.
+#: Layers that can be pruned, and the attributes with their numbers of outputs and inputs.
 LAYERS: dict[type[nn.Module], dict[Side, str]] = {
     nn.Linear: {"out": "out_features", "in": "in_features"},
     nn.Conv1d: {"out": "out_channels", "in": "in_channels"},
@@ -32,20 +31,20 @@ LAYERS: dict[type[nn.Module], dict[Side, str]] = {
 
 
 def can_be_pruned(module: nn.Module) -> bool:
-    """Whether :func:`prune` knows the module: convolutions that are not grouped, and normalisation of one dimension."""
+    """Return True if :func:`prune` supports the module: no grouped convolution, and LayerNorm of one dimension."""
     if type(module) not in LAYERS or getattr(module, "groups", 1) != 1:
         return False
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
 
 
 def units(module: nn.Module, side: Side) -> int:
-    """How many outputs or inputs a layer has that can be pruned."""
+    """Return the number of prunable outputs or inputs of a layer."""
     size = getattr(module, LAYERS[type(module)][side])
     return size[0] if isinstance(size, tuple) else size
 
 
 def prune(model: nn.Module, retained: Retained) -> None:
-    """Remove all but the retained units, in place. Works on the meta device, too.
+    """Remove all but the retained units, in place, also on the meta device.
 
     Raises ``ValueError`` if the model lacks a module or a unit, or if a module cannot be pruned.
     """
@@ -68,7 +67,7 @@ def prune(model: nn.Module, retained: Retained) -> None:
 def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
     """Retain the units ``indices`` (int64 ``[retained]``) of one module."""
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-        # Weights are [out, in, ...]; biases and what belongs to normalisation are [out]; counters are scalars.
+        # Weights are [out, in, ...]; biases and tensors of normalisation are [out]; counters are scalars.
         dim = 1 if side == "in" else 0
         if tensor.ndim <= dim:
             continue
@@ -80,7 +79,7 @@ def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
 
 
 def compose(before: Retained, after: Retained) -> dict[str, dict[str, list[int]]]:
-    """What is retained of the whole model if ``after`` is retained of what ``before`` retained."""
+    """Return the composition of two prunings: ``after`` indexes the units that ``before`` retained."""
     composed = {name: {side: list(indices) for side, indices in sides.items()} for name, sides in before.items()}
     for name, sides in after.items():
         for side, indices in sides.items():

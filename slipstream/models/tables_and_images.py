@@ -1,5 +1,4 @@
-"""The built-in models for tables and texts (a multilayer perceptron with an embedding for each column) and for images
-(a small residual network)."""
+"""Built-in models for tables and texts (MLP with an embedding per column) and for images (small ResNet)."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from slipstream.models.config import DEEPEST
 
 
 class Periodic(nn.Module):
-    """Embeds each number by sines and cosines of learned frequencies and a linear layer per column (PLR).
+    """Periodic embedding of numbers: sines and cosines of learned frequencies and a linear layer per column (PLR).
 
     Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps a model to fit functions that change abruptly along
     one column, as trees do (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning").
@@ -34,16 +33,16 @@ class Periodic(nn.Module):
 
 
 class Bag(nn.Module):
-    """The mean embedding of a text's words: takes int32 ``[batch, D, length]``, 0 for padding; returns
-    ``[batch, D * width]``.
+    """Mean embedding of a text's words.
 
-    It does not use ``nn.EmbeddingBag``, so that every ONNX runtime supports its operators.
+    Takes int32 ``[batch, D, length]``, 0 for padding; returns ``[batch, D * width]``. It does not use
+    ``nn.EmbeddingBag``, so that every ONNX runtime supports its operators.
     """
 
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(buckets, width)
-        # Small, because the embeddings of words that do not occur in training stay as they are.
+        # Small, because the embeddings of words that do not occur in training never change.
         nn.init.normal_(self.embedding.weight, std=0.01)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -53,13 +52,12 @@ class Bag(nn.Module):
 
 
 class MLP(nn.Module):
-    """Concatenates numbers, their periodic embeddings, embedded categories and texts; then blocks of Linear, LayerNorm
-    and
-    ReLU.
+    """Multilayer perceptron over numbers, their periodic embeddings, and embedded categories and texts.
 
-    Takes those of ``numeric`` (float32 ``[batch, F]``), ``categorical`` (int32 ``[batch, C]``) and ``tokens`` (int32
-    ``[batch, D, length]``) that the data has, in this order; returns ``[batch, outputs]``. Layer normalisation uses no
-    statistics of the batch, so the result does not depend on how a batch is divided among processes.
+    Blocks are Linear, LayerNorm and ReLU. Takes those of ``numeric`` (float32 ``[batch, F]``), ``categorical`` (int32
+    ``[batch, C]``) and ``tokens`` (int32 ``[batch, D, length]``) that the data has, in this order; returns ``[batch,
+    outputs]``. Layer normalisation uses no batch statistics, so the result does not depend on how a batch is divided
+    among processes.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class MLP(nn.Module):
 
 
 def embedding_width(cardinality: int) -> int:
-    """Width of an embedding, by fastai's rule of thumb (fastai.tabular.model.emb_sz_rule), at most 32."""
+    """Return the width of an embedding, at most 32, by fastai's rule of thumb (fastai.tabular.model.emb_sz_rule)."""
     return min(32, round(1.6 * cardinality**0.56))
 
 
@@ -137,12 +135,13 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Takes standardised images ``[batch, channels, height, width]`` of at least 4x4; returns ``[batch, outputs]``.
+    """Small residual network for standardised images.
 
-    ``widths`` are the channels of the stages; each stage after the first halves height and width. With ``norm`` "group"
-    no statistics of the batch are used, so the result does not depend on how a batch is divided among processes. With
-    "batch" it does: on another number of processes the same samples give other numbers. In return the export folds the
-    normalisation into the convolutions, which makes the model faster, and much more so in INT8.
+    Takes ``[batch, channels, height, width]`` of at least 4x4; returns ``[batch, outputs]``. ``widths`` are the
+    channels of the stages; every stage after the first halves height and width. With ``norm`` "group" no batch
+    statistics are used, so the result does not depend on how a batch is divided among processes. With "batch" it does.
+    In return the export folds the normalisation into the convolutions, which makes the model faster, and much more so
+    in INT8.
 
     Raises ``ValueError`` for another ``norm``, and for "batch" with images so small that a batch of one row would leave
     one value per channel.

@@ -1,12 +1,12 @@
-"""The trained model, as training writes it and evaluation and export read it.
+"""Trained model: the artifact that training writes, and evaluation and export read.
 
-The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights, or of a model with adapters these alone: all
-else is its base's), ``model.json`` (the model, its arguments, the signature, of a pruned model the units that it
-retained and of one that was fine-tuned its base), and ``history.json`` and ``attempt.json``
-(:mod:`slipstream.artifacts.results.training`), which a model lacks that was not trained yet.
+It holds ``best.safetensors`` and ``last.safetensors`` (weights, or only the adapters of a model that has them),
+``model.json`` (the model, its arguments, the signature, the retained units of a pruned model and the base of a
+fine-tuned one), and, once trained, ``history.json`` and ``attempt.json``
+(:mod:`slipstream.artifacts.results.training`).
 
-``model.json`` may name a factory from outside this project. An artifact may come from anywhere, so that factory is
-imported and called only if the user's own configuration names it, too: :meth:`TrainedModel.open` is told which.
+``model.json`` may name an untrusted factory, as an artifact may come from anywhere. It is imported and called only if
+the user's own configuration names it, too; see :meth:`TrainedModel.open`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TYPES = {
     torch.uint64: "U64",
 }
 ORDER = {dtype: place for place, dtype in enumerate(TYPES)}
-#: The header ends, and the first tensor begins, at a multiple of this.
+#: Alignment of the header's end and the first tensor, in bytes.
 ALIGNMENT = 8
 
 
@@ -74,31 +74,31 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by name that come one at a time, in the order of :func:`in_file_order`."""
+    """Named tensors, produced one at a time in the order of :func:`in_file_order`."""
 
     kinds: Mapping[str, Kind]
     tensors: Callable[[], Iterable[Tensor]]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Weights:
-        """Of tensors that are all there."""
+        """Wrap tensors that are all in memory."""
         kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         return cls(kinds, lambda: (tensors[name] for name in in_file_order(kinds)))
 
     def once(self) -> Weights:
-        """The same tensors, each of which comes once only, whoever asks: the next one gets what the last one left."""
+        """Return the same tensors as a shared iterator, so that every tensor comes only once."""
         left = iter(self.tensors())
         return Weights(self.kinds, lambda: left)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """The bytes of the file."""
+        """Yield the bytes of the file."""
         yield header({name: self.kinds[name] for name in in_file_order(self.kinds)})
         for tensor in self.tensors():
             yield raw_bytes(tensor.cpu())
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor, without a copy if it is contiguous."""
+    """Return the bytes of a CPU tensor, without a copy if it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
@@ -108,8 +108,10 @@ def in_file_order(kinds: Mapping[str, Kind]) -> list[str]:
 
 
 def header(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Its own length (uint64, little-endian), what the file says of itself, and where each tensor lies after it, in the
-    order of ``kinds``."""
+    """Return the header: its own length (uint64, little-endian), metadata and offsets of the tensors.
+
+    Tensors are in the order of ``kinds``.
+    """
     entries, start = dict[str, object]({"__metadata__": dict(metadata)} if metadata else {}), 0
     for name, kind in kinds.items():
         offsets = [start, start + kind.nbytes]
@@ -121,41 +123,45 @@ def header(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None)
 
 
 class UntrustedFactory(UserError):
-    """A trained model names a factory that the configuration does not."""
+    """Trained model names a factory that the configuration does not."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model is built from, besides its weights: the contents of ``model.json``.
+    """Everything a model is built from except its weights: the contents of ``model.json``.
 
     ``config`` is the user's own, or was compared with it.
     """
 
     config: ModelConfig
     signature: Signature
-    #: Of a pruned model the units that stay; empty if all do.
+    #: Retained units of a pruned model; empty if all are.
     retained: Annotated[Retained, Field(alias="kept")] = field(default_factory=dict)
-    #: Of a model that was fine-tuned.
+    #: Base of a fine-tuned model.
     base: BaseRecord | None = None
 
     def empty(self) -> Predictor:
-        """The model without its weights: where the model can be built so, its parameters take no memory. Raises
-        ``UserError`` if it cannot run."""
+        """Build the model without its weights, on the meta device if it supports that.
+
+        Raises ``UserError`` if it cannot run.
+        """
         return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
 
     def on_base(self) -> Predictor:
-        """The model whose adapters were trained, with its base's weights. Raises ``UserError`` if the base is gone or
-        another now, ``StorageUnavailable`` of one in a store."""
+        """Build the model whose adapters were trained, with its base's weights.
+
+        Raises ``UserError`` if the base is missing or has changed, ``StorageUnavailable`` if it is in a store.
+        """
         assert self.base is not None, "of a model with adapters it was checked when that was opened"
         self.base.check()
-        # What the adapters began with may be gone: their own weights come after this.
+        # The start adapter may be gone; its weights are overwritten anyway.
         config = replace(self.config, base=self.base.address, lora=replace(self.config.lora, start=""))
         return build(config, self.signature, seed=0)
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """An opened trained model."""
+    """Opened trained model."""
 
     artifact: Artifact
     architecture: Architecture
@@ -170,11 +176,11 @@ class TrainedModel:
 
     @classmethod
     def open(cls, directory: Path, factory: str = "") -> TrainedModel:
-        """``factory`` is the one that the user's configuration names (:attr:`ModelConfig.factory`); without it only the
-        built-in models can be opened.
+        """Open a trained model.
 
-        Raises ``DamagedArtifact`` if the directory does not hold a whole trained model, ``UntrustedFactory`` if that
-        names another factory, of which nothing is imported.
+        ``factory`` is the factory in the user's configuration (:attr:`ModelConfig.factory`); without it only built-in
+        models can be opened. Raises ``DamagedArtifact`` if the directory does not hold a whole trained model,
+        ``UntrustedFactory`` if that names another factory, which is never imported.
         """
         artifact = Artifact.open(directory, KIND)
         architecture = read_record(artifact, MODEL, Architecture)
@@ -193,11 +199,13 @@ class TrainedModel:
         return cls(artifact, architecture)
 
     def load(self, which: str = "best") -> Predictor:
-        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU; if these are adapters, all
-        else is its base's. Raises ``DamagedArtifact`` if the file does not hold weights, ``UserError`` if the factory
-        makes another model than it did, or as :meth:`Architecture.on_base`."""
+        """Return the model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU.
+
+        Adapters are loaded on top of the base's weights. Raises ``DamagedArtifact`` if the file does not hold weights,
+        ``UserError`` if the factory now builds another model, or as :meth:`Architecture.on_base`.
+        """
         predictor = self.architecture.on_base() if self.config.lora.rank else self.architecture.empty()
-        # Parameters without memory become the tensors of the file.
+        # Parameters on the meta device become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
         file = f"{which}.safetensors"
         try:
@@ -205,7 +213,7 @@ class TrainedModel:
         except SafetensorError as error:
             raise DamagedArtifact(f"{self.artifact.directory / file}: does not hold weights: {error}") from None
         try:
-            # Strict where the weights are all that there is: a file of adapters holds these and nothing else.
+            # A file of adapters holds only these, so loading cannot be strict.
             predictor.load_state_dict(weights, strict=not predictor.adapted, assign=unfilled)
         except RuntimeError as error:
             _, first, *_ = str(error).splitlines()
@@ -218,9 +226,11 @@ class TrainedModel:
         return predictor.eval()
 
     def load_base(self) -> Predictor | None:
-        """The model that was fine-tuned, as it was before, in evaluation mode, on the CPU; None for a model that was
-        trained from scratch, or as a whole from a base that is not there any more. Raises ``UserError`` if the base of
-        adapters is not, ``StorageUnavailable`` of one in a store."""
+        """Return the model before fine-tuning, in evaluation mode, on the CPU.
+
+        None for a model trained from scratch, or fully fine-tuned from a base that is now missing. Raises ``UserError``
+        if the base of adapters is missing, ``StorageUnavailable`` if it is in a store.
+        """
         record = self.architecture.base
         if record is None:
             return None
@@ -247,8 +257,11 @@ def write_trained(
     made_by: Mapping[str, object],
     record: Mapping[str, bytes] | None = None,
 ) -> Artifact:
-    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one;
-    ``record`` are the files about its training, by name."""
+    """Write the artifact.
+
+    ``best`` and ``last`` are state dicts of the :class:`Predictor`, whole or tensor by tensor; ``record`` are the files
+    about its training, by name.
+    """
     writer = ArtifactWriter(directory)
     for name, weights in (("best", best), ("last", last)):
         with writer.create(f"{name}.safetensors") as file:
@@ -257,7 +270,7 @@ def write_trained(
     config = architecture.config
     named = replace(config, name=resolve(config, architecture.signature))
     if not config.lora.rank:
-        # Of a model that was fine-tuned as a whole all weights are there, and nobody needs its base any more.
+        # A fully fine-tuned model has all its weights and no longer needs its base.
         named = ModelConfig(named.name, named.arguments)
     write_record(writer, MODEL, replace(architecture, config=named))
     for name, data in (record or {}).items():

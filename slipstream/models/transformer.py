@@ -1,6 +1,7 @@
-"""A decoder-only transformer with Hugging Face's names (Llama, Mistral, Qwen 2 and Qwen 3), so that weights can be
-exchanged as they are: blocks of causal attention and gated feed-forward layers (Touvron et al. 2023, "LLaMA"), rotary
-positions (Su et al. 2021, "RoFormer"), plain and with Llama 3's scaling.
+"""Decoder-only transformer with Hugging Face's names (Llama, Mistral, Qwen 2 and Qwen 3).
+
+Weights can be exchanged without conversion. Blocks have causal attention and gated feed-forward layers (Touvron et al.
+2023, "LLaMA"), and rotary positions (Su et al. 2021, "RoFormer"), plain and with Llama 3's scaling.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from slipstream.models.transformer_config import TransformerConfig, from_hugging
 
 
 def frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
-    """Radians per token of each pair of a head's numbers: float32 ``[head size / 2]``."""
+    """Return the rotary frequencies in radians per token, float32 ``[head size / 2]``."""
     exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=device) / config.head_size
     plain = 1.0 / config.rope_theta**exponents
     scaling = config.rope_scaling
     if scaling.rope_type == "default":
         return plain
-    # Long waves are stretched by the factor, short ones left alone; in between it is interpolated (Llama 3.1).
+    # Long waves are stretched by the factor, short ones are not; in between it is interpolated (Llama 3.1).
     waves = scaling.original_max_position_embeddings / (2 * math.pi / plain)
     mix = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     mix = mix.clamp(0, 1)
@@ -39,7 +40,7 @@ def frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
 
 
 def tables(config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles at positions 0 to ``length``: each ``[length, 1, head size]``."""
+    """Return cosines and sines of the angles at positions 0 to ``length``, both ``[length, 1, head size]``."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies(config, device))
     angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -49,36 +50,43 @@ def tables(config: TransformerConfig, length: int, device: torch.device, dtype: 
 def kept_tables(
     config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """:func:`tables`, made once for all forward passes; outside the modules, where nothing copies or saves them."""
-    with torch.inference_mode(False):  # or no later pass could be trained through them
+    """Return cached :func:`tables`, held outside the modules, so that nothing copies or saves them."""
+    with torch.inference_mode(False):  # Inference tensors could not be used in training later.
         return tables(config, length, device, dtype)
 
 
 def tables_for(config: TransformerConfig, length: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The tables for hidden states ``x``. Where the pass is only traced they are part of it, and hold no numbers that
-    another could use."""
+    """Return the tables for hidden states ``x``.
+
+    A traced pass computes its own: they hold no numbers that another pass could use.
+    """
     traced = torch.compiler.is_compiling() or x.is_meta or is_fake(x)
     return (tables if traced else kept_tables)(config, length, x.device, x.dtype)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair of numbers ``(i, i + size / 2)`` of the heads ``[batch, length, heads, size]`` by its angle."""
+    """Rotate each pair of numbers ``(i, i + size / 2)`` of the heads ``[batch, length, heads, size]`` by its angle."""
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
 class Norm(nn.RMSNorm):
-    """Root mean square normalisation (Zhang and Sennrich 2019) that returns the type it is given: with a weight in
-    float32 autocast would hand on float32, and each of the products behind it would round that anew."""
+    """Root mean square normalisation (Zhang and Sennrich 2019) that keeps the input's type.
+
+    With a float32 weight autocast would return float32, and every following matmul would round it again.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
 def kernel_shares_heads(query: Tensor, *, masked: bool = False) -> bool:
-    """Whether a fused kernel takes fewer key and value heads than query heads. On a GPU only flash attention does, in
-    16 bits, from compute capability 8.0 on and without a mask (``aten/native/transformers/cuda/sdp_utils.cpp``); the
-    memory-efficient one does not, and what is left then writes out the scores of all pairs of tokens."""
+    """Return True if a fused kernel supports fewer key and value heads than query heads.
+
+    On a GPU only flash attention does, in 16 bits, from compute capability 8.0 on and without a mask
+    (``aten/native/transformers/cuda/sdp_utils.cpp``). The memory-efficient kernel does not, and the remaining one
+    writes out the scores of all pairs of tokens.
+    """
     if query.device.type != "cuda":
         return True
     half = autocast_type(query) in (torch.float16, torch.bfloat16)
@@ -100,7 +108,7 @@ class Attention(nn.Module):
         self.k_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[batch, length, hidden]`` to the same shape; attends to what ``mask`` says, else to all that is before."""
+        """Map ``[batch, length, hidden]`` to the same shape, attending by ``mask``, else to all earlier positions."""
         # The number of heads is left open: with tensor parallelism a device holds some of them.
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_size)) for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -118,7 +126,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A gated feed-forward layer (Shazeer 2020, "GLU Variants Improve Transformer"): SwiGLU."""
+    """Gated feed-forward layer (Shazeer 2020, "GLU Variants Improve Transformer"): SwiGLU."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -144,7 +152,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """All but the output layer. A stage of a pipeline lacks some of it."""
+    """Transformer without its output layer; a pipeline stage holds a part of it."""
 
     embed_tokens: nn.Embedding
     norm: Norm
@@ -158,18 +166,19 @@ class Decoder(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """The output layer whose weight is the embedding; it holds no parameter, so that none has two names."""
+    """Output layer that shares the embedding's weight; it holds no parameter, so that none has two names."""
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight)
 
 
 class Transformer(nn.Module):
-    """Takes tokens, int64 ``[batch, length]``; returns the logits of each next one, ``[batch, length, vocabulary]``.
+    """Decoder-only language model.
 
-    Documents of a row attend to themselves alone if the signature says where they end. ``config`` is the path of a
-    Hugging Face ``config.json``; ``arguments`` are settings of :class:`TransformerConfig`, which go before it. A stage
-    of a pipeline takes or returns hidden states instead, see :meth:`plan`, and takes the ``ids`` of the row, too.
+    Takes tokens, int64 ``[batch, length]``; returns the logits of the next tokens, ``[batch, length, vocabulary]``. A
+    document of a row attends only to itself if the signature has a document end. ``config`` is the path of a Hugging
+    Face ``config.json``; ``arguments`` are settings of :class:`TransformerConfig` and override it. A pipeline stage
+    takes or returns hidden states instead, see :meth:`plan`, and also takes the row's ``ids``.
     """
 
     def __init__(self, signature: Signature, config: str = "", **arguments: object) -> None:
@@ -204,7 +213,7 @@ class Transformer(nn.Module):
         if self.takes_tokens:
             ids = x
             x = model.embed_tokens(x)
-            # The sum of all layers is carried in the type of their products, as it is where weights are sharded.
+            # The residual stream has the dtype of the matmuls, as with sharded weights.
             x = x.to(autocast_type(x))
         cosine, sine = tables_for(self.config, self.length, x)
         mask = attended(ids, self.document_end) if self.document_end >= 0 and ids is not None else None
@@ -216,7 +225,7 @@ class Transformer(nn.Module):
         return self.lm_head(x, model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
 
     def initial_std(self, name: str) -> float | None:
-        """The standard deviation of a parameter's initial values; None stands for ones."""
+        """Return the standard deviation of a parameter's initial values, or None for ones."""
         if name.endswith("bias"):
             return 0.0
         return None if "norm" in name else self.config.initializer_range
@@ -253,10 +262,10 @@ class Transformer(nn.Module):
         )
 
     def cut(self, start: int, stop: int) -> None:
-        """Keep what a pipeline's stage of the blocks from ``start`` to ``stop`` needs; all else is removed.
+        """Remove all but the pipeline stage of the blocks from ``start`` to ``stop``.
 
-        The last stage of a model with tied embeddings keeps the embedding under its name, as the weight of its
-        output layer.
+        The last stage of a model with tied embeddings keeps the embedding under its name, as the weight of its output
+        layer.
         """
         last = stop == self.config.num_hidden_layers
         for number in range(self.config.num_hidden_layers):
@@ -271,7 +280,7 @@ class Transformer(nn.Module):
 
 
 def read_config(path: Path) -> dict[str, JsonValue]:
-    """The contents of a ``config.json``. Raises ``UserError`` if it cannot be read."""
+    """Return the contents of a ``config.json``; raises ``UserError`` if it cannot be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The shape of a transformer, under the names of Hugging Face's ``config.json``."""
+"""Shape of a transformer, under the names of Hugging Face's ``config.json``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARCHITECTURES: dict[str, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-#: What a config.json that does not say it means, where that is not our default; of all families and of one.
+#: Values of missing settings in config.json that differ from our defaults, for all families and for one.
 OMITTED: dict[str, dict[str, Any]] = {"": {"rms_norm_eps": 1e-6}, "qwen3": {"head_dim": 128}}
 
 
@@ -47,7 +47,7 @@ class RopeScaling(Settings):
 
 @settings
 class TransformerConfig(Settings):
-    """The shape of a decoder-only transformer; ``model.arguments`` of ``model.name: transformer``."""
+    """Shape of a decoder-only transformer; ``model.arguments`` of ``model.name: transformer``."""
 
     section = "model.arguments"
 
@@ -106,21 +106,21 @@ class TransformerConfig(Settings):
 
     @property
     def query_bias(self) -> bool:
-        """Whether the projections to queries, keys and values have biases."""
+        """Return True if the projections to queries, keys and values have biases."""
         return self.attention_bias or self.model_type == "qwen2"
 
     @property
     def query_key_norm(self) -> bool:
-        """Whether queries and keys are normalised, head by head."""
+        """Return True if queries and keys are normalised per head."""
         return self.model_type == "qwen3"
 
 
 def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The arguments of a :class:`TransformerConfig` that a ``config.json`` states, for rows of ``length`` tokens.
+    """Return the :class:`TransformerConfig` arguments in a ``config.json``, for rows of ``length`` tokens.
 
-    Reads the layout of transformers 4 (``rope_theta``, ``rope_scaling``) and 5 (``rope_parameters``). Raises
-    ``UserError`` for what this model cannot do: another family or activation, other rotary scaling, attention over a
-    window shorter than a row.
+    Reads the layouts of transformers 4 (``rope_theta``, ``rope_scaling``) and 5 (``rope_parameters``). Raises
+    ``UserError`` for unsupported models: another family or activation, other rotary scaling, attention over a window
+    shorter than a row.
     """
     data = {**OMITTED[""], **OMITTED.get(str(data.get("model_type")), {}), **data}
     rope = dict(data.pop("rope_parameters", None) or {})
@@ -149,7 +149,7 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 
 def to_hugging_face(config: TransformerConfig) -> dict[str, Any]:
-    """The contents of ``config.json``, in the layout that transformers 4 and 5 read."""
+    """Return the contents of ``config.json``, in the layout that transformers 4 and 5 read."""
     scaling = config.rope_scaling
     data = {one.name: getattr(config, one.name) for one in fields(config)}
     data |= {

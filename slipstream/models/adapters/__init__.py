@@ -1,1 +1,1 @@
-"""Low-rank adapters beside a transformer's frozen linear layers, whose weights may be held in four bits."""
+"""Low-rank adapters for a transformer's frozen linear layers, whose weights may be stored in four bits."""

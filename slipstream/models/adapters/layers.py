@@ -1,4 +1,4 @@
-"""A linear layer with an adapter: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"."""
+"""Linear layer with an adapter (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models")."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from slipstream.models.adapters.nf4 import BLOCK, QuantisedProduct, dequantise, 
 from slipstream.models.arithmetic import autocast_type
 from slipstream.models.config import LoraConfig
 
-#: What the names of a layer's trained parameters end with, which are peft's, and those of a weight in four bits.
+#: Suffixes of the names of a layer's trained parameters, as in peft, and of a weight in four bits.
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 CODES, SCALES = ".codes", ".scales"
 
 
 class LoraLinear(nn.Module):
-    """The frozen linear layer ``base`` plus ``alpha / rank`` times the product of two narrow ones, which are trained:
-    ``lora_A`` takes the inputs, of which dropout leaves some out, to ``rank`` numbers, and ``lora_B`` takes these to
-    the outputs.
+    """Frozen linear layer plus a trained low-rank update.
+
+    The output is that of ``base`` plus ``alpha / rank`` times ``lora_B(lora_A(dropout(x)))``. ``lora_A`` maps the
+    inputs to ``rank`` numbers, ``lora_B`` maps these to the outputs.
 
     The frozen weight is ``weight``, or after :meth:`quantise` ``codes`` and ``scales`` (:mod:`.nf4`).
     """
@@ -43,19 +44,22 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         frozen = self.frozen(x)
-        # Adapters are float32 beside weights that may not be; autocast computes both in one type.
+        # Adapters are float32, the frozen weights may not be. Autocast computes both in one type.
         adapted = self.lora_B(self.lora_A(self.dropout(x).to(autocast_type(self.lora_A.weight))))
         return frozen + (adapted * self.scale).to(frozen.dtype)
 
     def frozen(self, x: Tensor) -> Tensor:
-        """What the layer without its adapter gives."""
+        """Return the output of the layer without its adapter."""
         if not self.quantised:
             return functional.linear(x, self.weight, self.bias)
         product = QuantisedProduct.apply(x.to(autocast_type(x)), self.codes, self.scales)
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
     def quantise(self) -> None:
-        """Hold the weight in four bits. Its ``in_features`` are a multiple of :data:`.nf4.BLOCK`."""
+        """Store the weight in four bits.
+
+        ``in_features`` must be a multiple of :data:`.nf4.BLOCK`.
+        """
         assert self.in_features % BLOCK == 0 and not self.quantised
         parts = quantise(self.weight)
         del self.weight
@@ -63,18 +67,20 @@ class LoraLinear(nn.Module):
         self.quantised = True
 
     def merged_weight(self) -> Tensor:
-        """The weight of the linear layer without adapter that gives the same: ``[out, in]``, in the adapter's type."""
+        """Return the frozen weight plus the adapter's update, ``[out, in]``, in the adapter's type."""
         up, down = self.lora_B.weight.detach(), self.lora_A.weight.detach()
         frozen = dequantise(self.codes, self.scales, up.dtype) if self.quantised else self.weight.detach().to(up.dtype)
         return frozen + self.scale * (up @ down)
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter is one of an adapter."""
+    """Return True if the parameter belongs to an adapter."""
     return name.endswith((DOWN, UP))
 
 
 def initial_std(name: str, size: Sequence[int]) -> float:
-    """The standard deviation of an adapter's initial values. An adapter of which one factor is zero adds nothing at
-    first."""
+    """Return the standard deviation of an adapter's initial values.
+
+    It is 0 for ``lora_B``, so that a new adapter adds nothing.
+    """
     return 1 / math.sqrt(3 * size[1]) if name.endswith(DOWN) else 0.0

@@ -1,4 +1,4 @@
-"""A network with adapters as one without, which gives the same: each adapter is added to its layer's weight."""
+"""Merge of a network's adapters into the weights of their layers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from slipstream.models.adapters.network import layers_with_adapters, plain_shape
 
 @torch.no_grad()
 def merged(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the network without adapters, by the names it then has; one after the other, so that no two of
-    those that have to be made are there at once."""
+    """Yield the tensors of the equivalent network without adapters, with its names.
+
+    Merged weights are computed one at a time, to save memory.
+    """
     layers, state = dict(layers_with_adapters(network)), network.state_dict()
     for name in plain_shapes(network):
         layer = layers.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
@@ -23,7 +25,7 @@ def merged(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def merge(network: nn.Module) -> None:
-    """Make the network one without adapters, in place, a layer at a time."""
+    """Merge all adapters into the network in place, one layer at a time."""
     for path, layer in list(layers_with_adapters(network)):
         parent, _, name = path.rpartition(".")
         setattr(network.get_submodule(parent), name, plain(layer))

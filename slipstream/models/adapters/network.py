@@ -1,4 +1,4 @@
-"""A network with adapters: which layers get one, and which of its parameters count."""
+"""Adapters of a whole network: insertion, freezing, quantisation and parameter counts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slipstream.models.config import LoraConfig
 
 
 def add_adapters(network: nn.Module, lora: LoraConfig) -> None:
-    """Put an adapter beside each linear layer that is named as one of ``lora.targets``, and freeze all else, in place.
+    """Add an adapter to every linear layer named in ``lora.targets`` and freeze all else, in place.
 
-    Raises ``UserError`` if there is a target of which the network has no layer.
+    Raises ``UserError`` if the network has no layer of a target.
     """
     network.requires_grad_(False)
     found = set()
@@ -30,13 +30,15 @@ def add_adapters(network: nn.Module, lora: LoraConfig) -> None:
 
 
 def layers_with_adapters(network: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
-    """Their names and themselves, in the network's order."""
+    """Yield name and module of every layer with an adapter, in the network's order."""
     return ((name, module) for name, module in network.named_modules() if isinstance(module, LoraLinear))
 
 
 def quantise_frozen(network: nn.Module) -> None:
-    """Hold the frozen weights of the layers with adapters in four bits, in place. Raises ``UserError`` for a layer
-    whose rows are not whole blocks."""
+    """Store the frozen weights of the layers with adapters in four bits, in place.
+
+    Raises ``UserError`` for a layer whose rows are not whole blocks.
+    """
     for name, layer in layers_with_adapters(network):
         if layer.in_features % BLOCK:
             raise UserError(
@@ -47,8 +49,10 @@ def quantise_frozen(network: nn.Module) -> None:
 
 
 def hold_frozen(network: nn.Module, precision: str) -> None:
-    """Hold all that is frozen in the type of a training in bf16, in place. Nothing that it computes changes: every pass
-    would round the same numbers so, and keep the copies until its end."""
+    """Store all frozen parameters in bf16, in place, if training computes in bf16.
+
+    Results do not change: every pass would round the same numbers and keep the copies until its end.
+    """
     if precision == "bf16":
         for parameter in network.parameters():
             if not parameter.requires_grad and parameter.is_floating_point():
@@ -56,7 +60,7 @@ def hold_frozen(network: nn.Module, precision: str) -> None:
 
 
 def plain_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The parameters of the network without adapters by name, and their shapes."""
+    """Return the shapes of the parameters of the network without adapters, by name."""
     layers, shapes = dict(layers_with_adapters(network)), dict[str, tuple[int, ...]]()
     for name, parameter in network.named_parameters():
         if name.endswith(CODES):
@@ -68,7 +72,7 @@ def plain_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def numbers_in(model: nn.Module) -> int:
-    """The numbers in all parameters, shared ones counted once; two in a byte where they are held in four bits."""
+    """Return the number of parameters; shared ones count once, and a byte of four-bit weights counts two."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     return sum(2 * n if name.endswith(CODES) else n for name, n in sizes.items() if not name.endswith(SCALES))
 

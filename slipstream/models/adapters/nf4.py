@@ -1,12 +1,12 @@
 """Weights in four bits: NF4 (Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs").
 
-A row is divided into blocks of 64 numbers. Each block has a scale, its largest magnitude, and each number the code of
-the nearest of 16 levels times that scale; the levels divide a normal distribution into equal shares. A weight takes
-4.5 bits, its scale included.
+A row is divided into blocks of 64 numbers. Every block has a scale, its largest magnitude. Every number has the code of
+the nearest of 16 levels times that scale. The levels divide a normal distribution into equal shares. A weight takes 4.5
+bits, its scale included.
 
 Both parts are plain tensors: ``codes``, uint8 ``[out, in / 2]`` with the first of two numbers in the high bits, and
-``scales``, ``[out, in / 64]``: float32, held as int32 of the same bits. Whoever converts a model's floating-point
-parameters, as FSDP2 does before it gathers them in bf16, leaves both alone.
+``scales``, ``[out, in / 64]``: float32, stored as int32 of the same bits. Code that converts floating-point parameters,
+as FSDP2 does before it gathers them in bf16, leaves both alone.
 """
 
 from __future__ import annotations
@@ -39,19 +39,22 @@ LEVELS = (
     0.7229568362236023,
     1.0,
 )
-#: Blocks of zeros, or of next to nothing, are divided by this.
+#: Lower bound of the divisor, for blocks of zeros or almost zeros.
 SMALLEST = 1e-38
 
 
 class Quantised(NamedTuple):
-    """The two parts of a weight."""
+    """Codes and scales of a quantised weight."""
 
     codes: Tensor
     scales: Tensor
 
 
 def quantise(weight: Tensor) -> Quantised:
-    """Both parts of ``[out, in]``, or of some of its rows; ``in`` is a multiple of :data:`BLOCK`."""
+    """Quantise a weight ``[out, in]``, or some of its rows.
+
+    ``in`` must be a multiple of :data:`BLOCK`.
+    """
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = blocks.abs().amax(dim=2)
     scaled = (blocks * (1.0 / scales.clamp(min=SMALLEST)).unsqueeze(2)).clamp_(-1.0, 1.0)
@@ -61,7 +64,7 @@ def quantise(weight: Tensor) -> Quantised:
 
 
 def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight ``[out, in]``, computed in float32 and rounded once."""
+    """Return the weight ``[out, in]``, computed in float32 and rounded once to ``dtype``."""
     traced = torch.compiler.is_compiling() or codes.is_meta or is_fake(codes)
     pairs = (pairs_of_levels if traced else kept_pairs)(codes.device)
     numbers = pairs.index_select(0, codes.flatten().int()).view(torch.float32).view(*scales.shape, BLOCK)
@@ -69,8 +72,10 @@ def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def pairs_of_levels(device: torch.device) -> Tensor:
-    """The two levels that each value of a byte stands for, both float32, as one number of int64 ``[256]``: half as many
-    numbers are looked up."""
+    """Return a lookup table from bytes to pairs of levels, int64 ``[256]``.
+
+    An entry holds two float32 levels, which halves the number of lookups.
+    """
     levels = torch.tensor(LEVELS, device=device)
     pairs = torch.stack([levels.repeat_interleave(len(LEVELS)), levels.repeat(len(LEVELS))], dim=1)
     return pairs.view(torch.int64).flatten()
@@ -78,16 +83,16 @@ def pairs_of_levels(device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def kept_pairs(device: torch.device) -> Tensor:
-    """The same, made once for each device: copying them there makes the host wait."""
+    """Return the cached lookup table of a device; copying it there makes the host wait."""
     with torch.inference_mode(False):
         return pairs_of_levels(device)
 
 
 class QuantisedProduct(torch.autograd.Function):
-    """The product of ``[..., in]`` with a weight in four bits, ``[..., out]``.
+    """Matmul of ``[..., in]`` with a weight in four bits, ``[..., out]``.
 
-    The backward pass keeps both parts of the weight, which are there anyhow (FSDP2 frees what it has gathered and
-    gathers it again), and dequantises once more.
+    The backward pass keeps both parts of the weight, which exist anyway (FSDP2 frees what it has gathered and gathers
+    it again), and dequantises once more.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Adapters as peft's files: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+"""Reader and writer of adapters in peft's files: ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from slipstream.models.base.tensors import TYPES, Base
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from slipstream.settings import LARGEST
 
-#: Before the base's names: of peft's model, which holds its own, which holds the base.
+#: Prefix of the base's names: peft's model wraps its own, which wraps the base.
 PREFIX = "base_model.model."
-#: What changes what an adapter computes, or trains other things beside it, and has to be absent.
+#: Settings that change an adapter's function or train other parameters, and must be absent.
 FOREIGN = (
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -45,14 +45,17 @@ FOREIGN = (
     "use_rslora",
     "velora_config",
 )
-#: Beginnings that leave the base's weights as they are; others change them, and the adapter fits to what they became.
+#: Initialisations that leave the base's weights unchanged; an adapter of another one fits the changed weights.
 BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """``tensors`` have the names that they have in the network: ``….q_proj.lora_A.weight`` ``[rank, in]`` and
-    ``….q_proj.lora_B.weight`` ``[out, rank]``. ``base`` is what the adapter says it is for."""
+    """Adapter to write.
+
+    ``tensors`` have the network's names: ``….q_proj.lora_A.weight`` ``[rank, in]`` and ``….q_proj.lora_B.weight``
+    ``[out, rank]``. ``base`` is the model that the adapter names as its base.
+    """
 
     lora: LoraConfig
     base: str
@@ -60,14 +63,14 @@ class Adapter:
 
 
 def peft_files(adapter: Adapter) -> dict[str, bytes]:
-    """The contents of peft's files, by name."""
+    """Return the contents of peft's files by name."""
     lora = adapter.lora
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": adapter.base,
         "r": lora.rank,
-        # A whole number as one, which is all that some readers take.
+        # Some readers accept integers only.
         "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
         "lora_dropout": lora.dropout,
         "target_modules": sorted(lora.targets),
@@ -81,15 +84,17 @@ def peft_files(adapter: Adapter) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """An opened adapter. ``tensors`` have the names that they have in the network, as those of :class:`Adapter`, and
-    every process reads the parts that it holds."""
+    """Opened adapter.
+
+    ``tensors`` have the network's names, as in :class:`Adapter`. Every process reads only the parts that it holds.
+    """
 
     directory: BaseDirectory
     lora: LoraConfig
     tensors: Base
 
     def check(self, lora: LoraConfig, network: nn.Module) -> None:
-        """Raise ``UserError`` unless these are adapters by the settings ``lora``, and exactly those of the network."""
+        """Raise ``UserError`` unless the adapters match the settings ``lora`` and the network exactly."""
         for name in ("rank", "alpha", "targets"):
             stated, asked = getattr(self.lora, name), getattr(lora, name)
             if stated != asked and (name != "targets" or set(stated) != set(asked)):
@@ -112,9 +117,11 @@ class StoredAdapter:
 
 
 def read_peft(address: str) -> StoredAdapter:
-    """The adapter in peft's files in a directory, here or in a store, of which the headers alone are read. Raises
-    ``UserError`` for one that is no plain LoRA of linear layers of a transformer's blocks, or is cut or damaged,
-    ``StorageUnavailable``."""
+    """Open the adapter in a local directory or a store and read only its headers.
+
+    Raises ``UserError`` unless it is an undamaged, plain LoRA of linear layers of a transformer's blocks;
+    ``StorageUnavailable``.
+    """
     directory = BaseDirectory.list(address, START)
     if ADAPTER not in directory.files:
         raise UserError(f"{directory.where(ADAPTER)}: is missing; {START.expected}")
@@ -124,8 +131,10 @@ def read_peft(address: str) -> StoredAdapter:
 
 
 def lora_of(config: Mapping[str, Any], where: str) -> LoraConfig:
-    """The settings that peft's configuration states. Raises ``UserError``, which names the file ``where``, for what
-    is not built here."""
+    """Return the settings in peft's configuration.
+
+    Raises ``UserError``, which names the file ``where``, for unsupported settings.
+    """
 
     def refused(name: str, expected: str) -> UserError:
         return UserError(f"{where}: {name}: {config.get(name)!r:.200} is not built here; expected {expected}")

@@ -1,5 +1,4 @@
-"""The values that a model with adapters begins with: its adapters are drawn, or those of another training, all else is
-its base's."""
+"""Initial values of a model with adapters: drawn or stored adapters, and the base's weights."""
 
 from __future__ import annotations
 
@@ -20,14 +19,16 @@ AT_ONCE = 1 << 22
 
 @dataclass
 class AdaptedValues:
-    """``base`` gives the values of the model without adapters, ``start`` those of the adapters if they are not drawn
-    by ``seed``."""
+    """Initial values of a model with adapters.
+
+    ``base`` gives the values of the model without adapters. ``start`` gives those of the adapters; without it they are
+    drawn from ``seed``.
+    """
 
     base: InitialValues
     seed: int
     start: InitialValues | None = None
-    #: The last rows that were quantised, and of which weight: their codes and their scales are asked for one after the
-    #: other, and the weight is read once.
+    #: Weight and rows that were quantised last: codes and scales are requested in turn, and the weight is read once.
     _rows: tuple[str, int, int] = ("", 0, 0)
     _parts: Quantised | None = field(default=None, repr=False)
 
@@ -48,7 +49,7 @@ class AdaptedValues:
             self.base.fill(part, name, size, offsets)
 
     def _quantised(self, part: Tensor, weight: str, out: int, width: int, first: int) -> Quantised:
-        """Both parts of as many rows of the ``weight`` ``[out, width]`` as ``part`` has, from row ``first`` on."""
+        """Quantise ``len(part)`` rows of ``weight`` ``[out, width]``, starting at row ``first``."""
         rows = weight, first, len(part)
         if self._parts is None or self._rows != rows:
             self._parts, self._rows = None, rows

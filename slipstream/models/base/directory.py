@@ -1,5 +1,4 @@
-"""The directory of a base, a model as Hugging Face's libraries write it, or of an adapter, as peft does: here or in a
-store."""
+"""Directory of a base in Hugging Face's format or of an adapter in peft's, local or in a store."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from slipstream.storage.local import info_of, local_info, local_path
 
 
 class Purpose(NamedTuple):
-    """The ``setting`` that names the directory, the file that says what lies there, and what is expected of it."""
+    """Setting that names a directory, file that identifies its content, and the expectation for messages."""
 
     setting: str
     config: str
@@ -38,7 +37,7 @@ START = Purpose(
 
 @dataclass(frozen=True)
 class BaseDirectory:
-    """``files`` are those directly in the directory at ``address``, as they were listed, by name."""
+    """Files of the directory at ``address``, listed by name without subdirectories."""
 
     address: str
     files: Mapping[str, ObjectInfo]
@@ -46,7 +45,7 @@ class BaseDirectory:
 
     @classmethod
     def list(cls, address: str, purpose: Purpose = BASE) -> BaseDirectory:
-        """Raises ``UserError`` if there is no such directory, ``StorageUnavailable``."""
+        """List a directory; raises ``UserError`` if it does not exist, ``StorageUnavailable``."""
         where = f"{purpose.setting}: {address}"
         if address.startswith(STORES):
             root = address.rstrip("/") + "/"
@@ -64,11 +63,11 @@ class BaseDirectory:
         return cls(address, files, purpose)
 
     def where(self, name: str) -> str:
-        """A file as messages name it."""
+        """Return a file's name as used in messages."""
         return f"{self.purpose.setting}: {self.address.rstrip('/')}/{name}"
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a file of JSON. Raises ``UserError``, ``StorageUnavailable``."""
+        """Return the object in a JSON file; raises ``UserError``, ``StorageUnavailable``."""
         info = self.files[name]
         try:
             if info.size > LONGEST_JSON:
@@ -84,10 +83,12 @@ class BaseDirectory:
 
 
 def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: int) -> tuple[np.ndarray, int]:
-    """``count`` pieces of ``width`` bytes, the first of which begins at ``start`` of a file and each other one
-    ``stride`` bytes after the one before: uint8, and how far apart they begin in it. From a store they come by one
-    request, with all that lies between them. Raises ``UserError`` if the file is not as it was listed,
-    ``StorageUnavailable``."""
+    """Read ``count`` chunks of ``width`` bytes, uint8, and return them with their stride in the result.
+
+    The first chunk starts at ``start`` of the file, the others at steps of ``stride`` bytes. A store returns them by
+    one request, with the bytes in between. Raises ``UserError`` if the file has changed since it was listed,
+    ``StorageUnavailable``.
+    """
     if not width * count:
         return np.empty(0, np.uint8), stride
     if info.uri.startswith(STORES):
@@ -99,7 +100,7 @@ def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: in
 
 
 def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarray:
-    """Of a local file ``length`` bytes from each of the places, one after the other."""
+    """Read ``length`` bytes at every offset of a local file and concatenate them."""
     found = np.empty(len(places) * length, np.uint8)
     directory, name = os.path.split(info.uri)
     with open_below(directory, name) as buffered, FileIO(buffered.fileno(), closefd=False) as file:

@@ -1,4 +1,4 @@
-"""What identifies the bytes of a base, and of an adapter to begin with."""
+"""Digests of the bytes of a base, and of an adapter to start from."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class BaseRecord:
-    """The base that a model was fine-tuned from: where it was, and :func:`fingerprint_base` of it."""
+    """Address and :func:`fingerprint_base` of the base that a model was fine-tuned from."""
 
     address: str
     digest: str
 
     def check(self) -> None:
-        """Raise ``UserError`` if the base is gone, or another one now; ``StorageUnavailable`` of one in a store."""
+        """Raise ``UserError`` if the base is missing or has changed; ``StorageUnavailable`` if it is in a store."""
         try:
             found = fingerprint_base(self.address)
         except UserError as error:
@@ -39,8 +39,11 @@ class BaseRecord:
 
 
 def fingerprint_base(address: str) -> str:
-    """XXH3-128 over config.json and all safetensors of the directory: their names and sizes, and their bytes, or in a
-    store what it says of them. Empty without an address. Raises ``UserError``, ``StorageUnavailable``."""
+    """Return the XXH3-128 digest of config.json and all safetensors of the directory.
+
+    It covers names, sizes and bytes; in a store the etags instead of the bytes. Empty without an address. Raises
+    ``UserError``, ``StorageUnavailable``.
+    """
     if not address:
         return ""
     directory = BaseDirectory.list(address)
@@ -49,8 +52,10 @@ def fingerprint_base(address: str) -> str:
 
 
 def fingerprint_origin(model: ModelConfig) -> str:
-    """:func:`fingerprint_base` of what a training begins with, and behind it, if that is more than the base, the same
-    of the adapter's two files. Raises as that does."""
+    """Return :func:`fingerprint_base` of the base, followed by the digest of a start adapter's two files.
+
+    Raises as that function does.
+    """
     base = fingerprint_base(model.base)
     if not model.lora.start:
         return base
@@ -69,7 +74,7 @@ def content_of(info: ObjectInfo) -> str:
 
 @lru_cache(maxsize=1024)
 def digest(uri: str, size: int, etag: str) -> str:
-    """Of a local file's bytes, read once by a process as long as size and modification time are the same."""
+    """Return the digest of a local file, cached per process until its size or modification time changes."""
     found, info = xxhash.xxh3_128(), ObjectInfo(uri, size, etag)
     for start in range(0, size, BLOCK_BYTES):
         width = min(BLOCK_BYTES, size - start)

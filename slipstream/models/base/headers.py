@@ -1,4 +1,4 @@
-"""The headers of safetensors files: where each tensor lies, checked before anything is believed."""
+"""Validated headers of safetensors files: type, shape and offset of every tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.storage import ObjectInfo
 
 #: Bytes of the header's length, and the longest header that the format allows.
 LENGTH_BYTES, LONGEST = 8, 100_000_000
-#: Bytes of an element of the format's types; those smaller than a byte are none that is read here.
+#: Bytes per element of the format's types; sub-byte types are not supported.
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -25,7 +25,7 @@ DAMAGED = "expected a whole safetensors file; download it again"
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in the file ``part``, whose elements of the format's type ``dtype`` begin at byte ``start``."""
+    """Tensor in the file ``part``, with elements of the format's type ``dtype`` from byte ``start`` on."""
 
     part: ObjectInfo
     dtype: str
@@ -34,12 +34,14 @@ class StoredTensor(NamedTuple):
 
 
 class DamagedError(Exception):
-    """What is wrong with a header."""
+    """Damage in a header."""
 
 
 def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
-    """The tensors of a file by their names. Raises ``UserError`` if the file is cut or damaged,
-    ``StorageUnavailable``."""
+    """Return a file's tensors by name.
+
+    Raises ``UserError`` if the file is truncated or damaged, ``StorageUnavailable``.
+    """
     info = directory.files[name]
     try:
         if info.size < LENGTH_BYTES:
@@ -53,7 +55,7 @@ def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
 
 
 def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
-    """Those that a header names, which lie in the file one after the other. Raises ``DamagedError``."""
+    """Return the tensors in a header, which must be contiguous in the file; raises ``DamagedError``."""
     try:
         entries = json.loads(header.decode(), object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
@@ -75,7 +77,7 @@ def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
 
 
 def entry_of(name: str, entry: object) -> tuple[str, tuple[int, ...], tuple[int, int]]:
-    """Type, shape and place of a tensor. Raises ``DamagedError``."""
+    """Return type, shape and offsets of a tensor; raises ``DamagedError``."""
     if not isinstance(entry, Mapping) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise DamagedError(f"{name} states no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

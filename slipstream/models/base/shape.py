@@ -1,4 +1,4 @@
-"""The shape of a base: the arguments of our transformer that its ``config.json`` states."""
+"""Shape of a base: the transformer arguments in its ``config.json``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
 from slipstream.settings import to_dict
 
-#: What has no default that would be right for a base.
+#: Arguments whose defaults would be wrong for a base.
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 LAYERS = "model.layers."
 EVERY = frozenset(one.name for one in fields(TransformerConfig))
 
 
 def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
-    """The configuration with all arguments of the transformer that it fine-tunes on rows of ``length`` tokens: the
-    user's own, and for the others those of the base. One without a base, or that has them all, is returned as it is,
-    and nothing is read. Raises ``UserError`` for a base that the transformer cannot be, or with fewer layers or
-    positions than there shall be, ``StorageUnavailable``."""
+    """Return the configuration with all transformer arguments for rows of ``length`` tokens.
+
+    The user's arguments override the base's. A configuration without a base, or with all arguments, is returned
+    unchanged, and nothing is read. Raises ``UserError`` if the transformer does not support the base, or if it has too
+    few layers or positions; ``StorageUnavailable``.
+    """
     if not config.base or config.arguments.keys() >= EVERY:
         return config
     if "config" in config.arguments:
@@ -43,9 +45,9 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
 
 
 def check_layers(directory: BaseDirectory, layers: int) -> None:
-    """Raise ``UserError`` if the weights that lie beside config.json are of fewer layers, before so many are built."""
+    """Raise ``UserError`` if the stored weights have fewer than ``layers`` layers, before these are built."""
     if directory.files.keys().isdisjoint((WHOLE, INDEX)):
-        return  # whoever needs them misses them
+        return  # Missing weights are reported where they are read.
     stored = our_names(stored_tensors(directory))
     there = {name.split(".")[2] for name in stored if name.startswith(LAYERS)}
     if missing := next((number for number in map(str, range(layers)) if number not in there), ""):
@@ -56,7 +58,7 @@ def check_layers(directory: BaseDirectory, layers: int) -> None:
 
 
 def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
-    """The arguments that a base's config.json states. Raises ``UserError`` for others than the transformer takes."""
+    """Return the arguments in a base's config.json; raises ``UserError`` for unsupported ones."""
     content, where = directory.json(CONFIG), directory.where(CONFIG)
     try:
         stated = {"max_position_embeddings": length, **from_hugging_face(content, length)}
@@ -66,14 +68,16 @@ def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
     except UserError as error:
         what = error.message.removeprefix(f"{CONFIG}: ").removeprefix(f"{TransformerConfig.section}.")
         raise UserError(f"{where}: {what}") from None
-    except (TypeError, ValueError) as error:  # of a value that is of another type than its name tells
+    except (TypeError, ValueError) as error:  # A value has another type than expected.
         raise UserError(f"{where}: is no config.json of Hugging Face's: {error}") from None
     return stated
 
 
 def shaped_for(config: ModelConfig, signature: Signature) -> ModelConfig:
-    """:func:`with_base_shape` for data of this signature. Raises ``UserError`` also for data that is no rows of tokens,
-    or has other token ids."""
+    """Apply :func:`with_base_shape` for data of this signature.
+
+    Raises ``UserError`` also for data without rows of tokens, or with other token ids.
+    """
     if not config.base:
         return config
     if signature.task != "next token":

@@ -1,9 +1,9 @@
-"""The tensors of a base, of which every process reads those parts that it holds.
+"""Tensors of a base; every process reads only the parts that it holds.
 
-Whole rows of a tensor are read as they lie, in chunks: no byte more than the part has. Of a part with some of the
-columns a local file is read piece by piece, also no byte more; from a store come the rows from the first wanted byte to
-the last, as a request for each row would take longer than what lies between. What is held beside the part is a chunk,
-or a row if that is larger, and of a store as many as there are requests at once.
+Whole rows of a tensor are read as stored, in chunks, without extra bytes. A part with some of the columns is read from
+a local file chunk by chunk, also without extra bytes. A store returns the rows from the first needed byte to the last,
+as a request per row would take longer than the bytes in between. Memory beyond the part is one chunk (one row if that
+is larger), and for a store one per concurrent request.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from slipstream.models.base.headers import StoredTensor, read_header
 from slipstream.storage import STORES
 
 CHUNK_BYTES = 4 << 20
-#: Headers that are read, and requests to a store that are made, at once.
+#: Concurrent reads of headers, and concurrent requests to a store.
 REQUESTS = 8
-#: Rows by which tensors are compared.
+#: Sampled rows in a comparison of two tensors.
 COMPARED = 16
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-#: What a network's names begin with that files of the network without its output layer leave out.
+#: Prefix that is missing in files of the network without its output layer.
 PREFIX = "model."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-#: What old files hold that is computed here.
+#: Suffix of tensors in old files that are computed here.
 COMPUTED = "rotary_emb.inv_freq"
 
 
 @dataclass
 class Base:
-    """An opened base: its tensors by our names, and how many bytes of their values were read so far."""
+    """Opened base: its tensors by our names, and the bytes of values read until now."""
 
     directory: BaseDirectory
     tensors: Mapping[str, StoredTensor]
@@ -46,14 +46,18 @@ class Base:
 
     @classmethod
     def open(cls, address: str) -> Base:
-        """Reads the headers alone. Raises ``UserError`` for what is no base, or is cut or damaged,
-        ``StorageUnavailable``."""
+        """Open a base and read only its headers.
+
+        Raises ``UserError`` if it is no base, or truncated or damaged; ``StorageUnavailable``.
+        """
         directory = BaseDirectory.list(address)
         return cls(directory, our_names(stored_tensors(directory)))
 
     def check(self, model: nn.Module, *, tied: bool) -> None:
-        """Raise ``UserError`` unless the base holds exactly the parameters of the model without adapters, and an output
-        layer if its embedding is not ``tied`` to it."""
+        """Raise ``UserError`` unless the base holds exactly the parameters of the model without adapters.
+
+        It must also hold an output layer unless the embedding is ``tied`` to it.
+        """
         needed = plain_shapes(model)
         where = self.directory.address
         for name, shape in needed.items():
@@ -81,7 +85,7 @@ class Base:
             )
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two tensors are alike, as far as some of their rows tell."""
+        """Return True if two tensors are equal in a sample of their rows."""
         if self.tensors[first][1:3] != self.tensors[second][1:3]:
             return False
         rows, columns = self.tensors[first].shape
@@ -94,8 +98,10 @@ class Base:
 
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, offsets: Sequence[int]) -> None:
-        """Fill ``part``, which begins at ``offsets`` of the tensor ``name`` of one or two dimensions, in its own type.
-        Raises ``UserError`` if the file has changed, ``StorageUnavailable``."""
+        """Fill ``part`` in its own dtype from the tensor ``name`` of one or two dimensions, starting at ``offsets``.
+
+        Raises ``UserError`` if the file has changed, ``StorageUnavailable``.
+        """
         if not part.numel():
             return
         stored = self.tensors[name]
@@ -105,7 +111,7 @@ class Base:
         stride = math.prod(stored.shape[1:]) * dtype.itemsize
         width = rows.shape[1] * dtype.itemsize
         in_store = stored.part.uri.startswith(STORES)
-        # Of a store what lies between comes, too.
+        # A store also returns the bytes in between.
         at_once = max(1, CHUNK_BYTES // (stride if in_store else width))
 
         def fill_chunk(start: int) -> int:
@@ -126,7 +132,7 @@ class Base:
 
 @dataclass(frozen=True)
 class BaseValues:
-    """A base's tensors as the initial values of a model."""
+    """Base's tensors as the initial values of a model."""
 
     base: Base
 
@@ -136,7 +142,7 @@ class BaseValues:
 
 
 def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
-    """The tensors in the one file, or in the parts that the index names. Raises as :meth:`Base.open`."""
+    """Return the tensors of the single file, or of the shards in the index; raises as :meth:`Base.open`."""
     if WHOLE in directory.files:
         return read_header(directory, WHOLE)
     if INDEX not in directory.files:
@@ -167,7 +173,7 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
 
 
 def our_names(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The same by the names of our transformer, without what is computed here."""
+    """Rename the tensors to our transformer's names and drop those that are computed here."""
     whole = EMBEDDING in stored or EMBEDDING.removeprefix(PREFIX) not in stored
     return {
         name if whole or name == HEAD else PREFIX + name: tensor

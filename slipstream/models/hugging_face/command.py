@@ -1,4 +1,4 @@
-"""The command ``slipstream hugging-face``, which writes a trained transformer as Hugging Face's libraries read it."""
+"""Command ``slipstream hugging-face``, which exports a trained transformer in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Which weights.")
 @click.option("--tokenizer", type=DIRECTORY, help="A directory whose tokenizer is copied beside them.")
 def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> None:
-    """Write the transformer in TRAINED, a trained model's directory, to the new directory OUTPUT as Hugging Face's
-    libraries read it: config.json, and model.safetensors or its parts of at most 5 GB with their index.
+    """Write the trained transformer in the directory TRAINED to the new directory OUTPUT.
+
+    The files are in Hugging Face's format: config.json, and model.safetensors or its shards of at most 5 GB with their
+    index.
 
     Example: slipstream hugging-face runs/…/trained gpt --tokenizer tokenizer/
     """

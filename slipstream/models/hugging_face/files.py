@@ -1,5 +1,4 @@
-"""A trained transformer as Hugging Face's libraries read it: ``config.json`` and its weights, in float32; adapters are
-added to the weights beside them."""
+"""Trained transformer in Hugging Face's format: ``config.json`` and float32 weights, adapters merged."""
 
 from __future__ import annotations
 
@@ -19,21 +18,25 @@ from slipstream.models.transformer_config import TransformerConfig, to_hugging_f
 
 
 def config_of(model: Transformer) -> TransformerConfig | None:
-    """Its sizes as they are. None of a model of which some layers lost more units than others, as that library has one
-    size for all."""
+    """Return the model's sizes.
+
+    None if pruning left layers of different widths, since that library has one size for all.
+    """
     widths = {shape[0] for name, shape in plain_shapes(model).items() if name.endswith("gate_proj.weight")}
     return replace(model.config, intermediate_size=widths.pop()) if len(widths) == 1 else None
 
 
 def files_of(model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = ()) -> Iterator[tuple[str, Content]]:
-    """The names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads, with parts of at most
-    ``most`` bytes of weights. At the tokens ``stops`` what is generated ends, if the model does not know itself where
-    documents do. None for a model that has no :func:`config_of`."""
+    """Yield names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads.
+
+    Shards of weights have at most ``most`` bytes. Generation ends at the tokens ``stops`` if the model has no document
+    end itself. Yields nothing if :func:`config_of` is None.
+    """
     config = config_of(model)
     if config is None:
         return
     end = model.document_end
-    # What a text ends with, it begins behind, too.
+    # The token that ends a text also starts the next one.
     ends: dict[str, object] = {"bos_token_id": end, "eos_token_id": end} if end >= 0 else {}
     if end < 0 and stops:
         ends = {"eos_token_id": stops[0] if len(stops) == 1 else list(stops)}

@@ -1,5 +1,7 @@
-"""Weights in parts, as Hugging Face's libraries read them: safetensors files of limited size, and an index that says in
-which one each tensor lies. Tensors come one at a time, and no more than one is there beside the model."""
+"""Sharded weights in Hugging Face's format: safetensors files of limited size and an index.
+
+The index names the shard of every tensor. Memory beyond the model is one tensor at a time.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from torch import Tensor
 from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.models.trained import Kind, header, raw_bytes
 
-#: The most bytes of the tensors in a part, unless one alone has more.
+#: Maximum bytes of the tensors in a shard, unless a single one has more.
 PART_BYTES = 5_000_000_000
-#: What that library asks for in a file's header: tensors of PyTorch.
+#: Metadata that Hugging Face's libraries expect in a header: tensors of PyTorch.
 METADATA = {"format": "pt"}
 
-#: A file's content, piece by piece, which is to be written before the next file is asked for.
+#: A file's content in chunks, to be written before the next file is requested.
 Content = Iterable[bytes | memoryview]
 
 
 def divided(kinds: Mapping[str, Kind], most: int) -> list[dict[str, Kind]]:
-    """The tensors in their order, in as few parts of at most ``most`` bytes as that order allows."""
+    """Divide the tensors, in order, into the fewest shards of at most ``most`` bytes."""
     parts: list[dict[str, Kind]] = [{}]
     room = most
     for name, kind in kinds.items():
@@ -36,9 +38,9 @@ def divided(kinds: Mapping[str, Kind], most: int) -> list[dict[str, Kind]]:
 def weight_files(
     kinds: Mapping[str, Kind], tensors: Iterable[tuple[str, Tensor]], most: int = PART_BYTES
 ) -> Iterator[tuple[str, Content]]:
-    """The names and contents of the files: one if all tensors fit into it, otherwise parts and their index.
+    """Yield names and contents of the files: one if all tensors fit into it, otherwise shards and their index.
 
-    ``tensors`` come in the order of ``kinds``. Raises ``ValueError`` if one is not of its kind.
+    ``tensors`` must come in the order of ``kinds``. Raises ``ValueError`` if one differs from its kind.
     """
     parts, left = divided(kinds, most), iter(tensors)
     names = [f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors" for number in range(len(parts))]
@@ -53,7 +55,7 @@ def weight_files(
 
 
 def content(part: Mapping[str, Kind], tensors: Iterator[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
-    """The bytes of a part, whose tensors are the next ones."""
+    """Yield the bytes of a shard, taking its tensors from the iterator."""
     yield header(part, METADATA)
     for expected, kind in part.items():
         name, tensor = next(tensors, ("nothing", None))

@@ -1,8 +1,9 @@
-"""Initial values that are drawn: a pure function of seed and parameter name.
+"""Drawn initial values: a pure function of seed and parameter name.
 
-Every device fills the part that it holds, the values do not depend on how parameters are divided, and none is ever held
-whole. Element ``i`` of a parameter is the normal quantile of the ``i``-th draw of a counter-based generator (Philox:
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key is a digest of seed and name.
+Every device fills the part that it holds. The values do not depend on how parameters are divided, and no device ever
+holds a whole parameter. Element ``i`` of a parameter is the normal quantile of the ``i``-th draw of a counter-based
+generator (Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key is a digest of seed
+and name.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from torch import Tensor, nn
 
 #: Elements that are drawn at once.
 CHUNK = 1 << 18
-#: Philox draws four numbers for each value of its counter.
+#: Numbers that Philox draws for every value of its counter.
 LANES = 4
 
 
 @runtime_checkable
 class StatesDeviations(Protocol):
-    """A model that knows from which distributions its parameters are drawn."""
+    """Model that states the distributions of its parameters."""
 
     def initial_std(self, name: str) -> float | None:
-        """The standard deviation of a parameter; None stands for ones instead."""
+        """Return the standard deviation of a parameter, or None for ones."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The values of a ``model`` that states its deviations, drawn by ``seed``."""
+    """Values of a ``model`` that states its deviations, drawn from ``seed``."""
 
     model: nn.Module
     seed: int
@@ -46,7 +47,7 @@ class Drawn:
 
 
 def draw(part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *, std: float | None, seed: int) -> None:
-    """Fill a part of a parameter of this standard deviation; None stands for ones."""
+    """Fill a part of a parameter with the standard deviation ``std``, or with ones if it is None."""
     if std is None:
         part.fill_(1.0)
     elif not std:
@@ -64,7 +65,7 @@ def draw(part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *
 
 
 def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:
-    """Elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``; float64."""
+    """Return elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``; float64."""
     from scipy.special import ndtri
 
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)

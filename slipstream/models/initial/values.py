@@ -1,4 +1,4 @@
-"""Where the values of a model's parameters come from before it is trained."""
+"""Source of the values of a model's parameters before training."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 
 class InitialValues(Protocol):
-    """Gives every parameter its values, each device those of the part that it holds."""
+    """Initial values of parameters; every device fills the part that it holds."""
 
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
-        """Fill ``part`` in place, which is the part of the parameter ``name`` of ``size`` that begins at ``offsets``.
+        """Fill ``part`` in place, the part of the parameter ``name`` of ``size`` that starts at ``offsets``.
 
         A parameter is divided along its first dimension, or one of two dimensions along either. Raises ``UserError`` if
-        there are no such values.
+        the values are missing.
         """
 
 
 @torch.no_grad()
 def fill(model: nn.Module, values: InitialValues) -> None:
-    """Fill all parameters of a model, which are whole."""
+    """Fill all parameters of an undivided model."""
     for name, parameter in model.named_parameters():
         values.fill(parameter, name, parameter.shape, (0,) * parameter.ndim)
