@@ -11,6 +11,7 @@ from flytekit import FlyteContextManager, task, workflow
 from flytekit.core.type_engine import TypeEngine, TypeTransformerFailedError
 from flytekit.types.directory import FlyteDirectory
 
+from slipstream.artifacts.format import ArtifactWriter
 from slipstream.doctor.archive import Package, nodes_of
 from tasks.flyte.artifact_types import Evaluated, Prepared, Trained
 from tests.support.package import package
@@ -52,10 +53,21 @@ def test_a_directory_without_a_kind_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_content_is_what_the_cache_keys_on(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("{}")
+    """Not the code that made it, nor what only describes it."""
     context, type_ = FlyteContextManager.current_context(), TypeEngine.to_literal_type(Prepared)
-    literal = TypeEngine.to_literal(context, FlyteDirectory(str(tmp_path)), Prepared, type_)
-    assert literal.hash and literal.scalar.blob.metadata.type.format == type_.blob.format == "prepare"
+
+    def hash_of(name: str, rows: bytes, card: bytes, code: str) -> str:
+        writer = ArtifactWriter(tmp_path / name)
+        writer.write_bytes("train-00000.rows", rows)
+        writer.write_bytes("card.json", card)
+        writer.finish("prepare", {"code": code})
+        literal = TypeEngine.to_literal(context, FlyteDirectory(str(tmp_path / name)), Prepared, type_)
+        assert literal.scalar.blob.metadata.type.format == type_.blob.format == "prepare"
+        return literal.hash
+
+    first = hash_of("first", b"rows", b"{}", "v1")
+    assert first and hash_of("other code", b"rows", b"{ }", "v2") == first
+    assert hash_of("other rows", b"others", b"{}", "v1") != first
 
 
 def formats(of: Any) -> set[str]:
