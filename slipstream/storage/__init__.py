@@ -1,6 +1,6 @@
-"""Storage: the same few operations on a local directory and on a prefix of S3, Google's or Azure's store.
+"""Storage: the same operations on a local directory and on a prefix of S3, Google's or Azure's store.
 
-The store is chosen by the path or URI. A store's client is imported for its URIs only.
+The path or URI selects the store. A store's client is imported for its URIs only.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ __all__ = [
     "writing_to",
 ]
 
-#: Files that are downloaded at the same time.
+#: Concurrent downloads of files.
 DOWNLOADS = 8
 
 
 def store_of(uri: str) -> RequestStore:
-    """The module for a URI that begins with one of ``STORES``."""
+    """Return the module for a URI that starts with one of ``STORES``."""
     if uri.startswith(S3):
         from slipstream.storage import s3
 
@@ -89,15 +89,18 @@ def store_of(uri: str) -> RequestStore:
 
 
 def storage_for(uri: str) -> Storage:
-    """The store for a directory's path, a ``file://`` URI or one of ``STORES``. Raises ``UserError`` for others."""
+    """Return the store for a directory's path, a ``file://`` URI or one of ``STORES``.
+
+    Raises ``UserError`` for others.
+    """
     return store_of(uri).storage_at(uri) if uri.startswith(STORES) else LocalStorage(local_path(uri))
 
 
 def list_objects(uri: str) -> list[ObjectInfo]:
-    """The file at ``uri``, or all files below it, sorted by URI; empty if there are none. Raises ``UserError``.
+    """Return the file at ``uri``, or all files below it, sorted by URI; empty if there are none.
 
     The URI of a store is one file if that key exists, otherwise a directory: the keys below ``uri/``. These are
-    addresses to read from, and may be any; what is written by their names is listed by :func:`list_names`.
+    addresses to read from, with unchecked names; :func:`list_names` lists names to write to. Raises ``UserError``.
     """
     if uri.startswith(STORES):
         return sorted(at_or_below(uri, store_of(uri).listed(uri)), key=lambda info: info.uri)
@@ -105,8 +108,10 @@ def list_objects(uri: str) -> list[ObjectInfo]:
 
 
 def list_names(uri: str) -> dict[str, ObjectInfo]:
-    """All files below the directory ``uri``, by their names in it. Raises ``UserError`` if one of these could lead out
-    of a directory, so that nothing is fetched of a listing that cannot be trusted."""
+    """Return all files below the directory ``uri`` by their relative names.
+
+    Raises ``UserError`` if a name could lead out of a directory, so that nothing is fetched from an untrusted listing.
+    """
     base = uri.rstrip("/") + "/"
     return {check_name(info.uri.removeprefix(base), uri): info for info in list_objects(base)}
 
@@ -127,8 +132,10 @@ def store_time(uri: str) -> float:
 
 
 def download_all(uri: str, directory: Path) -> Path:
-    """Download all files below ``uri`` into ``directory``, which is returned. Raises ``MissingObject`` if there are
-    none, ``UserError`` for names that are not safe, ``StorageUnavailable``."""
+    """Download all files below ``uri`` into ``directory`` and return it.
+
+    Raises ``MissingObject`` if there are none, ``UserError`` for unsafe names, ``StorageUnavailable``.
+    """
     names = list_names(uri)
     if not names:
         raise MissingObject(f"{uri}: there is nothing; check the address")
@@ -139,7 +146,7 @@ def download_all(uri: str, directory: Path) -> Path:
 
 
 def open_reader(uri: str) -> BinaryIO:
-    """A seekable, buffered reader: of a file, or of a store's object by ranged requests, which are retried."""
+    """Open a seekable, buffered reader of a file, or of a store's object by ranged requests with retries."""
     if uri.startswith(STORES):
         store = store_of(uri)
         return ranged_reader(store.stat(uri), store.fetch)
@@ -153,8 +160,10 @@ def open_reader(uri: str) -> BinaryIO:
 
 
 def open_below(directory: str, name: str) -> BinaryIO:
-    """:func:`open_reader` for a file of an untrusted directory, here or in a store. Raises ``UserError`` also if the
-    name or a symbolic link leads out of it."""
+    """Open a file of an untrusted directory or prefix as :func:`open_reader` does.
+
+    Raises ``UserError`` also if the name or a symbolic link leads out of it.
+    """
     if directory.startswith(STORES):
         return open_reader(f"{directory.rstrip('/')}/{check_name(name, directory)}")
     path = local_path(directory)
@@ -167,8 +176,11 @@ def open_below(directory: str, name: str) -> BinaryIO:
 
 
 def read_below(directory: str, name: str, most: int) -> bytes:
-    """The content of a file of an untrusted directory. Raises ``UserError`` as :func:`open_below`, and for a file of
-    more than ``most`` bytes, of which no more is read."""
+    """Return the content of a file of an untrusted directory.
+
+    Raises ``UserError`` as :func:`open_below`, and for a file of more than ``most`` bytes; at most one byte more is
+    read.
+    """
     with open_below(directory, name) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -177,24 +189,32 @@ def read_below(directory: str, name: str, most: int) -> bytes:
 
 
 def open_listed(source: ObjectInfo) -> BinaryIO:
-    """:func:`open_reader` for a store's object as it was listed. Raises ``UserError`` once it is another or gone."""
+    """Open a listed object as :func:`open_reader` does; raises ``UserError`` once it has changed or is missing."""
     return ranged_reader(source, store_of(source.uri).fetch)
 
 
 def stat_object(uri: str) -> ObjectInfo:
-    """A store's object as it is now, for :func:`read_range`. Raises ``MissingObject``, ``StorageUnavailable``."""
+    """Return the current state of a store's object, for :func:`read_range`.
+
+    Raises ``MissingObject``, ``StorageUnavailable``.
+    """
     return store_of(uri).stat(uri)
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end`` of a store's object as it was listed. Raises ``UserError`` if it was replaced
-    since, ``StorageUnavailable``."""
+    """Return the bytes from ``start`` to ``end`` of a listed object.
+
+    Raises ``UserError`` if it was replaced since, ``StorageUnavailable``.
+    """
     return fetch_listed(source, store_of(source.uri).fetch, start, end)
 
 
 def copy_within_s3(source: str, target: str, size: int, sha256: str) -> None:
-    """Copy a file within S3. Raises ``UserError`` if the copy has another size or SHA-256, which S3 tells: its bytes do
-    not pass through this machine, unless it is very large or the service knows no such checksums."""
+    """Copy a file within S3.
+
+    Raises ``UserError`` if S3 reports another size or SHA-256 of the copy. The bytes do not pass through this machine,
+    unless the file is very large or the service lacks such checksums.
+    """
     from slipstream.storage.s3 import copy_object
 
     copy_object(source, target, size, sha256)

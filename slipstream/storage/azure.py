@@ -1,7 +1,7 @@
 """Requests to Azure Blob Storage, through adlfs.
 
-Account and credentials are configured as usual for adlfs (``AZURE_STORAGE_*``, or the identity of the pod). What is not
-configured there comes from the ``FLYTE_AZURE_*`` variables that flytekit knows. The account may stand in the address:
+Account and credentials are configured as usual for adlfs (``AZURE_STORAGE_*``, or the identity of the pod). Missing
+settings come from flytekit's ``FLYTE_AZURE_*`` variables. The address may contain the account:
 ``abfs://container@account.dfs.core.windows.net/key``.
 """
 
@@ -40,9 +40,9 @@ from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 MOST_BLOCKS = 50_000
-#: Each request is made once; the client's own pauses begin at 15 seconds.
+#: One try per request; the client's own pauses start at 15 seconds.
 ONCE: dict[str, Any] = {"retry_total": 0, "connection_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
-#: MD5 of what is sent or comes, checked by the other side; a download is asked for in pieces of 4 MiB.
+#: MD5 of all data, checked by the receiver; a download is requested in chunks of 4 MiB.
 CHECKED = {**ONCE, "validate_content": True}
 TRANSIENT_CODES = {"Md5Mismatch", "OperationTimedOut", "ContainerBeingDeleted"}
 TRANSIENT_ERRORS = (errors.ServiceRequestError, errors.ServiceResponseError, errors.IncompleteReadError, TimeoutError)
@@ -56,7 +56,7 @@ SETTINGS = {
 
 
 class Client(AzureBlobFileSystem):
-    """adlfs, with a second client for requests within a limit, which have a connection each."""
+    """Filesystem of adlfs with a second client for time-limited requests, which use fresh connections."""
 
     @cached_property
     def fresh_service(self) -> BlobServiceClient:
@@ -66,7 +66,7 @@ class Client(AzureBlobFileSystem):
 
     async def _connect_freshly(self) -> tuple[BlobServiceClient, aiohttp.ClientSession]:
         shared, connector = self.service_client, aiohttp.TCPConnector(force_close=True)
-        # Otherwise as azure-core makes it.
+        # Otherwise like azure-core's own session.
         session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=True, auto_decompress=False
         )
@@ -75,7 +75,7 @@ class Client(AzureBlobFileSystem):
 
 
 def client(account: str) -> Client:
-    """The client of this process; neither connections nor the event loop must be shared across a fork."""
+    """Return the client of this process; neither connections nor the event loop must be shared across a fork."""
     return client_of(os.getpid(), account)
 
 
@@ -88,7 +88,7 @@ def client_of(process: int, account: str) -> Client:
 
 
 def flyte_settings() -> dict[str, str]:
-    """Settings from Flyte's variables, if adlfs's own variables name no account."""
+    """Return settings from Flyte's variables, if adlfs's own variables name no account."""
     given = os.environ
     if given.keys() & {"AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"}:
         return {}
@@ -126,7 +126,7 @@ class AzureContainer:
         blobs = container.list_blobs(prefix, **options)
         pages: Any = blobs.by_page(continuation_token=token or None)
         page = [blob async for blob in await anext(pages)]
-        # In an account with a hierarchical namespace directories are listed, too.
+        # An account with a hierarchical namespace lists directories, too.
         files = [blob for blob in page if not (blob.metadata or {}).get("hdi_isfolder")]
         stats = [
             ObjectStat(blob.name, blob.size, blob.etag.strip('"'), modified=blob.last_modified.timestamp())

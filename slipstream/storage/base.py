@@ -1,8 +1,8 @@
-"""The interface of a store: put, get, list and delete files by key, below a base.
+"""Interface of a store: put, get, list and delete files by key, below a base.
 
-It is implemented for local directories (:mod:`slipstream.storage.local`), for S3 (:mod:`slipstream.storage.s3`), and
-for Google Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`), of which it needs a
-:class:`Bucket`. An object is read as a file by ranged requests.
+Implementations: local directories (:mod:`slipstream.storage.local`), S3 (:mod:`slipstream.storage.s3`), and Google
+Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`, by a :class:`Bucket`). An object is read
+as a file by ranged requests.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ T = TypeVar("T")
 S3 = "s3://"
 GCS = "gs://"
 AZURE = "abfs://"
-#: How addresses of the stores begin that are reached by requests; all others are local.
+#: Prefixes of addresses that are reached by requests; all others are local.
 STORES = (S3, GCS, AZURE)
 PART_BYTES = 16 << 20
 CONCURRENCY = 8
-#: Objects that are listed by one request.
+#: Objects in one listing request.
 PAGE = 1000
 READ_AHEAD_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One stored file. ``etag`` changes with its content: the ETag of S3 and Azure, the generation of Google, or
-    modification time and size of a local file. ``modified`` is when it was written, in seconds of the store's clock;
-    0 where nobody asked."""
+    """Stored file.
+
+    ``etag`` changes with its content: the ETag of S3 and Azure, the generation of Google, or modification time and size
+    of a local file. ``modified`` is the time of writing in seconds of the store's clock, or 0 if not requested.
+    """
 
     uri: str
     size: int
@@ -41,109 +43,120 @@ class ObjectInfo:
     modified: float = field(default=0.0, compare=False)
 
 
-#: :meth:`RequestStore.fetch`.
+#: Signature of :meth:`RequestStore.fetch`.
 Fetch = Callable[[ObjectInfo, int, int], bytes]
 
 
 class StorageUnavailable(RuntimeError):
-    """The store did not answer as expected, in spite of retries. Trying again later may help."""
+    """Store did not answer as expected, in spite of retries; a later attempt may succeed."""
 
 
 class MissingObject(UserError):
-    """There is no file under this key."""
+    """No file exists under this key."""
 
 
 class Replaced(UserError):
-    """The object was written anew while it was read."""
+    """Object was replaced while it was read."""
 
 
 class AlreadyThere(Exception):
-    """The key exists already, because another writer was first."""
+    """Key exists already, because another writer was first."""
 
 
 class Storage(Protocol):
     """Files by key (a relative POSIX path) under ``base``.
 
-    All methods raise ``UserError`` for what the user can correct (permissions, no such bucket, no space), for keys that
-    could lead out of ``base`` (:mod:`slipstream.storage.names`), given or listed, and ``StorageUnavailable`` if the
-    store does not answer.
+    All methods raise ``UserError`` for faults that the user can correct (permissions, no such bucket, no space) and for
+    given or listed keys that could lead out of ``base`` (:mod:`slipstream.storage.names`). They raise
+    ``StorageUnavailable`` if the store does not answer.
     """
 
     base: str
 
     def scratch(self) -> Path:
-        """A local directory for files that will be put; putting a file from there is cheapest."""
+        """Return a local directory for files to put; putting a file from there is cheapest."""
 
     def put(self, key: str, source: Path | bytes) -> None:
-        """Store a file or bytes under ``key``, whole or not at all. A file is moved: ``source`` is gone afterwards."""
+        """Store a file or bytes under ``key`` atomically; a file is moved, so that ``source`` disappears."""
 
     def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
-        """Store bytes under a ``key`` that does not exist, whole or not at all.
+        """Store bytes atomically under a ``key`` that does not exist.
 
-        Raises ``AlreadyThere`` if it does, so that of several writers exactly one succeeds; each must write bytes of
-        its own. Raises ``UserError`` if the store does not keep to that. Work that can do without passes
-        ``exactly_one=False``: then this is not checked.
+        Raises ``AlreadyThere`` if it does, so that exactly one of several writers succeeds; every writer must write
+        different bytes. Raises ``UserError`` if the store does not guarantee that. ``exactly_one=False`` skips this
+        check for work that does not need it.
         """
 
     def get(self, key: str, directory: Path) -> Path:
-        """The local path of the file: in a local store the file itself, otherwise a download below ``directory``.
-        Raises ``MissingObject``."""
+        """Return the local path of the file: the file itself in a local store, else a download below ``directory``.
+
+        Raises ``MissingObject``.
+        """
 
     def list(self, prefix: str = "") -> list[str]:
-        """All keys that begin with ``prefix``, sorted."""
+        """Return all keys that start with ``prefix``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete the keys; missing ones are ignored. If some cannot be deleted, all others are, before it raises."""
+        """Delete the keys; missing ones are ignored.
+
+        If some cannot be deleted, all others are deleted before it raises.
+        """
 
 
 class RequestStore(Protocol):
-    """What a module for a store that is reached by requests has."""
+    """Module of a store that is reached by requests."""
 
     def storage_at(self, uri: str) -> Storage: ...
 
     def listed(self, uri: str) -> Iterator[ObjectInfo]:
-        """All objects whose addresses begin with ``uri``."""
+        """Yield all objects whose addresses start with ``uri``."""
 
     def date(self, uri: str) -> str:
         """Return the ``Date`` header of the answer to a listing; "" without one."""
 
     def stat(self, uri: str) -> ObjectInfo:
-        """The object as it is now. Raises ``MissingObject``."""
+        """Return the object's current state; raises ``MissingObject``."""
 
     def fetch(self, source: ObjectInfo, start: int, end: int) -> bytes:
-        """The bytes from ``start`` to ``end``. Raises ``AlreadyThere`` if the version is another."""
+        """Return the bytes from ``start`` to ``end``; raises ``AlreadyThere`` if the version has changed."""
 
 
 def at_or_below(uri: str, candidates: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    """Of the objects whose addresses begin with ``uri``: the one at it, or else those in it as a directory."""
+    """Select the object at ``uri`` if it exists, else the objects in it as a directory.
+
+    ``candidates`` are objects whose addresses start with ``uri``.
+    """
     objects = [info for info in candidates if not info.uri.endswith("/")]
     exact = [info for info in objects if info.uri == uri]
     return exact or [info for info in objects if info.uri.startswith(uri.rstrip("/") + "/")]
 
 
 class ObjectStat(NamedTuple):
-    """An object in its bucket. ``version`` changes whenever it is written."""
+    """Object in its bucket; ``version`` changes whenever it is written."""
 
     key: str
     size: int
     version: str
     checksum: str = ""
-    #: When it was written, in seconds; 0 where nobody asked.
+    #: Time of writing in seconds; 0 if not requested.
     modified: float = 0.0
 
 
 class Ask(Protocol):
-    """Makes a request and returns its answer, tried again as long as that may help."""
+    """Function that makes a request, retries it while that may help, and returns its answer."""
 
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
 class Bucket(Protocol):
-    """A bucket, or a container. Every method but ``put_file`` is one request, which is not retried; what it raises is
-    turned by ``explain`` into what :class:`slipstream.storage.base.Storage` promises."""
+    """Bucket or container.
+
+    Every method but ``put_file`` is one request without retries; ``explain`` converts its exceptions to those of
+    :class:`slipstream.storage.base.Storage`.
+    """
 
     def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
-        """Objects whose keys begin with ``prefix``, and the token of the next page ("" for none)."""
+        """Return objects whose keys start with ``prefix``, and the token of the next page ("" for none)."""
 
     def date(self, prefix: str) -> str:
         """Return the ``Date`` header of the answer to a listing; "" without one."""
@@ -151,7 +164,7 @@ class Bucket(Protocol):
     def stat(self, key: str) -> ObjectStat: ...
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
-        """The bytes from ``start`` to ``end`` of this version."""
+        """Return the bytes from ``start`` to ``end`` of this version."""
 
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None: ...
 
@@ -159,12 +172,12 @@ class Bucket(Protocol):
         """Store a file by requests that ``ask`` makes and retries."""
 
     def checksum(self, path: Path) -> str:
-        """What ``stat`` finds as ``checksum`` if these are its bytes: "" where each piece of a download is checked."""
+        """Return the file's checksum as ``stat`` reports it; "" if every chunk of a download is checked."""
 
     def delete(self, key: str) -> None: ...
 
     def explain(self, uri: str, error: Exception) -> Exception:
-        """``StorageUnavailable`` for an error after which another attempt may succeed, else what to raise."""
+        """Convert an error to ``StorageUnavailable`` if another attempt may succeed, else to the final error."""
 
 
 def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes) -> bool:
@@ -172,28 +185,28 @@ def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes
     try:
         stored = stat(uri)
         return stored.size == len(data) and (not data or fetch(stored, 0, stored.size) == data)
-    except (MissingObject, AlreadyThere):  # deleted or replaced meanwhile
+    except (MissingObject, AlreadyThere):  # Deleted or replaced meanwhile.
         return False
 
 
 def check_size(stored: ObjectInfo, sent: int) -> None:
-    """Raise ``StorageUnavailable`` if the store lost bytes and did not notice, as one without checksums may."""
+    """Raise ``StorageUnavailable`` if the store lost bytes silently, as one without checksums may."""
     if stored.size != sent:
         raise StorageUnavailable(f"{stored.uri}: the store holds {stored.size} bytes, {sent} were sent")
 
 
 def not_deleted(base: str, refused: int, asked: int, why: str) -> UserError:
-    """The error of a deletion that was refused for some of the files."""
+    """Build the error for a deletion that was refused for some of the files."""
     return UserError(f"{base}: {refused} of {asked} files were not deleted {why}")
 
 
 def ranged_reader(source: ObjectInfo, fetch: Fetch) -> BinaryIO:
-    """A seekable reader that reads ahead. Reads raise ``UserError`` if the object was replaced."""
+    """Open a seekable reader that reads ahead; reads raise ``UserError`` if the object was replaced."""
     return cast(BinaryIO, io.BufferedReader(RangedFile(source, fetch), READ_AHEAD_BYTES))
 
 
 def fetch_listed(source: ObjectInfo, fetch: Fetch, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end`` of a listed object. Raises :class:`Replaced` if it was since."""
+    """Return the bytes from ``start`` to ``end`` of a listed object; raises :class:`Replaced` if it has changed."""
     try:
         return fetch(source, start, end)
     except AlreadyThere:
@@ -201,7 +214,7 @@ def fetch_listed(source: ObjectInfo, fetch: Fetch, start: int, end: int) -> byte
 
 
 class RangedFile(io.RawIOBase):
-    """An object as a file, on the condition that it has not changed."""
+    """Object as a file; reads require that it has not changed."""
 
     def __init__(self, source: ObjectInfo, fetch: Fetch) -> None:
         self._source = source

@@ -1,8 +1,8 @@
-"""Conditional writes: of several writers of one key exactly one succeeds.
+"""Conditional writes: exactly one of several writers of a key succeeds.
 
 That holds only if the store honours the condition of a write: ``If-None-Match: *`` on S3 and Azure,
-``ifGenerationMatch=0`` on Google. A store that ignores it answers 200 to all of them. Nothing else shows this, so the
-first object that a process creates in a bucket is sent a second time, which has to be refused.
+``ifGenerationMatch=0`` on Google. A store that ignores it answers 200 to all writers. Nothing else shows this, so the
+first object that a process creates in a bucket is sent a second time, which must be refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from slipstream.errors import UserError
 from slipstream.storage.base import AlreadyThere, Storage, StorageUnavailable
 
-#: The buckets that have refused a write of an existing key in this process.
+#: Buckets that have refused a write of an existing key in this process.
 HONOURING: set[str] = set()
 
 
 class ConditionIgnored(UserError):
-    """The store replaces an object although it must not."""
+    """Store replaces an object despite the condition."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -32,10 +32,10 @@ class ConditionIgnored(UserError):
 
 @dataclass(frozen=True)
 class Creation:
-    """The creation of one object."""
+    """Creation of one object."""
 
     uri: str
-    #: Sends the object with the condition. Raises ``AlreadyThere`` if the store refuses it.
+    #: Sends the object with the condition; raises ``AlreadyThere`` if the store refuses it.
     write: Callable[[], object]
     #: Returns True if the object has the bytes that ``write`` sends.
     is_ours: Callable[[], bool]
@@ -47,8 +47,11 @@ class Creation:
         return f"{scheme}://{rest.partition('/')[0]}"
 
     def run(self, *, exactly_one: bool) -> None:
-        """Create the object. Raises ``AlreadyThere``, ``UserError`` and ``StorageUnavailable`` as ``create`` of
-        :class:`slipstream.storage.base.Storage` does."""
+        """Create the object.
+
+        Raises ``AlreadyThere``, ``UserError`` and ``StorageUnavailable`` as ``create`` of
+        :class:`slipstream.storage.base.Storage` does.
+        """
         try:
             self.write()
         except AlreadyThere:

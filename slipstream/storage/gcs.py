@@ -1,7 +1,7 @@
 """Requests to Google Cloud Storage's JSON API, through gcsfs.
 
 Credentials are Google's application default ones: ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's, or those of the pod's
-service account. ``STORAGE_EMULATOR_HOST`` names an emulator, which is asked without any.
+service account. ``STORAGE_EMULATOR_HOST`` names an emulator, which is used without credentials.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slipstream.storage.base import PAGE, PART_BYTES, AlreadyThere, Ask, Missing
 from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
-#: What gcsfs makes of 502, of a connection that failed or ended early, and of a service account that did not answer.
+#: Exceptions of gcsfs for 502, for connections that failed or ended early, and for a silent service account.
 TRANSIENT_ERRORS = (
     requests.exceptions.RequestException,
     aiohttp.ClientError,
@@ -41,13 +41,13 @@ TRANSIENT_ERRORS = (
 
 
 class Client(GCSFileSystem):
-    """gcsfs without its own retries, whose pauses are drawn from Python's global generator."""
+    """Client of gcsfs without its own retries, whose pauses are drawn from Python's global generator."""
 
     _request = GCSFileSystem._request.__wrapped__
 
 
 class FreshClient(Client):
-    """Client whose requests have a connection each."""
+    """Client that opens a new connection for every request."""
 
     async def _set_session(self) -> aiohttp.ClientSession:
         session = await super()._set_session()
@@ -56,13 +56,13 @@ class FreshClient(Client):
 
 
 def client() -> Client:
-    """The client of this process; neither connections nor the event loop must be shared across a fork."""
+    """Return the client of this process; neither connections nor the event loop must be shared across a fork."""
     return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
 def client_of(process: int, *, is_limited: bool = False) -> Client:
-    """The client for data requests, or for those within a limit, which have fresh connections."""
+    """Return the client for data requests, or for time-limited ones, which have fresh connections."""
     return (FreshClient if is_limited else Client)(
         token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
         requests_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
@@ -77,7 +77,7 @@ class Response(NamedTuple):
 
 
 def call(method: str, path: str, *parts: str, **options: object) -> Response:
-    """One request; ``parts`` are quoted into ``path``, options that gcsfs does not know are the query's."""
+    """Make one request; ``parts`` are quoted into ``path``, options unknown to gcsfs go into the query."""
     fs = client()
     limit = current_limit()
     timeout = limit.try_s if limit else None
@@ -144,7 +144,7 @@ class GoogleBucket:
         resource = {"name": key, "crc32c": self.checksum(path)}
         session = ask(lambda: call("POST", upload_path(), self._name, uploadType="resumable", json=resource))
         address = session.headers["Location"]
-        #: Bytes that the store has; None if the answer that would say so was lost.
+        #: Bytes that the store has; None if that answer was lost.
         received: int | None = 0
 
         def send() -> int:
@@ -187,7 +187,7 @@ class GoogleBucket:
             return MissingObject(f"{uri}: no such object; check bucket {self._name!r} and the key")
         if isinstance(error, HttpError):
             status, message = int(error.code or 0), str(error.message)
-            # Bytes that do not match their checksum, and a token that expired on the way.
+            # A checksum mismatch, and a token that expired on the way.
             if "match calculated" in message or (status == 401 and "Invalid Credentials" in message):
                 return unavailable
             if status in TRANSIENT_STATUS:
@@ -218,7 +218,10 @@ def object_stat(resource: Mapping[str, str]) -> ObjectStat:
 
 
 def arrived(answer: Response, size: int) -> int:
-    """How many of ``size`` bytes an upload has, by its answer: 308 with their range, or without if there are none."""
+    """Return the number of bytes of an upload that have arrived, of ``size``.
+
+    The answer is 308 with their range, or without one if there are none.
+    """
     if answer.status != 308:
         return size
     return int(answer.headers["Range"].rpartition("-")[2]) + 1 if "Range" in answer.headers else 0

@@ -1,8 +1,7 @@
 """Time limits of requests that must end soon, such as those of heartbeats.
 
 A data request may be tried for minutes (:mod:`slipstream.storage.retry`). Within :func:`within` all tries of all
-requests end by one deadline, and every try has a connection of its own: a connection to a machine that has gone is
-silent for minutes.
+requests end by one deadline. Every try has a new connection, since a connection to a lost machine hangs for minutes.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from typing import TypeVar
 from slipstream.storage.base import StorageUnavailable
 
 T = TypeVar("T")
-#: A try has the time that is left; more than this share of the whole only if no other try could follow.
+#: Maximum share of the limit for a try that another one could follow.
 SHARE = 0.5
-#: Seconds that even the last try has.
+#: Minimum seconds of a try, even the last one.
 SHORTEST_TRY_S = 0.01
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The time that the requests of one call have."""
+    """Time limit of the requests of one call."""
 
     seconds: float
-    #: When they must have ended, on the clock of ``time.monotonic``.
+    #: Deadline on the clock of ``time.monotonic``.
     ends: float
 
     @property
@@ -38,7 +37,7 @@ class Limit:
 
     @property
     def try_s(self) -> float:
-        """Seconds after which a try that begins now is given up."""
+        """Return the timeout in seconds of a try that starts now."""
         return max(SHORTEST_TRY_S, min(self.remaining_s, SHARE * self.seconds))
 
 
@@ -51,11 +50,11 @@ def current_limit() -> Limit | None:
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """Return the result of ``work``, whose requests to a store have ``seconds`` in all, or less if the caller has.
+    """Return the result of ``work``, whose requests to a store share ``seconds``, or the caller's limit if shorter.
 
     Raises ``StorageUnavailable`` at the end of that time at the latest. ``work`` runs in a thread of its own, since no
-    timeout of a socket ends a name server that hangs or an answer that trickles. Such a thread is left behind; it
-    begins no further try.
+    socket timeout ends a hanging name server or a trickling answer. Such a thread is left behind and starts no further
+    try.
     """
     limit, outer = Limit(seconds, time.monotonic() + seconds), current_limit()
     if outer is not None and outer.ends < limit.ends:
@@ -72,11 +71,11 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     try:
         if limit.remaining_s:
             threading.Thread(target=run, name="within", daemon=True).start()
-    except RuntimeError as error:  # the pod may have no more threads
+    except RuntimeError as error:  # The pod may have no more threads.
         raise StorageUnavailable(f"no request could be made ({error})") from None
     try:
         return outcome.result(limit.remaining_s)
     except TimeoutError:
-        if outcome.done():  # it is the error of the work
+        if outcome.done():  # The work itself raised it.
             raise
         raise StorageUnavailable(f"the store did not answer within {limit.seconds:g} s") from None

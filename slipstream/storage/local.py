@@ -1,4 +1,4 @@
-"""A store in a local directory: files are written, synced, and renamed into place."""
+"""Store in a local directory: files are written, synced, and renamed into place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slipstream.storage.locks import lock_of
 from slipstream.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
-#: How a disk says that it is full, or that this user's share of it is.
+#: Error codes of a full disk or quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-#: How a disk says that it has no hard links (exFAT, SMB, some of FUSE's).
+#: Error codes of a disk without hard links (exFAT, SMB, some of FUSE's).
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
@@ -38,13 +38,15 @@ def local_info(path: Path) -> ObjectInfo:
 
 
 def info_of(uri: str, status: os.stat_result) -> ObjectInfo:
-    """What is known of a local file, by its ``status``."""
+    """Build the record of a local file from its ``status``."""
     return ObjectInfo(uri, status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}", status.st_mtime)
 
 
 def list_files(path: Path) -> list[ObjectInfo]:
-    """The file, or all files below the directory, sorted by path. Left out are those that are still written, and those
-    that others delete meanwhile."""
+    """Return the file, or all files below the directory, sorted by path.
+
+    Unfinished files and files that are deleted meanwhile are skipped.
+    """
     if path.is_file():
         return [local_info(path)]
     found = []
@@ -58,14 +60,14 @@ def list_files(path: Path) -> list[ObjectInfo]:
 
 
 class LocalStorage:
-    """Files below a directory that all ranks can access; each appears complete and synced, by a rename."""
+    """Files below a directory that all ranks can access; every file appears complete and synced, by a rename."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.base = str(directory)
 
     def scratch(self) -> Path:
-        # On the same disk, so that put is a rename; :meth:`list` leaves it out.
+        # On the same disk, so that put is a rename; :meth:`list` skips it.
         path = self.directory / SCRATCH
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -79,14 +81,14 @@ class LocalStorage:
             self._place(file, target, Path.replace)
 
     def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
-        # A disk that can do neither of the two ways refuses.
+        # A disk that supports neither of the two ways refuses.
         target = path_below(self.directory, key)
         with self._written(data) as file:
             self._place(file, target, self._rename_to_new)
 
     @contextlib.contextmanager
     def _written(self, data: bytes) -> Iterator[Path]:
-        """A file of these bytes, synced; removed if it was not moved."""
+        """Yield a synced file with these bytes; it is removed if it was not moved."""
         path = self.scratch() / uuid.uuid4().hex
         try:
             with path.open("xb") as file:
@@ -119,14 +121,14 @@ class LocalStorage:
     def _rename_to_new(self, file: Path, target: Path) -> None:
         """Move the file to a name that does not exist, or raise ``AlreadyThere``."""
         try:
-            # A hard link, unlike a rename, fails if the name exists: of several writers exactly one wins.
+            # A hard link, unlike a rename, fails if the name exists: exactly one of several writers wins.
             os.link(file, target)
         except FileExistsError:
             raise AlreadyThere(str(target)) from None
         except OSError as error:
             if error.errno not in NO_HARD_LINKS:
                 raise
-            # Not a file that is created exclusively and then written, which others would see while it is empty.
+            # Others would see an exclusively created file while it is empty.
             with self._alone():
                 if target.exists():
                     raise AlreadyThere(str(target)) from None
@@ -155,7 +157,7 @@ class LocalStorage:
         return path
 
     def list(self, prefix: str = "") -> list[str]:
-        # Only the prefix's directory is walked. Files that others delete meanwhile are left out.
+        # Only the prefix's directory is walked. Files that are deleted meanwhile are skipped.
         keys = []
         top = self.directory / check_prefix(prefix, self.base).rpartition("/")[0]
         for parent, directories, files in os.walk(top, onerror=raise_unless_absent):
@@ -173,7 +175,7 @@ class LocalStorage:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 refused.append(error)
-            with contextlib.suppress(OSError):  # of the first directory that is not empty
+            with contextlib.suppress(OSError):  # Of the first directory that is not empty.
                 for parent in path.parents[: path.parents.index(self.directory)]:
                     parent.rmdir()
         if refused:
@@ -181,8 +183,10 @@ class LocalStorage:
 
 
 def out_of_space(error: Exception) -> bool:
-    """Whether a disk or a quota is full. Writers that are not Python's (Rust's, ONNX Runtime's) and those of many files
-    say it in their text only."""
+    """Return True if a disk or a quota is full.
+
+    Writers outside Python (Rust's, ONNX Runtime's) and those of many files report it only in their text.
+    """
     return getattr(error, "errno", None) in FULL or any(os.strerror(code) in str(error) for code in FULL)
 
 
@@ -199,13 +203,13 @@ def disk_time(directory: Path) -> float:
 
 
 def free_bytes(directory: Path) -> int:
-    """What is free where the directory is, or is to be made."""
+    """Return the free bytes of the disk that holds or will hold the directory."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free
 
 
 def cannot_write(directory: Path, error: Exception) -> UserError:
-    """The user error for an operating system's error on writing below ``directory``."""
+    """Build the user error for an operating system's error on writing below ``directory``."""
     if out_of_space(error):
         free = free_bytes(directory) >> 20
         return UserError(f"{directory}: no space left ({free} MiB free); make room or choose another place")
@@ -215,7 +219,7 @@ def cannot_write(directory: Path, error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def writing_to(directory: Path) -> Iterator[None]:
-    """Raise the user error of :func:`cannot_write` for what the operating system refuses in the block."""
+    """Convert the operating system's errors in the block to :func:`cannot_write`."""
     try:
         yield
     except OSError as error:
@@ -223,7 +227,7 @@ def writing_to(directory: Path) -> Iterator[None]:
 
 
 def raise_unless_absent(error: OSError) -> None:
-    """What cannot be listed is not empty. Raises ``UserError``, unless nothing is there."""
+    """Raise ``UserError`` unless the directory is missing; a directory that cannot be listed is not empty."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror}); check the disk and its permissions")
 

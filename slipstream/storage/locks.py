@@ -1,4 +1,4 @@
-"""Locks on files, which the system releases when their process ends, however that happens."""
+"""Locks on files, which the system releases however their process ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from filelock import FileLock
 
 
 def lock_of(path: Path, *, thread_local: bool = True) -> FileLock:
-    """A lock, which another thread may release unless it is ``thread_local``.
+    """Return a lock, which another thread may release unless it is ``thread_local``.
 
-    ``acquire`` raises ``OSError`` on a disk that has no locks: filelock's substitute goes by the numbers of processes,
-    which each container counts for itself.
+    ``acquire`` raises ``OSError`` on a disk that has no locks: filelock's substitute uses process ids, which every
+    container counts for itself.
     """
     return FileLock(path, thread_local=thread_local, fallback_to_soft=False)

@@ -1,8 +1,8 @@
-"""What may be the name of a file below a directory or a prefix.
+"""Safe names of files below a directory or a prefix.
 
-Names come from outside: from listings of stores, and from manifests and other JSON that somebody else may have written.
-Every one of them is checked here before anything is read or written by it, so that a name can only lead below the place
-that it is meant for, on every system on which the files may land.
+Names are untrusted: they come from listings of stores, and from manifests and other JSON that others may have written.
+Every name is checked here before anything is read or written by it, so that it can only lead below its intended place,
+on every system on which the files may land.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slipstream.errors import UserError
 
-#: The most digits of a number in a name: it fits into 64 bits, signed or not, and so does its successor.
+#: Maximum digits of a number in a name: it and its successor fit into 64 bits, signed or not.
 MOST_DIGITS = 18
-#: Bytes of UTF-8 in a name, as in the keys of S3 and Google's store, and in each of its parts: Linux has 255, of which
-#: some are left for what is put after the name of a file until it is whole.
+#: Maximum UTF-8 bytes of a name, as in the keys of S3 and Google's store, and of its components: Linux has 255, some of
+#: which are reserved for the suffix of an unfinished file.
 LONGEST, LONGEST_PART = 1024, 200
 #: Unicode's categories of characters that control a terminal, break a line or are no text.
 UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}
@@ -26,7 +26,7 @@ EXPECTED = "expected a relative path with / between its parts, none of them empt
 
 
 def fault(name: str) -> str:
-    """Why ``name`` is no relative path that stays below its directory; "" if it is one."""
+    """Return the reason why ``name`` is no relative path that stays below its directory; "" if it is one."""
     if not name:
         return "is empty"
     if any(unicodedata.category(letter) in UNPRINTABLE for letter in name):
@@ -46,7 +46,10 @@ def fault(name: str) -> str:
 
 
 def check_name(name: str, where: object, error: type[UserError] = UserError) -> str:
-    """``name`` itself. Raises ``error``, which names the address ``where`` it was found, unless it is a safe one."""
+    """Return ``name`` if it is safe.
+
+    Otherwise raise ``error``, which names the address ``where`` it was found.
+    """
     if why := fault(name):
         shown = repr(name)
         raise error(f"{where}: the name {shown if len(shown) <= 100 else f'{shown[:99]}…'} {why}; {EXPECTED}")
@@ -54,21 +57,26 @@ def check_name(name: str, where: object, error: type[UserError] = UserError) -> 
 
 
 def check_keys(keys: Iterable[str], where: object) -> list[str]:
-    """The keys that a store lists at ``where``, sorted, without those by which consoles mark directories. Raises
-    ``UserError`` if one of them is no safe name."""
+    """Return the keys that a store lists at ``where``, sorted, without directory markers of consoles.
+
+    Raises ``UserError`` if a name is unsafe.
+    """
     return sorted(check_name(key, where) for key in keys if not key.endswith("/"))
 
 
 def check_prefix(prefix: str, where: object) -> str:
-    """``prefix`` itself, with which names begin. Raises ``UserError`` if that leads out of the place ``where``."""
+    """Return ``prefix``, or raise ``UserError`` if it leads out of the place ``where``."""
     if directory := prefix.rpartition("/")[0]:
         check_name(directory, where)
     return prefix
 
 
 def path_below(directory: Path, name: str, where: object = "") -> Path:
-    """The file ``name`` below ``directory``, to be written or read. Raises ``UserError``, which names ``where`` (the
-    directory, if it is not given), unless the name is safe and no symbolic link stands in its way."""
+    """Return the path of the file ``name`` below ``directory``, to be written or read.
+
+    Raises ``UserError``, which names ``where`` (default: the directory), if the name is unsafe or the path contains a
+    symbolic link.
+    """
     path = directory
     for part in check_name(name, where or directory).split("/"):
         path /= part
@@ -78,8 +86,10 @@ def path_below(directory: Path, name: str, where: object = "") -> Path:
 
 
 def number_in_name(digits: str, width: int = 0) -> int | None:
-    """Return the number that a part of a name stands for, or None unless it is written as our writers do: at most
-    :data:`MOST_DIGITS` ASCII digits, with zeros only up to ``width``. No number has two names."""
+    """Return the number in a part of a name, or None unless it has our writers' form.
+
+    That is at most :data:`MOST_DIGITS` ASCII digits, with zeros only up to ``width``. No number has two names.
+    """
     if not (digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS):
         return None
     number = int(digits)
@@ -87,8 +97,10 @@ def number_in_name(digits: str, width: int = 0) -> int | None:
 
 
 def number_as_name(number: int, width: int = 0) -> str:
-    """Return a number as part of a name, with zeros up to ``width`` digits, as :func:`number_in_name` reads it. Raises
-    ``UserError`` for one of more than :data:`MOST_DIGITS` digits."""
+    """Return a number as part of a name, with zeros up to ``width`` digits, for :func:`number_in_name`.
+
+    Raises ``UserError`` for more than :data:`MOST_DIGITS` digits.
+    """
     if number >= 10**MOST_DIGITS:
         raise UserError(
             f"the number {number} is the next in a name and has more than {MOST_DIGITS} digits; expected fewer, so "

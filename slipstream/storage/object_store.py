@@ -1,8 +1,8 @@
-"""A store on Google Cloud Storage (``gs://``) or Azure Blob Storage (``abfs://``), through fsspec.
+"""Store on Google Cloud Storage (``gs://``) or Azure Blob Storage (``abfs://``), through fsspec.
 
-gcsfs and adlfs find the credentials and hold the connections and the event loop. Requests are made one by one through
-them, with a condition and a checksum where the service has one, and retried here, as for S3: fsspec's own operations
-know no condition on reads, and gcsfs draws the pauses between its retries from Python's global generator.
+gcsfs and adlfs find the credentials and hold the connections and the event loop. Requests go through them singly, with
+a condition and a checksum where the service has one, and are retried here, as for S3. fsspec's own operations have no
+conditional reads, and gcsfs draws the pauses between its retries from Python's global generator.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from slipstream.storage.conditional import Creation
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import retried
 
-#: Per scheme: the package of the client, and the extra that installs it.
+#: Package of the client and the extra that installs it, by scheme.
 PACKAGES = {GCS: ("gcsfs", "gcs"), AZURE: ("adlfs", "azure")}
 
 T = TypeVar("T")
 
 
 def locate(uri: str) -> tuple[Bucket, str, str]:
-    """The bucket of a URI, its own address with a slash at the end, and the key in it. Raises ``UserError``."""
+    """Return the bucket of a URI, its address with a slash at the end, and the key; raises ``UserError``."""
     scheme = GCS if uri.startswith(GCS) else AZURE
     name, _, key = uri[len(scheme) :].partition("/")
     if not name:
@@ -66,7 +66,7 @@ def bucket_of(scheme: str, name: str) -> Bucket:
 
 
 def ask(bucket: Bucket, uri: str, request: Callable[[], T]) -> T:
-    """What a request returns, tried again as long as that may help."""
+    """Make a request, retry it while that may help, and return its result."""
     try:
         return retried(request, lambda error: isinstance(bucket.explain(uri, error), StorageUnavailable))
     except (UserError, AlreadyThere, StorageUnavailable):
@@ -76,7 +76,7 @@ def ask(bucket: Bucket, uri: str, request: Callable[[], T]) -> T:
 
 
 def listed(uri: str) -> Iterator[ObjectInfo]:
-    """All objects whose addresses begin with ``uri``."""
+    """Yield all objects whose addresses start with ``uri``."""
     bucket, root, prefix = locate(uri)
     token = ""
     while True:
@@ -98,7 +98,7 @@ def stat(uri: str) -> ObjectInfo:
 
 
 def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end``. Raises ``AlreadyThere`` if the version is another."""
+    """Return the bytes from ``start`` to ``end``; raises ``AlreadyThere`` if the version has changed."""
     bucket, _, key = locate(source.uri)
 
     def request() -> bytes:
@@ -183,7 +183,7 @@ storage_at = ObjectStorage
 
 
 def write_at(descriptor: int, data: bytes, offset: int) -> None:
-    """All of ``data``: a disk that fills up takes a part first, and raises ``OSError`` for the rest."""
+    """Write all of ``data``; a disk that fills up takes a part first, and raises ``OSError`` for the rest."""
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written

@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a request to any store is tried again."""
+"""Retry policy of requests to any store: number of attempts and pauses."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
-#: Answers that another attempt may change.
+#: Statuses after which another attempt may succeed.
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
-#: A generator for jitter. Clients draw from Python's global one, so that a retry would change a model's numbers.
+#: Generator for jitter. Clients draw from Python's global one, so that a retry would change a model's numbers.
 JITTER = random.Random()
 
 T = TypeVar("T")
 
 
-#: When a request of this process last failed and is to be tried again, on the clock of ``time.monotonic``.
+#: Time of the last failed try that will be repeated, on the clock of ``time.monotonic``.
 _last_failure = -math.inf
 
 
 def failed_since(moment: float) -> bool:
-    """Whether a request has failed since then, on the clock of ``time.monotonic``."""
+    """Return True if a request has failed since ``moment``, on the clock of ``time.monotonic``."""
     return _last_failure >= moment
 
 
 def pause(attempt: int) -> float:
-    """Seconds to wait after this attempt (from 1), which failed: doubled each time, with jitter of up to a quarter."""
+    """Return the pause in seconds after this failed attempt (from 1): doubled every time, less up to a quarter."""
     global _last_failure
     _last_failure = time.monotonic()
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
@@ -42,7 +42,7 @@ def pause(attempt: int) -> float:
 
 
 def pause_before_next(attempt: int) -> float | None:
-    """Return the seconds to wait after this attempt (from 1), which failed; None if no other may follow."""
+    """Return the pause in seconds after this failed attempt (from 1), or None if no other may follow."""
     limit = current_limit()
     if limit is None and attempt >= ATTEMPTS:
         return None
@@ -57,7 +57,10 @@ def tries() -> str:
 
 
 def retried(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
-    """What ``request`` returns, or raises in the last attempt or with an error that is not ``transient``."""
+    """Return the result of ``request``, retried on ``transient`` errors.
+
+    Raises its last error, or one that is not ``transient``.
+    """
     attempt = 0
     while True:
         attempt += 1

@@ -1,7 +1,7 @@
-"""A store on S3, or on a service with its protocol, through boto3.
+"""Store on S3, or on a service with its protocol, through boto3.
 
 Endpoint, region, addressing style, credentials and proxies are configured as usual for boto3 (environment, shared
-configuration, roles). What is not configured there comes from the ``FLYTE_AWS_*`` variables that Flyte sets in pods.
+configuration, roles). Missing settings come from the ``FLYTE_AWS_*`` variables that Flyte sets in pods.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from slipstream.storage.retry import (
     retried,
 )
 
-#: Largest size that is copied within the store by one request, whose answer has the checksum of the whole (S3 has
-#: 5 GiB), and that of the parts of a larger one.
+#: Maximum size of a copy by one request, whose answer has the checksum of the whole (S3 allows 5 GiB), and size of the
+#: parts of a larger copy.
 COPY_BYTES, PART_COPY_BYTES = 2 << 30, 256 << 20
 MOST_PARTS = 10_000
-#: Of requests within a limit. The system sends a lost packet of a new connection again after a second.
+#: For time-limited requests. The system resends a lost packet of a new connection after a second.
 LIMITED_CONNECT_TIMEOUT_S = 1
 #: Keys that are deleted by one request.
 MOST_DELETED = 1000
 
 TRANSIENT_CODES = {
     *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"),
-    # Another request writes this key at the same time, and it is open which of the two will have been first.
+    # Another request writes this key at the same time, and their order is still open.
     *("ConditionalRequestConflict", "OperationAborted"),
-    # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
+    # The received bytes do not match their checksum or signature.
     *("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"),
     # A machine that was suspended sets its clock soon after.
     "RequestTimeTooSkewed",
 }
-#: The connection failed or ended before the whole answer was there.
+#: The connection failed or ended before the answer was complete.
 TRANSIENT_ERRORS = (
     errors.ConnectionError,
     errors.HTTPClientError,
@@ -87,13 +87,13 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def client() -> BaseClient:
-    """The S3 client of this process; connections must not be shared across a fork."""
+    """Return the S3 client of this process; connections must not be shared across a fork."""
     return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
 def client_of(process: int, *, is_limited: bool = False) -> BaseClient:
-    """The client for data requests, or for those within a limit, which have short timeouts and fresh connections."""
+    """Return the client for data requests, or for time-limited ones, with short timeouts and fresh connections."""
     # A new session, because boto3's default one caches the credentials that it found first.
     s3_client = boto3.session.Session().client(
         "s3",
@@ -114,18 +114,18 @@ def client_of(process: int, *, is_limited: bool = False) -> BaseClient:
 
 
 def limit_try(s3_client: BaseClient, request: AWSPreparedRequest, **_: object) -> None:
-    """Handle botocore's ``before-send`` event: let this try end in its time, on a connection of its own."""
-    s3_client.close()  # which drops idle connections; the next request opens one
+    """Handle botocore's ``before-send`` event: limit the time of this try, and use a new connection."""
+    s3_client.close()  # Drops idle connections; the next request opens one.
     if limit := current_limit():
         if not limit.remaining_s:
             raise errors.ReadTimeoutError(endpoint_url=request.url, error="no time is left")
         request.context["read_timeout"] = limit.try_s
-        # For an answer to this, before the body is sent, botocore waits a second longer.
+        # With this header botocore waits a second longer before it sends the body.
         request.headers.pop("Expect", None)
 
 
 def flyte_settings() -> dict[str, str]:
-    """Settings from Flyte's variables, for those that boto3's own variables do not set."""
+    """Return settings from Flyte's variables, for those that boto3's own variables do not set."""
     given = os.environ
     settings = {}
     if "FLYTE_AWS_ENDPOINT" in given and not given.keys() & {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
@@ -195,7 +195,7 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
     if code == "RequestTimeTooSkewed":
         return UserError(f"{uri}: the clock of this machine is wrong by more than 15 minutes; set it")
     if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
-        client_of.cache_clear()  # the next one reads the credentials afresh, which may be renewed while this runs
+        client_of.cache_clear()  # The next client rereads the credentials, which may be renewed meanwhile.
         return UserError(f"{uri}: the credentials were refused ({code}); renew AWS_ACCESS_KEY_ID and its secret")
     if status in (401, 403):
         return UserError(
@@ -236,8 +236,10 @@ def stat(uri: str) -> ObjectInfo:
 
 
 def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end``. If reading the *body* fails it is tried again, too, which botocore
-    does not do. Raises ``AlreadyThere`` if the ETag is another."""
+    """Return the bytes from ``start`` to ``end``.
+
+    A failed read of the *body* is retried, too, unlike in botocore. Raises ``AlreadyThere`` if the ETag has changed.
+    """
     bucket, key = split_uri(source.uri)
 
     def request() -> bytes:
@@ -254,9 +256,12 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_object(source: str, target: str, size: int, sha256: str) -> None:
-    """:func:`slipstream.storage.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
+    """Copy an object as :func:`slipstream.storage.copy_within_s3`.
+
+    Raises ``UserError``, ``StorageUnavailable``.
+    """
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
-    stat(source)  # S3 says of a source that is missing what it says of a target
+    stat(source)  # S3 reports a missing source like a missing target.
     origin, told = {"Bucket": bucket, "Key": key}, ""
     with explained(target):
         if size <= COPY_BYTES:
@@ -341,8 +346,10 @@ class S3Storage:
             raise not_deleted(self.base, len(codes), len(names), why)
 
     def _delete(self, names: Sequence[str]) -> Sequence[str]:
-        """Delete objects by one request. Those that were refused are in its answer, which is 200 all the same, and are
-        asked for again where that may help. Returns the codes of the others."""
+        """Delete objects by one request and return the codes of those that were refused.
+
+        The answer, 200 all the same, lists refused objects; transient refusals are requested again.
+        """
         refused: list[str] = []
         pending = names
 
