@@ -20,7 +20,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, FileRecord, canonical_json
+from slipstream.artifacts.format import (
+    MANIFEST,
+    Artifact,
+    ArtifactWriter,
+    DamagedArtifact,
+    FileRecord,
+    canonical_json,
+    hash_file,
+)
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import segment_number
 from slipstream.artifacts.records import LARGEST_RECORD, decode_record, to_json, to_tree
@@ -306,7 +314,8 @@ def state(name: str) -> Callable[[Path, bytes], object]:
         files = {"state.json": b"{}", "rank-00000.json": to_json(RankState({}, None)), name: content}
         for file, data in files.items():
             (directory / file).write_bytes(data)
-        return read_states(Artifact(directory, "checkpoint", {"world": 1}, {}, ""), "checkpoint")
+        records = {file: hash_file(directory / file) for file in files}
+        return read_states(Artifact(directory, "checkpoint", {"world": 1}, records, ""), "checkpoint")
 
     return read
 
