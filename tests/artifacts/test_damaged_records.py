@@ -49,8 +49,10 @@ from slipstream.promote.store import Pointer, Registry
 from slipstream.score.publish import publications
 from slipstream.storage import storage_for
 from slipstream.storage.names import MOST_DIGITS, number_as_name, number_in_name
+from slipstream.sweep.config import RangeConfig
 from slipstream.sweep.records import Ended, Identity, Point, Proposed, Reported, Started
 from slipstream.sweep.records import decode as decode_sealed
+from slipstream.sweep.space import Parameter
 from slipstream.sweep.store import SweepStore, place_of
 from slipstream.telemetry import ring
 from slipstream.telemetry.metrics import exposition
@@ -75,6 +77,7 @@ from tests.support.measured_trainings import FIGURES
 from tests.support.sampler_process import LABELS, device, sample, totals
 
 HOLDER = Holder("f1a2", 1, "prefix")
+PARAMETERS = (Parameter("training.epochs", RangeConfig(low=1, high=9), whole=True),)
 CHECKPOINT = Name(1, 20)
 
 
@@ -224,7 +227,7 @@ def sealed(kind: type, number: str = "0000/0001") -> Callable[[Path, bytes], obj
         storage = storage_for(str(directory))
         storage.put("records/0000/0001.json", sealed_good(Proposed({})))
         storage.put(f"records/{number}.json", seal)
-        store = SweepStore(str(directory), ())
+        store = SweepStore(str(directory), PARAMETERS)
         trials = store.trials()
         if kind is Identity:
             return store.identity()
@@ -380,7 +383,7 @@ READERS: dict[str, Reader] = {
         to_json(TrainingSoFar(1, 2, 0, [LossPoint(1, 1.0, 0.5, 1e-3)], [POINT], POINT)), progress
     ),
     "slipstream/promote/store.py pointer": Reader(
-        to_json(Pointer(1, "ab", "cd", "why", "at", "run")), pointer, UserError
+        to_json(Pointer(1, "ab" * 8, "cd" * 32, "why", "at", "run")), pointer, UserError
     ),
     "slipstream/score/publish.py publication": Reader(
         to_json(Publication(1, "ab" * 8, "cd", "model", "at", "run")), publication, UserError
@@ -554,7 +557,10 @@ def test_a_number_in_a_name_is_read_as_it_was_written() -> None:
 OTHER_JSON = {
     "slipstream/artifacts/strict_json.py": "the one place",
     "slipstream/artifacts/typed_values.py": "the codec of values between pods, which is tested above",
-    "slipstream/artifacts/prepared/token_rows.py": "a tokenizer of Hugging Face, whose numbers may have any size",
+    "slipstream/artifacts/prepared/tokenizer_json.py": "a tokenizer of Hugging Face, whose numbers may have any size",
+    "slipstream/artifacts/syntax.py": "this user's cache of digests, behind a checksum",
+    "slipstream/language/template_process.py": "what this process and its own child send each other",
+    "slipstream/language/template_worker.py": "what this process and its own child send each other",
     "slipstream/language/tokenizer.py": "a tokenizer of Hugging Face",
     "slipstream/models/base/directory.py": "a base model of Hugging Face, of limited size",
     "slipstream/models/base/headers.py": "a header of safetensors, of limited size",

@@ -126,9 +126,9 @@ def test_a_registry_fetches_versions_of_its_own_only(
 
 def test_a_registrys_listing_writes_nowhere_else(memory: MemoryBucket, tmp_path: Path) -> None:
     memory.objects["r/promoted/00000001.json"] = json.dumps(
-        {"number": 1, "version": "v", "manifest": "", "why": "", "at": "", "run": ""}
+        {"number": 1, "version": "ab" * 8, "manifest": "cd" * 32, "why": "", "at": "", "run": ""}
     ).encode()
-    memory.objects["r/versions/v/../../../../evil"] = b"evil"
+    memory.objects[f"r/versions/{'ab' * 8}/../../../../evil"] = b"evil"
     registry = Registry("gs://bucket/r")
     served = registry.promoted()
     assert served is not None

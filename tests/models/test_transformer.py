@@ -174,7 +174,7 @@ def test_what_the_network_cannot_do_is_one_line(changes: dict[str, Any], named: 
 
 def test_other_data_than_token_rows_is_refused() -> None:
     table = Signature((TensorSpec("numeric", "float32", (3,)),), "classification", "y", ("a", "b"))
-    with pytest.raises(UserError, match=r"model.name: transformer takes rows of tokens.*this data has numeric"):
+    with pytest.raises(UserError, match=r"model\.name: \"transformer\" is not allowed; expected auto or mlp"):
         build(ModelConfig("transformer"), table, seed=0)
 
 
