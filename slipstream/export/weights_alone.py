@@ -39,7 +39,7 @@ def too_large(model: nn.Module, config: ExportConfig) -> str:
     return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
 
 
-def export_weights(
+def export_weights(  # noqa: PLR0913 - all that the artifact holds
     writer: ArtifactWriter,
     libraries: Sequence[LibraryFiles],
     data: PreparedData,
@@ -47,9 +47,13 @@ def export_weights(
     made_by: Mapping[str, object],
     machine: MachineFigures,
     why: str,
+    code: Sequence[str],
 ) -> Artifact:
-    """Write the artifact of a model without ONNX variants beside the files of the ``libraries``, and ``why`` there are
-    none. Raises ``UserError`` if the model cannot leave in another way."""
+    """Write the artifact of a model without ONNX variants beside the files of the ``libraries``.
+
+    ``why`` says why there are none; ``code`` are the code versions that trained the model. Raises ``UserError`` if it
+    cannot be exported in another way.
+    """
     if not any(each.name == HUGGING_FACE for each in libraries):
         raise UserError(
             f"export.most_parameters: the model can leave as ONNX only, and {why}; raise it (ONNX's files hold 2 GiB), "
@@ -74,7 +78,7 @@ def export_weights(
     write_record(writer, SIGNATURE, deployed)
     for name in deployed.preprocessing:
         writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
     return finish(writer, made_by)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.homes import Holder
-from slipstream.artifacts.results.training import Attempt, read_attempt
+from slipstream.artifacts.results.training import Attempt, code_versions_of, read_attempt
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import TrainedModel
@@ -103,7 +104,8 @@ def test_a_model_of_another_type_and_state_of_other_parts_are_refused(tmp_path: 
     with pytest.raises(UserError, match=r"another model: .* is float32 .* there and float64 .* here"):
         other_type.checkpoints.restore()
     parts = Run(tmp_path)
-    parts.checkpoints._state.parts["swept"] = nn.Linear(1, 1)  # type: ignore[assignment]
+    state = parts.checkpoints._state
+    parts.checkpoints._state = replace(state, parts={**state.parts, "swept": nn.Linear(1, 1)})
     with pytest.raises(UserError, match=r"holds the state of scheduler besides the model's, this code has .*swept"):
         parts.checkpoints.restore()
 
@@ -166,6 +168,7 @@ def test_an_edit_resumes_and_a_raised_step_version_does_not(
     assert tables[0].fingerprint != tables[1].fingerprint and tables[0].content == tables[1].content
     attempt: Attempt = read_attempt(train(alone / "model", alone / "again", MLP, **SETTINGS))
     assert attempt.steps == 7 and attempt.code_versions == ["old", "new"]
+    assert code_versions_of(Artifact.open(alone / "model", "train")) == ["old", "new"]
     assert "other code: slipstream.prepare.rows changed since" in capfd.readouterr().err
     dist.destroy_process_group() if dist.is_initialized() else None
     monkeypatch.setattr(identity_module, "STEP_VERSION", 2)
