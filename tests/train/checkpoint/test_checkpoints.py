@@ -169,7 +169,7 @@ def test_another_model_is_refused_by_its_first_tensor(tmp_path: Path) -> None:
     first = Run(tmp_path, width=8)
     first.steps(1)
     first.save(1)
-    with pytest.raises(UserError, match=r"another model: .* is \(8,\) there and \(9,\) here"):
+    with pytest.raises(UserError, match=r"another model: .* is float32 \(8,\) there and float32 \(9,\) here"):
         Run(tmp_path, width=9).checkpoints.restore()
 
 
