@@ -35,4 +35,6 @@ COPY --chown=1000 workflows workflows
 RUN python -m pip install --no-deps --editable .
 # Only slipstream is installed: tasks and workflows are found here.
 ENV HOME=/home/flyte PYTHONPATH=/root
+# Keeps the digests of the sources, or every pod would parse them again.
+RUN python -c "import workflows.training" && chown --recursive 1000 /home/flyte
 USER 1000

@@ -16,10 +16,10 @@ from slipstream.artifacts.results.export import (
 BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI computes other, wrong numbers"}
 
 
-def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int]) -> str:
+def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int], code: Sequence[str]) -> str:
     """Return the card as Markdown.
 
-    ``rows`` are the row counts of the data card.
+    ``rows`` are the row counts of the data card, ``code`` the code versions that trained the model.
     """
     tested = (
         f"""; every metric below is of the same
@@ -27,11 +27,12 @@ def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping
         if report.variants
         else ""
     )
+    trained_by = f"\n{trained_by_code(code)}\n" if code else ""
     licence = f"\nLicence: {report.licence}.\n" if report.licence else ""
     return f"""# {signature.target}: {signature.task}
 
 Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
-
+{trained_by}
 ## Use
 
 {on_tensors(signature)}
@@ -41,6 +42,12 @@ Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 
 {measured(report) if report.variants else f"There is no ONNX model: {report.why}."}
 """
+
+
+def trained_by_code(versions: Sequence[str]) -> str:
+    """Return a line with the code versions that trained a model, in the order in which they did."""
+    named = ", then ".join(f"`{version}`" for version in versions)
+    return f"Trained by code version{'s' if len(versions) > 1 else ''} {named}."
 
 
 def on_tensors(signature: DeployedSignature) -> str:

@@ -24,6 +24,7 @@ from slipstream.artifacts.results.export import (
     MachineFigures,
     ModelSignature,
 )
+from slipstream.artifacts.results.training import code_versions_of
 from slipstream.artifacts.versions import installed
 from slipstream.comparison.latencies import Workload, affordable_batches, measure_latencies
 from slipstream.comparison.quality import Loss, loss_of
@@ -87,9 +88,10 @@ def export(
     check_inputs(signature, data.signature)
     model = trained.load()
     network = getattr(model, "network", model)
+    code = code_versions_of(trained.artifact)
     libraries = write_libraries(writer, network, trained.config, data)
     if why := too_large(model, config):
-        return export_weights(writer, libraries, data, config, made_by, describe(machine, config), why)
+        return export_weights(writer, libraries, data, config, made_by, describe(machine, config), why, code)
     merge(network)
     test = held_out_rows(data)
     torch = torch_variants(model, signature, test, machine)
@@ -152,7 +154,7 @@ def export(
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
     return finish(writer, made_by)
 
 

@@ -46,7 +46,7 @@ def parameters_of(model: nn.Module) -> int:
     return sum(map(math.prod, plain_shapes(model).values()))
 
 
-def export_weights(
+def export_weights(  # noqa: PLR0913 - all that the artifact holds
     writer: ArtifactWriter,
     libraries: Sequence[LibraryFiles],
     data: PreparedData,
@@ -54,10 +54,12 @@ def export_weights(
     made_by: Mapping[str, object],
     machine: MachineFigures,
     why: str,
+    code: Sequence[str],
 ) -> Artifact:
     """Write the artifact of a model without ONNX variants, with ``libraries`` and the reason ``why``.
 
-    Raises ``UserError`` if the model cannot be exported in another form.
+    ``code`` are the code versions that trained the model. Raises ``UserError`` if the model cannot be exported in
+    another form.
     """
     if not any(each.name == HUGGING_FACE for each in libraries):
         raise UserError(
@@ -83,7 +85,7 @@ def export_weights(
     write_record(writer, SIGNATURE, deployed)
     for name in deployed.preprocessing:
         writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"], code).encode())
     return finish(writer, made_by)
 
 

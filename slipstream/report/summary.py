@@ -63,6 +63,7 @@ class RunSummary:
             terminal.tried(self.compression),
             terminal.quality(self.evaluation),
             terminal.held_back(self.bottleneck),
+            terminal.trained_by(self.training),
             terminal.variants(self.export, self.evaluation.metric_of_rows),
             terminal.network(self.network),
             terminal.time(self.stages),

@@ -11,6 +11,7 @@ from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.export import ExportReport, VariantFigures
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.sweep import Sweep
+from slipstream.artifacts.results.training_figures import TrainingFigures
 from slipstream.report import formatting as fmt
 from slipstream.report.against_baseline import against_baseline
 from slipstream.report.against_plan import AgainstPlan
@@ -102,6 +103,12 @@ def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
     if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
         used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
         yield from labelled("Training", f"{used}. {fmt.sentence(bottleneck.sentence)}")
+
+
+def trained_by(training: TrainingFigures | None) -> Iterator[str]:
+    """Yield the code versions that trained the model, if there were several."""
+    if training and len(training.code_versions) > 1:
+        yield from labelled("Code", f"trained by {', then '.join(training.code_versions)}")
 
 
 def variants(export: ExportReport, metric: str) -> Iterator[str]:

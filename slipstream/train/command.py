@@ -18,6 +18,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import make_stub
 from slipstream.artifacts.results.training import KIND
+from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
 from slipstream.distributed.leaving import group_stands, leave
 from slipstream.distributed.user_errors import explained
@@ -116,7 +117,8 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             # A process that does not need it reads no base for its digest.
             base = fingerprint_origin(settings.model)
             data = PreparedData.open(directory)
-            return {"command": "slipstream.train", **identity(data, settings.model, training, base_digest=base)}
+            made = {"command": "slipstream.train", "code": code_version(KIND)}
+            return {**made, **identity(data, settings.model, training, base_digest=base)}
 
         if is_finished(output, made_by):
             return

@@ -58,7 +58,7 @@ def in_older_form(identity: Mapping[str, object], model: ModelConfig) -> dict[st
     For checkpoint directories that ``training.checkpoint_uri`` names; to be removed with the next release.
     """
     code = model_code(model, by_bytes=True)
-    older = {name: value for name, value in identity.items() if name not in (*MANIFESTS, "step", "model_code")}
+    older = {name: value for name, value in identity.items() if name not in (*MANIFESTS, "model_code")}
     return older | ({"model_code": code} if code else {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts import syntax, versions
+from slipstream.artifacts.store import content_key
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory_code import fingerprint_model
+from slipstream.profiles.profile import current_profile
 from slipstream.stages import STAGES
+from tasks.flyte.homes import home_of
+from tasks.flyte.stage import describe
 
 CACHES = (versions.code_version, versions.syntax_of, versions.module_digest, versions.source_of, syntax.kept_syntaxes)
 CACHED = [name for name, stage in STAGES.items() if stage.engines]
@@ -99,6 +106,60 @@ def test_an_edit_changes_exactly_the_stages_that_run_it(monkeypatch: pytest.Monk
     monkeypatch.undo()
     forget()
     assert [stage for stage in CACHED if after[stage] != before[stage]] == ["train"]
+
+
+def test_reformatting_every_module_changes_no_key_of_a_stage_and_no_checkpoint_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sources of this project, and a factory of a user's own, without comments and in another format."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text("# a comment\ndef build(signature):\n    x = (1 +\n         2)\n    return x\n")
+    model, placement = ModelConfig("mine:build"), current_profile().placement("train")
+
+    def keys() -> dict[str, str]:
+        code = fingerprint_model(model)
+        inputs = {"model": model, "code": code, "prepared": "content"}
+        described = {name: describe(value) for name, value in inputs.items()}
+        made = {stage: content_key(stage, versions.code_version(stage), described) for stage in CACHED}
+        return made | {"checkpoints": home_of("train", inputs, placement)}
+
+    before, plain, rewritten = keys(), Path.read_bytes, set[Path]()
+
+    def reformatted(self: Path) -> bytes:
+        source = plain(self)
+        if self.suffix != ".py":
+            return source
+        rewritten.add(self)
+        return b'"""Another docstring."""\n' + ast.unparse(without_docstring(source)).encode() + b"  # a comment\n"
+
+    forget()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Path, "read_bytes", reformatted)
+    after = keys()
+    monkeypatch.undo()
+    forget()
+    assert after == before and len(rewritten) > 200 and tmp_path / "mine.py" in rewritten
+
+
+def without_docstring(source: bytes) -> ast.Module:
+    tree = ast.parse(source)
+    if ast.get_docstring(tree) is not None:
+        tree.body.pop(0)
+    return tree
+
+
+def test_an_edit_of_a_factory_changes_key_and_checkpoint_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    homes = set()
+    for source in ("def build(signature):\n    return 1", "def build(signature):\n    return 2"):
+        (tmp_path / "mine.py").write_text(source)
+        code = fingerprint_model(ModelConfig("mine:build"))
+        homes.add(home_of("train", {"code": code}, current_profile().placement("train")))
+    assert len(homes) == 2
 
 
 def test_an_import_inside_a_function_is_followed(project: Path) -> None:

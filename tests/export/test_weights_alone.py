@@ -54,6 +54,9 @@ def exported(data: PreparedData, trained: TrainedModel, tmp_path_factory: pytest
     config = ExportConfig(most_parameters=20_639, half=True, tensorrt=True, licence="Apache-2.0")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("slipstream.artifacts.prepared.data.PreparedData.split", never)
+        patch.setattr(
+            engine, "code_versions_of", lambda artifact: ["0a1b", "2c3d"] if artifact is trained.artifact else []
+        )
         engine.export(directory, trained, data, config, {"trained": "1"})
     return directory
 
@@ -76,6 +79,7 @@ def test_the_artifact_is_weights_tokenizer_and_what_they_are(exported: Path) -> 
     assert (signature["model"], signature["samples"], signature["raw"], signature["no_onnx"]) == ("", None, None, WHY)
     card = (exported / "MODEL_CARD.md").read_text()
     assert f"There is no ONNX model: {WHY}." in card and "Licence: Apache-2.0." in card and "metric" not in card
+    assert "\nTrained by code versions `0a1b`, then `2c3d`.\n" in card
     assert 'AutoModelForCausalLM.from_pretrained("hugging-face")' in card and "vllm serve hugging-face" in card
 
 

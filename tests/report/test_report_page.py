@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import datetime
@@ -19,7 +20,7 @@ from slipstream.report.pages.report_page import report_page
 from slipstream.settings import to_dict
 from slipstream.source.quarantine import BadRow
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
-from tests.support.report_runs import STAGES, compression, results
+from tests.support.report_runs import ATTEMPT, STAGES, compression, results
 
 KINDS = {
     "two classes": ["<=50K", ">50K"],
@@ -54,6 +55,19 @@ def test_names_and_labels_from_the_data_stay_text(tmp_path: Path, classes: int) 
     text = Parsed(page).text
     for named in ("source", "target", "warning", "reason", "column", "file.csv", "age"):
         assert f"{HOSTILE}{named}" in text
+
+
+@pytest.mark.parametrize(("versions", "line"), [(["0a1b"], "version 0a1b."), (["0a1b", "2c3d"], "0a1b, then 2c3d.")])
+def test_the_page_and_the_summary_name_the_code_versions_that_trained(
+    tmp_path: Path, versions: list[str], line: str
+) -> None:
+    trained = {"attempt.json": replace(ATTEMPT, code_versions=versions)}
+    found = results(tmp_path / "in", ["no", "yes"], trained=trained)
+    summary = build(tmp_path / "runs", found, STAGES, {"inputs": {}, **to_dict(RunConfig())})
+    page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
+    assert line in " ".join(Parsed(page).text.split())
+    recorded = json.loads(Path(summary.directory, "summary.json").read_text())
+    assert recorded["training"]["code_versions"] == versions
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,6 +38,15 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
         assert said in text
 
 
+@pytest.mark.parametrize("versions", [[], ["0a1b"], ["0a1b", "2c3d"]])
+def test_several_code_versions_that_trained_a_model_are_named(tmp_path: Path, versions: list[str]) -> None:
+    summary = summary_of(tmp_path, ["no", "yes"])
+    assert summary.training
+    text = str(replace(summary, training=replace(summary.training, code_versions=versions)))
+    assert ("Code        trained by 0a1b, then 2c3d\n" in text) is (len(versions) > 1)
+    assert ("trained by" in text) is (len(versions) > 1)
+
+
 def test_a_short_benchmark_says_so(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ["no", "yes"])
     assert summary.network and "short" not in str(summary)

@@ -30,6 +30,7 @@ class ToyTrained:
     model: nn.Module
     history: dict[str, Any] = field(default_factory=dict)
     config: ModelConfig = field(default_factory=ModelConfig)
+    artifact: Artifact = Artifact(Path(), "train", {}, {}, "")
 
     def load(self) -> nn.Module:
         return self.model.eval()

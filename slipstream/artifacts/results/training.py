@@ -215,3 +215,8 @@ def read_devices(directory: Path) -> TrainingDevices | None:
 def read_attempt(directory: Path) -> Attempt:
     """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
     return read_record(Artifact.open(directory, KIND), ATTEMPT, Attempt)
+
+
+def code_versions_of(trained: Artifact) -> list[str]:
+    """Return the code versions that trained a model, in order; empty if its artifact does not record them."""
+    return read_record(trained, ATTEMPT, Attempt).code_versions if ATTEMPT in trained.files else []

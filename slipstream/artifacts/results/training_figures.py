@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.artifacts.format import Artifact
@@ -38,6 +38,8 @@ class TrainingFigures:
     attempts: list[AttemptSpan]
     #: Of the parameters those that were trained; None of an older training: all.
     trained: int | None = None
+    #: The code versions that trained it, in order; empty if the training did not record them.
+    code_versions: list[str] = field(default_factory=list)
 
     @property
     def frozen(self) -> int:
@@ -64,6 +66,7 @@ def read_figures(directory: Path) -> TrainingFigures:
         throughput=attempt.throughput,
         save_seconds=attempt.save_seconds,
         attempts=devices.attempts,
+        code_versions=attempt.code_versions,
     )
 
 

@@ -234,7 +234,7 @@ class ResumePolicy:
             )
         recorded, this = made_by.get("identity", {}), self.identity
         if self.older and isinstance(recorded, Mapping) and in_older_form(made_by):
-            recorded = {name: value for name, value in recorded.items() if name not in MANIFESTS}
+            recorded = {name: value for name, value in recorded.items() if name not in MANIFESTS} | {"step": 1}
             this = self.older
         then, now = (with_defaults(self.defaults, each) for each in (recorded, this))
         difference = first_difference(then, now, ignored=self.ignored)

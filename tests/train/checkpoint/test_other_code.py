@@ -1,97 +1,190 @@
-"""Checkpoints of other code: training goes on and says so, unless the settings or the tensors forbid it."""
+"""Training resumes after an edit of the code and says so; what decides the result must still be equal."""
 
 from __future__ import annotations
 
-import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-from slipstream.artifacts.format import MANIFEST
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.results.training import Attempt, code_versions_of, read_attempt
 from slipstream.errors import UserError
-from slipstream.train.config import STEP_VERSION
+from slipstream.models.config import ModelConfig
+from slipstream.models.trained import TrainedModel
+from slipstream.storage import storage_for
+from slipstream.train import identity as identity_module
+from slipstream.train import run as run_module
+from slipstream.train.checkpoint.home import Name
+from slipstream.train.checkpoint.restore import Candidate, check_tensors
 from slipstream.train.identity import describe_other_code
-from tests.support.small_run import IDENTITY, Run
+from tests.support import toys
+from tests.support.gpu_proof.trainings import train
+from tests.support.small_run import Run
 
-IDENTITY_NOW = {**IDENTITY, "step": STEP_VERSION}
-THEN, NOW = {"a": "1", "b": "1", "gone": "1"}, {"a": "1", "b": "2", "new": "1"}
+THEN = {"slipstream.prepare.rows": "1", "slipstream.train.loop": "1"}
+NOW = {"slipstream.prepare.rows": "2", "slipstream.train.loop": "1"}
+#: A checkpoint directory that commit 0a260941 wrote, whose identity holds the digest of a manifest and no step version.
+OLDER = Path(__file__).with_name("older_release")
+SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 50, "learning_rate": 1e-2, "precision": "fp32"}
+SETTINGS |= {"checkpoint_every": 5}
+MLP = ModelConfig("mlp", {"hidden": [16]})
 
 
-def saved(home: Path, step: int, identity: dict[str, Any] = IDENTITY_NOW, **policy: Any) -> Path:
-    """A checkpoint; returns its manifest."""
-    run = Run(home, identity=identity, **policy)
+def saved(home: Path, step: int, **policy: Any) -> Run:
+    run = Run(home, **policy)
     run.checkpoints.restore()
     run.steps(1)
     run.save(step)
-    run.checkpoints.end()
-    (manifest,) = home.glob(f"step-{step:012d}*/{MANIFEST}")
-    return manifest
+    return run
 
 
-def test_other_code_resumes_and_every_version_is_recorded(tmp_path: Path) -> None:
-    saved(tmp_path, 1, version="v1", modules=THEN)
-    manifest = saved(tmp_path, 2, version="v2", modules=NOW)
-    made_by = json.loads(manifest.read_text(encoding="utf-8"))["made_by"]
-    assert (made_by["trained_by"], made_by["code"]) == (["v1", "v2"], NOW)
-    run = Run(tmp_path, identity=IDENTITY_NOW, version="v2", modules=NOW)
-    restored = run.checkpoints.restore()
-    assert restored is not None and restored.step == 2
-    assert run.checkpoints.trained_by == ["v1", "v2"]
+def test_other_code_resumes_and_its_checkpoints_name_all_code_that_trained(tmp_path: Path) -> None:
+    saved(tmp_path, 1, version="old", modules=THEN)
+    restored = (second := saved(tmp_path, 2, version="new", modules=NOW)).checkpoints.restore()
+    assert restored is not None and restored.trained_by == ("old", "new")
+    assert second.checkpoints.trained_by == ["old", "new"]
+    third = Run(tmp_path, version="new", modules=NOW)
+    assert third.checkpoints.trained_by == ["new"], "before it resumes"
+    assert third.checkpoints.restore() is not None and third.checkpoints.trained_by == ["old", "new"]
 
 
-def test_the_modules_that_changed_are_named_in_one_line() -> None:
+def test_same_code_skips_checkpoints_that_other_code_made_or_touched(tmp_path: Path) -> None:
+    saved(tmp_path, 1, version="old", modules=THEN)
+    saved(tmp_path, 2, version="new", modules=NOW)
+    with_old = Run(tmp_path, version="old", modules=THEN, resume="same-code").checkpoints.restore()
+    assert with_old is not None and with_old.step == 1
+    assert Run(tmp_path, version="new", modules=NOW, resume="same-code").checkpoints.restore() is None
+
+
+def test_one_line_names_the_modules_that_changed() -> None:
     assert describe_other_code(THEN, THEN) == ""
-    assert describe_other_code(THEN, NOW) == "resumes a checkpoint of other code: b, gone, new changed since"
-    many = {f"m{number}": "1" for number in range(9)}
-    assert describe_other_code({}, many).endswith("m0, m1, m2, m3, m4 and 4 more changed since")
+    line = describe_other_code(THEN, NOW | {"slipstream.train.added": "1"})
+    assert line == ("resumes a checkpoint of other code: slipstream.prepare.rows, slipstream.train.added changed since")
+    many = describe_other_code({}, {f"module{number}": "1" for number in range(9)})
+    assert many.count("module") == 5 and "and 4 more" in many and "\n" not in many
 
 
-def test_same_code_skips_what_other_code_has_trained(tmp_path: Path) -> None:
-    saved(tmp_path, 1, version="v1")
-    saved(tmp_path, 2, version="v2")
-    for version, expected in (("v1", 1), ("v2", None), ("v3", None)):
-        run = Run(tmp_path, identity=IDENTITY_NOW, version=version, resume="same-code")
-        restored = run.checkpoints.restore()
-        run.checkpoints.end()
-        assert (restored and restored.step) == expected, version
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda live: {**live, "model/added": ("float32", (1,))}, r"model/added is absent there and float32 \(1,\)"),
+        (
+            lambda live: {**live, "model/weight": ("float32", (3,))},
+            r"weight is float32 \(2,\) there and .*\(3,\)",
+        ),
+        (lambda live: {**live, "model/weight": ("bfloat16", (2,))}, r"is float32 \(2,\) there and bfloat16 \(2,\)"),
+        (lambda live: {}, r"model/weight is float32 \(2,\) there and absent here"),
+    ],
+    ids=["name", "shape", "type", "gone"],
+)
+def test_tensors_of_other_name_shape_or_type_are_one_line(
+    edit: Callable[[dict[str, Any]], dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    index: Any = {"model/weight": {"dtype": "float32", "size": [2]}}
+    live = {"model/weight": ("float32", (2,))}
+    candidate = Candidate(storage_for(str(tmp_path)), Name(1, 1))
+    check_tensors(candidate, index, live)
+    with pytest.raises(UserError, match=message) as refused:
+        check_tensors(candidate, index, edit(live))
+    assert "\n" not in refused.value.message
 
 
-def test_a_raised_step_version_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_another_type_and_state_of_other_parts_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    with pytest.raises(UserError, match=rf"was made with step {STEP_VERSION}, this run has {STEP_VERSION + 1}"):
-        Run(tmp_path, identity={**IDENTITY, "step": STEP_VERSION + 1}).checkpoints.restore()
+    other_type = Run(tmp_path)
+    other_type.model.double()
+    with pytest.raises(UserError, match=r"another model: .* is float32 .* there and float64 .* here"):
+        other_type.checkpoints.restore()
+    parts = Run(tmp_path)
+    state = parts.checkpoints._state
+    parts.checkpoints._state = replace(state, parts={**state.parts, "swept": nn.Linear(1, 1)})
+    with pytest.raises(UserError, match=r"holds the state of scheduler besides the model's, this code has .*swept"):
+        parts.checkpoints.restore()
 
 
-def test_an_identity_in_the_form_of_older_releases_is_compared_without_digests_of_manifests(tmp_path: Path) -> None:
-    manifest = saved(tmp_path, 1, identity=IDENTITY)
-    written = json.loads(manifest.read_text(encoding="utf-8"))
-    for newer in ("trained_by", "code"):
-        del written["made_by"][newer]
-    manifest.write_text(json.dumps(written), encoding="utf-8")
-    now = {**IDENTITY_NOW, "data": "a digest of contents"}
-    older = {"training": {"seed": 0}}
-    restored = Run(tmp_path, identity=now, older=older).checkpoints.restore()
-    assert restored is not None and restored.trained_by == ()
-    with pytest.raises(UserError, match=r"was made with training\.seed 0, this run has 1"):
-        Run(tmp_path, identity=now, older={"training": {"seed": 1}}).checkpoints.restore()
+@pytest.fixture
+def alone(tmp_path: Path) -> Any:
+    toys.table(tmp_path / "table", "classification")
+    yield tmp_path
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def test_tensors_of_another_type_are_refused_in_one_line(tmp_path: Path) -> None:
-    saved(tmp_path, 1)
-    run = Run(tmp_path, identity=IDENTITY_NOW)
-    run.model.double()
-    with pytest.raises(
-        UserError, match=r"holds another model: model/0\.bias is float32 \(8,\) there and float64 \(8,\)"
-    ):
-        run.checkpoints.restore()
+def at_step_5(directory: Path) -> None:
+    """Leave of the checkpoints of a finished training the one of step 5."""
+    for place in Path(f"{directory}.checkpoints").glob("step-*"):
+        if not place.name.startswith("step-000000000005"):
+            shutil.rmtree(place)
 
 
-def test_another_part_of_the_state_is_refused_in_one_line(tmp_path: Path) -> None:
-    saved(tmp_path, 1)
-    run = Run(tmp_path, identity=IDENTITY_NOW)
-    cast(dict[str, Any], run.checkpoints._state.parts)["ema"] = run.scheduler
-    with pytest.raises(
-        UserError, match="holds the state of scheduler besides the model's, this code has ema, scheduler"
-    ):
-        run.checkpoints.restore()
+def weights_of(directory: Path) -> dict[str, torch.Tensor]:
+    return TrainedModel.open(directory).load().state_dict()
+
+
+def test_a_directory_of_an_older_release_resumes(alone: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(OLDER, alone / "model.checkpoints")
+    resumed = train(alone / "model", alone / "table", MLP, **SETTINGS)
+    attempt = read_attempt(resumed)
+    assert "step-000000000005" in attempt.resumed_from and attempt.steps == 7
+    assert "older release" in capfd.readouterr().err
+    dist.destroy_process_group() if dist.is_initialized() else None
+    whole = weights_of(train(alone / "whole", alone / "table", MLP, **SETTINGS))
+    found = weights_of(resumed)
+    assert all(torch.allclose(found[name], whole[name], rtol=1e-4, atol=1e-6) for name in whole)
+
+
+@pytest.mark.parametrize("setting", [{"learning_rate": 2e-2}, {"seed": 1}])
+def test_a_directory_of_an_older_release_of_another_training_is_refused(alone: Path, setting: dict[str, Any]) -> None:
+    shutil.copytree(OLDER, alone / "model.checkpoints")
+    with pytest.raises(Exception, match=f"was made with training.{next(iter(setting))}"):
+        train(alone / "model", alone / "table", MLP, **(SETTINGS | setting))
+
+
+def test_an_edit_resumes_and_a_raised_step_version_does_not(
+    alone: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def code(version: str, modules: dict[str, str]) -> None:
+        monkeypatch.setattr(run_module, "training_code", lambda: (version, modules))
+
+    code("old", THEN)
+    train(alone / "model", alone / "table", MLP, **SETTINGS)
+    at_step_5(alone / "model")
+    shutil.copytree(alone / "model.checkpoints", alone / "kept.checkpoints")
+    dist.destroy_process_group() if dist.is_initialized() else None
+    code("new", NOW)
+    shutil.rmtree(alone / "model")
+    toys.table(alone / "again", "classification")
+    manifest = alone / "again" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"made_by": {}', '"made_by": {"code": "other"}'))
+    tables = [Artifact.open(alone / name, "prepare") for name in ("table", "again")]
+    assert tables[0].fingerprint != tables[1].fingerprint and tables[0].content == tables[1].content
+    attempt: Attempt = read_attempt(train(alone / "model", alone / "again", MLP, **SETTINGS))
+    assert attempt.steps == 7 and attempt.code_versions == ["old", "new"]
+    assert code_versions_of(Artifact.open(alone / "model", "train")) == ["old", "new"]
+    assert "other code: slipstream.prepare.rows changed since" in capfd.readouterr().err
+    dist.destroy_process_group() if dist.is_initialized() else None
+    monkeypatch.setattr(identity_module, "STEP_VERSION", 2)
+    with pytest.raises(Exception, match="was made with step 1, this run has 2"):
+        train(alone / "kept", alone / "table", MLP, **SETTINGS)
+
+
+def test_a_directory_of_an_older_release_is_of_the_first_step_version(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity_module, "STEP_VERSION", 2)
+    shutil.copytree(OLDER, alone / "model.checkpoints")
+    with pytest.raises(Exception, match="was made with step 1, this run has 2"):
+        train(alone / "model", alone / "table", MLP, **SETTINGS)
+
+
+def test_the_holder_of_another_execution_is_no_reason_to_skip(tmp_path: Path) -> None:
+    saved(tmp_path, 1, version="old", holder=Holder("f1"))
+    assert Run(tmp_path, version="new", holder=Holder("f2")).checkpoints.restore() is not None
