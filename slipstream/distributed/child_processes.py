@@ -1,7 +1,7 @@
-"""Child processes that begin light and end with their parent.
+"""Child processes that start light and end with their parent.
 
-Without this, workers survive when their parent is killed, and continue to work and write beside the next attempt:
-workers of torch elastic do not notice its death, and workers of a process pool keep each other's pipes open.
+Otherwise workers survive when their parent is killed, and continue to work and write during the next attempt: workers
+of torch elastic do not notice its death, and workers of a process pool keep each other's pipes open.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_torch_elastic() -> None:
-    """:func:`end_with_parent` for a worker of torch elastic; does nothing in any other process."""
+    """Call :func:`end_with_parent` in a worker of torch elastic; do nothing in any other process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent dies. Linux only; does nothing on other systems.
+    """Have the kernel kill this process when its parent dies; does nothing except on Linux.
 
     ``parent`` is the expected parent's process id (default: the current parent). If it is dead already, this process
     ends at once.
@@ -41,8 +41,10 @@ def end_with_parent(parent: int | None = None) -> None:
 
 @contextmanager
 def no_main_module() -> Iterator[None]:
-    """Let processes start without importing this one's main module again: they need nothing of a command such as
-    ``pyflyte``, whose import takes seconds."""
+    """Let processes start without importing this one's main module.
+
+    They need nothing of a command such as ``pyflyte``, whose import takes seconds.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -1,8 +1,8 @@
-"""What an error of torch, a device or a network means: too little memory, a device that is broken, a peer that is gone.
+"""Classification of errors of torch, a device or a network: out of memory, broken device, lost peer.
 
-The types say little: CUDA's errors of any kind are ``AcceleratorError``, NCCL's ``DistBackendError``, and gloo raises
-plain ``RuntimeError``. So it is the message that counts. Sources of the texts: ``cudaGetErrorString`` of the CUDA
-runtime, torch's ``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
+The types are too general: CUDA's errors of any kind are ``AcceleratorError``, NCCL's ``DistBackendError``, and gloo
+raises plain ``RuntimeError``. So the message decides. Sources of the texts: ``cudaGetErrorString`` of the CUDA runtime,
+torch's ``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Meaning(Enum):
     PEER = "a lost peer"
 
 
-#: By a part of the message; the first that is in it counts. A device's own error comes before what NCCL makes of it.
+#: Meaning by a part of the message; the first match counts. A device's own error precedes NCCL's wrapper of it.
 MESSAGES: tuple[tuple[str, Meaning], ...] = (
     ("out of memory", Meaning.MEMORY),
     ("Cuda failure 2 ", Meaning.MEMORY),
@@ -38,7 +38,7 @@ MESSAGES: tuple[tuple[str, Meaning], ...] = (
 
 
 def meaning_of(error: BaseException) -> Meaning | None:
-    """None if it is none of these: most likely a bug."""
+    """Return the meaning of an error, or None if it has none of these: most likely a bug."""
     import torch.distributed as dist
 
     if isinstance(error, MemoryError):

@@ -1,5 +1,7 @@
-"""The end of a job whose rank 0 has more to do than the others, which wait for it in the store: in a collective NCCL's
-watchdog would kill them after ten minutes, and to write a large model takes longer."""
+"""Shutdown of a job whose rank 0 has more work than the others, which wait for it in the store.
+
+In a collective NCCL's watchdog would kill them after ten minutes, and writing a large model takes longer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch.distributed as dist
 
 from slipstream.distributed.user_errors import AgreedUserError
 
-#: Seconds between two looks into the store.
+#: Seconds between polls of the store.
 POLL_S = 0.2
 DONE = "done"
 
@@ -18,11 +20,12 @@ DONE = "done"
 def leave_after_rank_0(
     store: dist.Store, rank: int, world: int, refused: str = "", timeout: timedelta = timedelta(minutes=10)
 ) -> None:
-    """Wait, for as long as it takes, until rank 0 has called this too. Rank 0, which may host the store, goes last:
-    all others have to say within ``timeout`` that they know.
+    """Wait, without a timeout, until rank 0 has called this too.
 
-    Raises ``AgreedUserError`` on all ranks if rank 0 was ``refused`` what it had to do, with this message; and
-    ``torch.distributed.DistError`` if the store is lost, or on rank 0 another rank.
+    Rank 0, which may host the store, shuts down last: all others have to confirm within ``timeout``.
+
+    Raises ``AgreedUserError`` on all ranks with the message ``refused``, if rank 0 passes one because its work was
+    refused; and ``torch.distributed.DistError`` if the store is lost, or on rank 0 another rank.
     """
     if rank == 0:
         store.set(DONE, refused)

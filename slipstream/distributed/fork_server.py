@@ -1,8 +1,7 @@
-"""Processes that are forked from a server which has loaded what they need: torch and flytekit alone take 4 s.
+"""Fork server that has loaded the libraries of its children: torch and flytekit alone take 4 s.
 
-The first of them starts the server, which loads once what each of them would load for itself; all later ones start in a
-hundredth of a second. The server does no work, so it has no threads and has touched no GPU: what is forked from it is a
-fresh process.
+The first child starts the server, which loads all libraries once; all later children start in a hundredth of a second.
+The server does no work, so it has no threads and has touched no GPU: a forked child is a fresh process.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ from slipstream.distributed.child_processes import no_main_module
 CONTEXT = multiprocessing.get_context("forkserver")
 #: Loaded first: ends the server with the process that started it.
 FIRST = "slipstream.distributed.forked"
-#: Loaded last: nothing of all this is garbage.
+#: Loaded last: excludes all loaded objects from garbage collection.
 LAST = "slipstream.distributed.frozen"
-#: Variables with these beginnings are read while libraries are loaded.
+#: Prefixes of variables that are read while libraries are loaded.
 READ_WHEN_LOADED = (
     *("ATEN_", "CUDA_", "GLOO_", "GOMP_", "HIP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_"),
     *("OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH_"),
 )
 
-#: Bytes of a temporary directory that leave room for the names in it: "/pymp-…/listener-…".
+#: Maximum bytes of a temporary directory that leave room for the names in it: "/pymp-…/listener-…".
 LONGEST_TMPDIR = 107 - 32
 SYSTEMS_OWN = "/tmp"
 
-#: Of the server that :func:`start` started: what it read while it loaded.
+#: Values that the server started by :func:`start` read while it loaded.
 _started_with: dict[str, str] | None = None
 
 
 def start(modules: Sequence[str]) -> None:
-    """Start the server of this process, which loads ``modules`` while this process goes on.
+    """Start the server of this process, which loads ``modules`` in the background.
 
-    One that runs is kept, whatever it has loaded, unless a variable that counts while libraries are loaded has another
-    value now: then it is ended, and with it what was forked from it.
+    A running server is kept, whatever it has loaded, unless a variable that is read while libraries are loaded has
+    changed. Then it is killed together with its children.
     """
     global _started_with
     counts = read_when_loaded(os.environ)
-    # multiprocessing has no other way to end its server but to wait for all that was forked from it.
+    # multiprocessing can only end its server by waiting for all its children.
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None and _started_with != counts:
         with suppress(ProcessLookupError):
@@ -74,8 +73,11 @@ def start(modules: Sequence[str]) -> None:
 
 
 def make_room_for_sockets() -> None:
-    """multiprocessing puts its sockets below the temporary directory, and a socket's path has at most 107 bytes. If
-    ``TMPDIR`` leaves no room for their names they lie in the system's own directory (as in Python 3.14, gh-132124)."""
+    """Make room for multiprocessing's socket names, as a socket's path has at most 107 bytes.
+
+    They are below the temporary directory. If ``TMPDIR`` is too long, use the system's own directory (as in Python
+    3.14, gh-132124).
+    """
     if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_TMPDIR:
         return
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
@@ -89,7 +91,7 @@ def read_when_loaded(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
-    """A started process that runs ``target(*arguments)`` as one of this moment would: :class:`AsNow`."""
+    """Start a process that runs ``target(*arguments)`` with the current environment: :class:`AsNow`."""
     child = CONTEXT.Process(target=AsNow(target), args=arguments)
     with no_main_module():
         child.start()
@@ -97,15 +99,17 @@ def process(target: Callable[..., object], arguments: tuple[object, ...]) -> Bas
 
 
 class AsNow:
-    """A function that runs in a forked process with this process's environment, standard output and standard error;
-    the server has those of the moment when it was started."""
+    """Function that runs in a forked process with this process's environment, standard output and standard error.
+
+    The server has those of its own start.
+    """
 
     def __init__(self, target: Callable[..., object]) -> None:
         functools.update_wrapper(self, target)
         self.target = target
 
     def __getstate__(self) -> dict[str, object]:
-        """Made while a process is started."""
+        """Return the state, which is pickled while a process is started."""
         sys.stdout.flush()
         sys.stderr.flush()
         return {"target": self.target, "environment": dict(os.environ), "streams": [DupFd(1), DupFd(2)]}
@@ -120,7 +124,7 @@ class AsNow:
         for number, stream in enumerate(self._streams, start=1):
             os.dup2(stream, number)
             os.close(stream)
-        # torch elastic tells each worker its rank by variables that it sets in it.
+        # torch elastic sets variables with each worker's rank in the worker.
         told = {name: value for name, value in os.environ.items() if forked.ENVIRONMENT.get(name) != value}
         os.environ.clear()
         os.environ.update(self._environment | told)

@@ -1,7 +1,7 @@
-"""What a fork server loads first; see :mod:`slipstream.distributed.fork_server`.
+"""First module of a fork server; see :mod:`slipstream.distributed.fork_server`.
 
-It ends with the process that started it. By itself it would not notice its end, as what was forked from it holds the
-other end of the pipe by which it would.
+It ends the server with the process that started it. The server alone would not notice that process's end, as its
+children hold the other end of the pipe.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 
 from slipstream.distributed.child_processes import end_with_parent
 
-# c10d warns at length of peers that went away, of which there is one line from here. Read when torch is loaded.
+# c10d warns at length of lost peers, which this project reports in one line. Read when torch is loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-#: The server's.
+#: Environment of the server.
 ENVIRONMENT = dict(os.environ)
 
 end_with_parent()

@@ -1,7 +1,7 @@
-"""Loaded last by the fork server: keeps the garbage collector of the processes forked from it off what it has loaded.
+"""Last module of the fork server: excludes all loaded objects from the garbage collection of its children.
 
-A collection writes to every object that it looks at, and each memory page that is written to is copied: without this a
-process takes 90 MB more.
+A collection writes to every object that it visits, and every written memory page is copied: otherwise a process takes
+90 MB more.
 """
 
 import gc

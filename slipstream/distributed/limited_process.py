@@ -1,8 +1,8 @@
 """Child process with limits on CPU time and memory, for a library that reads untrusted files.
 
-On such a file a library may panic, crash, never return or take all memory. In a child, each of these is one exception
-of the parent, and what the library prints is dropped. Calls and results travel as pickles, between a process and its
-own child alone.
+On such a file a library may panic, crash, never return or take all memory. In a child, any of these is one exception of
+the parent, and output of the library is dropped. Calls and results are pickled, only between a process and its own
+child.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call: seconds of CPU time, of all threads together, and bytes of memory.
+    """Limits of one call: seconds of CPU time, summed over all threads, and bytes of memory.
 
     The kernel enforces them: the CPU time on Linux and macOS, the memory on Linux alone.
     """
@@ -94,7 +94,7 @@ class LimitedProcess(Generic[T]):
             process.join()
             self._lose()
             raise CallFailed(why_ended(process.exitcode, limits)) from None
-        except BaseException:  # interrupted: the result of this call must not become that of the next
+        except BaseException:  # After an interrupt the result of this call must not become that of the next.
             self._lose()
             raise
         if failed:
@@ -128,8 +128,11 @@ def why_ended(exitcode: int | None, limits: Limits) -> str:
 
 
 def serve(connection: Connection) -> None:
-    """Answer calls until the parent closes the connection. The first one makes the object that the others are given."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides whether its Ctrl-C ends this process
+    """Answer calls until the parent closes the connection.
+
+    The first call makes the object that is passed to the others.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides whether its Ctrl-C ends this process.
     silence()
     held: list[object] = []
     while True:
@@ -145,18 +148,18 @@ def serve(connection: Connection) -> None:
             held = held or [made]
         except ENDINGS:
             raise
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # A panic of Rust is no Exception.
             answer = (True, describe(error))
         connection.send(answer)
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as text: only this one is certain to be pickled."""
+    """Return an error as text, since its own pickling may fail."""
     return str(error) or type(error).__name__
 
 
 def silence() -> None:
-    """Drop what libraries print, such as the backtrace of a panic, and leave no core dump."""
+    """Drop output of libraries, such as the backtrace of a panic, and leave no core dump."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):

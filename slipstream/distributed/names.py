@@ -1,8 +1,8 @@
-"""Names of addresses from this machine alone, where processes connect to each other on it.
+"""Host name lookup without a name server, for processes that connect to each other on this machine.
 
-torch's TCP sockets ask for the name of every address that they connect to, to tell it in errors (2.13,
-c10d/socket.cpp). On one machine that is ``::ffff:127.0.0.1``, IPv4 within IPv6, for which glibc finds nothing in
-``/etc/hosts``; so it asks a name server for ``1.0.0.127.in-addr.arpa``, a question that leaves the machine.
+torch's TCP sockets look up the name of every address that they connect to, for error messages (2.13, c10d/socket.cpp).
+On one machine that is ``::ffff:127.0.0.1``, IPv4 within IPv6, which glibc does not find in ``/etc/hosts``; so it asks a
+name server for ``1.0.0.127.in-addr.arpa``, a question that leaves the machine.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path("/etc/nsswitch.conf")
-#: glibc's own, without a file.
+#: glibc's own default, without a file.
 DEFAULT = "files dns"
 
 
 @contextmanager
 def names_of_this_machine(host: str) -> Iterator[None]:
-    """Look names up in ``/etc/hosts`` only, in the whole process, if there ``host`` is an address of this machine.
+    """Look names up in ``/etc/hosts`` only, in the whole process, if it maps ``host`` to this machine.
 
-    Elsewhere than with glibc nothing is changed.
+    Without glibc nothing is changed.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
     if configure is None:
@@ -40,14 +40,14 @@ def names_of_this_machine(host: str) -> Iterator[None]:
 
 
 def sources() -> str:
-    """Where names of hosts are looked up, as ``nsswitch.conf`` has it."""
+    """Return the sources of host names in ``nsswitch.conf``."""
     text = SOURCES.read_text(encoding="utf-8") if SOURCES.exists() else ""
     match = re.search(r"^\s*hosts:([^#\n]*)", text, re.M)
     return match[1].strip() if match else DEFAULT
 
 
 def is_here(host: str) -> bool:
-    """Whether all addresses of ``host`` are this machine's: only to its own a socket can be bound."""
+    """Return True if all addresses of ``host`` are this machine's: sockets can only be bound to local addresses."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as tried:

@@ -1,6 +1,6 @@
-"""The same work on any number of processes: results come back in the order of the jobs.
+"""Worker pool: the same work on any number of processes, with results in the order of the jobs.
 
-Jobs and results travel as pickles, between a process and its own children alone.
+Jobs and results are pickled, only between a process and its own children.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from slipstream.machine.limits import memory_allowed, usable_cores
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-#: For libraries that read them when they start. By default Arrow's allocator and glibc's (NumPy's) return what a batch
-#: took to the system, which clears the same pages for the next batch: half of all page faults of a prepare are glibc's.
-#: And each process would start as many threads for linear algebra as there are cores, for which all workers compete.
+#: Variables that libraries read when they start. By default Arrow's allocator and glibc's (NumPy's) return a batch's
+#: memory to the system, which clears the same pages for the next batch: half of all page faults of a prepare are
+#: glibc's. And every process would start a thread per core for linear algebra, for which all workers compete.
 FOR_LIBRARIES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MIMALLOC_PURGE_DELAY": "-1",
@@ -41,25 +41,25 @@ FOR_LIBRARIES = {
 
 
 class WorkerLost(UserError):
-    """A worker process was killed. What was finished until then is good."""
+    """Worker process was killed; finished results are valid."""
 
 
 def begin(parent: int, module: str) -> None:
-    """In a new worker process: end with the ``parent``, and import ``module`` before the first job comes."""
+    """Initialise a new worker process: end with the ``parent``, and import ``module`` before the first job comes."""
     end_with_parent(parent)
     importlib.import_module(module)
     with importing_nothing_of("pandas"):
-        pa.array([0])  # Arrow looks for pandas now, and not again
-    # What is imported stays: the collector need not look at it again and again.
+        pa.array([0])  # Arrow looks for pandas now, and not again.
+    # Imported objects stay, so the collector need not visit them.
     gc.freeze()
 
 
 @contextmanager
 def importing_nothing_of(package: str) -> Iterator[None]:
-    """Within the block the ``package`` seems not to be installed, unless it has been imported before.
+    """Hide the ``package`` within the block, unless it has been imported before.
 
     Arrow imports pandas when it makes its first array, in case it will be given data of pandas: 340 modules and half a
-    second, in each process. If that fails it goes on without, until it is asked to make something for pandas.
+    second, in every process. If that fails it works without, until it must make something for pandas.
     """
     absent = Absent(package)
     sys.meta_path.insert(0, absent)
@@ -71,7 +71,7 @@ def importing_nothing_of(package: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Absent(MetaPathFinder):
-    """Says of the ``package`` that it is not installed."""
+    """Import finder that reports the ``package`` as not installed."""
 
     package: str
 
@@ -82,7 +82,7 @@ class Absent(MetaPathFinder):
 
 @contextmanager
 def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started meanwhile, but none that the user has set."""
+    """Set environment variables for the processes started in the block, except those that the user has set."""
     unset = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(unset)
     try:
@@ -93,7 +93,7 @@ def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class Workers:
-    """``count`` processes that are kept until :meth:`close`; with one, this process.
+    """Pool of ``count`` processes that live until :meth:`close`; with one, this process.
 
     The processes start at once and import ``module`` (its full name), whose functions they will be given.
     """
@@ -111,7 +111,7 @@ class Workers:
                     self._pool.submit(os.getpid)
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """``map`` in the order of the jobs, with few of them under way so that memory stays flat."""
+        """Yield results in the order of the jobs, with few jobs in flight so that memory stays flat."""
         if self._pool is None:
             yield from map(work, jobs)
             return
@@ -137,15 +137,18 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
 
-#: Below this size one process is done before others have started.
+#: Below this size one process finishes before others have started.
 WORTH_SPREADING = 256 << 20
-#: Of the memory that is allowed, what the processes may take for data; the rest is theirs for code and the system's.
+#: Fraction of the memory limit for data of the processes; the rest is for their code and the system.
 FOR_DATA = 0.8
 
 
 def workers_for(size: int, memory: float) -> int:
-    """The processes that are worth starting for ``size`` bytes of data: one for little; one per core for more, or as
-    many as may take ``memory`` GiB each. Raises ``UserError`` if not even one may."""
+    """Return the number of processes worth starting for ``size`` bytes of data.
+
+    That is one for little data, else one per core, or fewer so that each may take ``memory`` GiB. Raises ``UserError``
+    if not even one fits.
+    """
     if size <= WORTH_SPREADING:
         return 1
     cores, allowed = usable_cores(), memory_allowed()

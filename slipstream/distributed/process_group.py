@@ -1,5 +1,7 @@
-"""The process group, initialised from the environment that torchrun or Flyte's Elastic task sets; and groups beside it,
-over the same ranks, to exchange small objects and flags."""
+"""Process group from the environment of torchrun or Flyte's Elastic task, and groups for objects and flags.
+
+The latter have the same ranks and exchange small objects.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from slipstream.errors import Agreed
 T = TypeVar("T")
 #: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
 #: may wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch
-#: 2.13): if the reducer dropped the last reference, both would wait for ever.
+#: 2.13): if the reducer dropped the last reference, both would deadlock.
 _destroyed: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process's rank, the number of processes, and the device that it computes on."""
+    """Rank of this process, number of processes, and its device and backend."""
 
     rank: int
     world: int
@@ -43,17 +45,19 @@ def all_are_here() -> bool:
 
 
 def names_while_connecting() -> AbstractContextManager[None]:
-    """Names of this machine, if all processes are on it. Waiting for another one may take minutes, in which the watcher
-    for notices has to find its server by name."""
+    """Look up names on this machine only, if all processes are on it.
+
+    Otherwise connecting may take minutes, in which the watcher for preemption notices must resolve its server's name.
+    """
     return names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_are_here() else nullcontext()
 
 
 def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
-    """The store in which all processes meet, as the environment says; without torch elastic's own, rank 0 hosts it.
+    """Return the store in which all processes meet, by the environment; without torch elastic's own, rank 0 hosts it.
 
-    An agent keeps its store for the workers that it starts again, which would read the addresses of those before. On
-    one machine they count the restarts alike, and have a part of the store to themselves; agents of several count their
-    own (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives each round a store there).
+    An agent keeps its store for restarted workers, which would read old addresses. On one machine restarts are counted
+    alike, so every restart has its own part of the store. Agents of several machines count their own restarts
+    (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives every round a store there).
     """
     with names_while_connecting():
         store, rank, world = next(dist.rendezvous("env://"))
@@ -69,11 +73,13 @@ def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
 def process_group(
     timeout: timedelta = timedelta(minutes=10), store: dist.Store | None = None, backend: str = "auto"
 ) -> Iterator[Group]:
-    """Initialise the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names
-    one. The processes meet in ``store``, or without one in that of the environment.
+    """Initialise the process group.
 
-    What the block raises leaves the group standing, unless it is :class:`~slipstream.errors.Agreed` or there are no
-    peers: see :mod:`slipstream.distributed.leaving`.
+    The backend is NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names one. The processes
+    meet in ``store``, or without one in that of the environment.
+
+    An exception in the block leaves the group undestroyed, unless it is :class:`~slipstream.errors.Agreed` or there are
+    no peers: see :mod:`slipstream.distributed.leaving`.
 
     Raises ``UserError`` if there are more processes than GPUs on a machine that has some, or none for NCCL.
     """
@@ -103,40 +109,46 @@ def process_group(
 
 
 def host_group(group: Group) -> dist.ProcessGroup | None:
-    """A group of all ranks whose collectives need no memory of a GPU; for the main thread. All ranks must call this."""
+    """Return a group of all ranks whose collectives need no GPU memory; for the main thread.
+
+    All ranks must call this.
+    """
     return dist.group.WORLD if group.backend == "gloo" else dist.new_group(backend="gloo")
 
 
 def destroy() -> None:
-    """Take the process group down, which waits for the peers."""
+    """Destroy the process group, which waits for the peers."""
     _destroyed.append(dist.group.WORLD)
     dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
 class Peers:
-    """This process's rank, and a gloo group for one thread of every rank; ``group`` is None for a single process.
+    """Rank of this process, and a gloo group for one thread of every rank; ``group`` is None for a single process.
 
-    Each thread has a group of its own because a collective of a background thread and one of the step loop on the same
-    group could be matched with each other, which deadlocks both.
+    Every thread needs a separate group: a collective of a background thread and one of the step loop on the same group
+    could be matched with each other, which deadlocks both.
     """
 
     rank: int
     world: int
     group: dist.ProcessGroup | None
-    #: The last question of :meth:`any`, kept until the next one, because to give up a collective right after it has
-    #: ended takes a millisecond.
+    #: Last collective of :meth:`any`, kept until the next one, because releasing it right after its end takes a
+    #: millisecond.
     _asked: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
 
     @classmethod
     def connect(cls, timeout: timedelta) -> Peers:
-        """Create the group; all ranks must call this. Without an initialised process group it is a single process."""
+        """Create the group; all ranks must call this.
+
+        Without an initialised process group it is a single process.
+        """
         if not dist.is_available() or not dist.is_initialized():
             return cls(0, 1, None)
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=timeout))
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in rank order, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         if self.group is None:
             return [value]
         values = [value] * self.world
@@ -144,8 +156,10 @@ class Peers:
         return values
 
     def any(self, *here: bool) -> Callable[[], list[bool]]:
-        """Begin to ask of each of these whether it holds on any rank; the returned function waits for the answers.
-        Unlike :meth:`gather` it exchanges no pickles."""
+        """Start to reduce flags with MAX over all ranks; the returned function waits for the results.
+
+        Unlike :meth:`gather` it exchanges no pickles.
+        """
         if self.group is None:
             return lambda: list(here)
         flags = torch.tensor(here, dtype=torch.uint8)
@@ -159,7 +173,7 @@ class Peers:
         return answer
 
     def neighbours(self) -> list[int]:
-        """The ranks with the same temporary directory as this rank, itself included: those of its machine or pod."""
+        """Return the ranks on this rank's machine or pod, itself included: those with the same temporary directory."""
         status = Path(tempfile.gettempdir()).stat()
         machines = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
         return [rank for rank, machine in enumerate(machines) if machine == machines[self.rank]]

@@ -1,5 +1,4 @@
-"""User errors of several processes: one rank's is raised on all, devices that do not suffice, and what a user can do
-about errors that torch words for its developers."""
+"""User errors of several processes: agreement of all ranks, missing devices, and translated torch errors."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class AgreedUserError(Agreed, UserError):
-    """A user's mistake that one rank found and all know of."""
+    """User error that one rank found and all know."""
 
 
 @contextmanager
 def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Run the block on every rank. If it raised ``UserError`` on some, or what :func:`explained` makes one, raise the
-    lowest such rank's on all ranks as ``AgreedUserError``.
+    """Run the block on every rank and raise the lowest failed rank's ``UserError`` on all as ``AgreedUserError``.
 
-    Costs one small collective in ``group``, which has to be gloo's where a GPU's memory may have run out: NCCL needs
-    some. Without it the failed rank would leave the others waiting in their next collective.
+    Errors that :func:`explained` converts to ``UserError`` count, too. Costs one small collective in ``group``, which
+    must be gloo's where a GPU's memory may be exhausted: NCCL needs some. Otherwise the failed rank would leave the
+    others waiting in their next collective.
     """
     import torch.distributed as dist
 
@@ -44,7 +43,7 @@ def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[
 
 
 def check_gpus(processes: int, gpus: int) -> None:
-    """Raise ``UserError`` if a machine with ``gpus`` GPUs cannot give each of its ``processes`` one."""
+    """Raise ``UserError`` if a machine has GPUs, but fewer than ``processes``."""
     if 0 < gpus < processes:
         raise UserError(
             f"{processes} processes for {gpus} GPU{'s' if gpus > 1 else ''}: each process needs one of its own; start "
@@ -53,14 +52,14 @@ def check_gpus(processes: int, gpus: int) -> None:
 
 
 def backend_of(wanted: str, gpus: int) -> str:
-    """``nccl`` or ``gloo``. Raises ``UserError`` if there are no GPUs for what is ``wanted``."""
+    """Return ``nccl`` or ``gloo``; raises ``UserError`` if ``wanted`` needs GPUs and there are none."""
     if wanted == "nccl" and not gpus:
         raise UserError("training.backend: nccl needs a GPU for each process, and there is none; expected auto or gloo")
     return ("nccl" if gpus else "gloo") if wanted == "auto" else wanted
 
 
 def explained(error: BaseException) -> UserError | None:
-    """The user error behind ``error``; None if there is no setting that mends it."""
+    """Return the user error behind ``error``, or None if no setting fixes it."""
     message = str(error)
     if meaning_of(error) is Meaning.MEMORY:
         return UserError(f"training.accumulation: out of memory ({message}); raise it, or lower training.batch_size")
