@@ -1,6 +1,6 @@
-"""Conversations as text, by a tokenizer's chat template, and which parts of it are answers.
+"""Conversations rendered by a tokenizer's chat template, with the spans of their answers.
 
-A template is code that comes with a tokenizer from anywhere: :mod:`slipstream.language.template_process` runs it.
+A template is untrusted code: :mod:`slipstream.language.template_process` runs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slipstream.language.template_process import TemplateFailed, template_proces
 from slipstream.language.template_worker import MOST_TEXT
 from slipstream.language.tokenizer import SETTINGS, SPECIAL, TEMPLATE, TURN, TURN_ENDS, entry
 
-#: Of tokenizers that are made here: each turn between two special tokens.
+#: Template of tokenizers that are made here: every turn between two special tokens.
 OWN_TEMPLATE = (
     "{% for message in messages %}"
     f"{TURN}{{{{ message.role }}}}\n{{{{ message.content }}}}{TURN_ENDS}\n"
@@ -23,22 +23,22 @@ OWN_TEMPLATE = (
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = "assistant"
-#: Fields of a message with the reasoning before an answer. transformers hands on the first under all of these names.
+#: Fields of a message with the reasoning before an answer. transformers passes the first under all of these names.
 REASONING = ("reasoning_content", "thinking", "reasoning")
-#: The names of special tokens in transformers.
+#: Names of special tokens in transformers.
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 Messages = list[dict[str, str]]
-#: No template can have it in its own text.
+#: Text that occurs in no template.
 PROBE = "probe-7f3a9c"
 
 
 class CannotRender(Exception):
-    """The reason why a row is no conversation that the template renders, in half a line."""
+    """Reason why the template cannot render a row as a conversation, in half a line."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a conversation, and the span (characters) of every answer in it, with the end of its turn."""
+    """Text of a conversation, and the span (characters) of every answer in it, with the end of its turn."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -47,7 +47,7 @@ class Rendered:
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """Compiled chat template.
 
     ``tokens`` are the special tokens that it may name, such as ``bos_token``. ``date`` (ISO 8601) replaces its clock.
     """
@@ -75,14 +75,13 @@ class ChatTemplate:
             )
 
     def render(self, conversations: Sequence[Messages]) -> Iterator[Rendered | CannotRender]:
-        """Yield the text of every conversation, or why it has none: the template fails, or shows an answer otherwise
-        once others follow.
+        """Yield the rendered text of every conversation, or the reason why there is none.
 
-        Every conversation ends with an answer (:func:`until_last_answer`). Raises ``TemplateStopped`` at one that
-        exceeds a limit.
+        The template may fail, or show an answer differently once others follow. Every conversation must end with an
+        answer (:func:`until_last_answer`). Raises ``TemplateStopped`` at one that exceeds a limit.
         """
         process = template_process()
-        process.compile(self._template)  # it may have had another template since, or have been killed
+        process.compile(self._template)  # The process may have had another template since, or have been killed.
         for messages, found in zip(conversations, process.render(conversations), strict=True):
             if isinstance(found, str):
                 yield CannotRender(f"the chat template {found}")
@@ -94,14 +93,16 @@ class ChatTemplate:
 
 
 def learned(answer: Mapping[str, str], shown: str) -> str:
-    """Return what is learned of an answer: its content, after its reasoning if the template has ``shown`` that."""
+    """Return the learned text of an answer: its content, after its reasoning if the template has ``shown`` that."""
     reasoning = next((answer[name].strip() for name in REASONING if name in answer), "")
     return reasoning + answer["content"] if reasoning and reasoning in shown else answer["content"]
 
 
 def until_last_answer(messages: Messages) -> Messages:
-    """Return the messages up to the last answer. Raises :class:`CannotRender` without one, and for more text than a
-    conversation may have."""
+    """Return the messages up to the last answer.
+
+    Raises :class:`CannotRender` without an answer, and for more text than a conversation may have.
+    """
     last = max((place for place, message in enumerate(messages) if message["role"] == ANSWERS), default=-1)
     if last < 0:
         raise CannotRender("no answer: no message of the role 'assistant'")
@@ -112,9 +113,9 @@ def until_last_answer(messages: Messages) -> Messages:
 
 
 def template_of(files: Mapping[str, str], date: str) -> ChatTemplate:
-    """Return the chat template of a tokenizer. Raises ``UserError`` if it has none, or one that cannot be used."""
+    """Return the chat template of a tokenizer; raises ``UserError`` if it is missing or unusable."""
     source: object = files.get(TEMPLATE) or entry(files, SETTINGS, "chat_template")
-    if isinstance(source, list):  # several by name
+    if isinstance(source, list):  # Several by name.
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
     if not isinstance(source, str) or not source:
@@ -126,7 +127,7 @@ def template_of(files: Mapping[str, str], date: str) -> ChatTemplate:
 
 
 def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the special tokens that the settings of a tokenizer name, by the names that transformers gives them."""
+    """Return the special tokens in the settings of a tokenizer, by their names in transformers."""
     found = {}
     for name in SPECIAL_TOKENS:
         for file in (SETTINGS, SPECIAL):

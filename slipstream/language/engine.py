@@ -1,7 +1,7 @@
-"""The library of tokenizers: the only module that imports it.
+"""Library of tokenizers: the only module that imports it.
 
-A ``tokenizer.json`` may come from anywhere, and the library panics, never returns or takes all memory on some. So
-untrusted files are read and used in a child process with limits (:class:`EngineProcess`).
+A ``tokenizer.json`` is untrusted, and the library panics, never returns or takes all memory on some. So untrusted files
+are read and used in a child process with limits (:class:`EngineProcess`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: CPU seconds of a call, and characters for each second more. Byte-level BPE encodes 1,300,000 characters in a second.
+#: CPU seconds of a call, and characters per extra second. Byte-level BPE encodes 1,300,000 characters in a second.
 SECONDS, CHARACTERS_PER_SECOND = 60, 32 << 10
-#: Bytes of memory of a call, and for each of its characters. Bytes as tokens take 271 for each.
+#: Bytes of memory of a call, and per character of its text. Bytes as tokens take 271 per character.
 MEMORY, MEMORY_PER_CHARACTER = 4 << 30, 1 << 10
 
 
 def library() -> Any:
-    """Return the library of tokenizers. Raises ``UserError`` where it is not installed."""
+    """Return the library of tokenizers; raises ``UserError`` if it is not installed."""
     try:
         import tokenizers
     except ImportError:
@@ -46,7 +46,7 @@ class Special(NamedTuple):
 
 @dataclass(frozen=True)
 class Engine:
-    """Tokenizer of the library, with calls whose results are plain values. Lives in the child process."""
+    """Tokenizer of the library, with calls that return plain values; lives in the child process."""
 
     tokenizer: Library
 
@@ -56,7 +56,7 @@ class Engine:
         return cls(library().Tokenizer.from_str(text))
 
     def largest_id(self) -> int:
-        """Return the largest token id; ids need not be without gaps."""
+        """Return the largest token id; ids may have gaps."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def specials(self) -> list[Special]:
@@ -65,12 +65,14 @@ class Engine:
         return [Special(number, token.content) for number, token in added if token.special]
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token, None if it has none."""
+        """Return the id of a token, or None."""
         return self.tokenizer.token_to_id(token)
 
     def encode_texts(self, texts: list[str]) -> tuple[array[int], list[int]]:
-        """Return the ids of all texts one after the other (uint32), and the number of ids of every text. Even the
-        spelling of a special token is text."""
+        """Return the concatenated ids of all texts (uint32), and the number of ids of every text.
+
+        A spelled-out special token is encoded as plain text.
+        """
         self.tokenizer.encode_special_tokens = True
         ids, counts = array("I"), []
         for encoded in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
@@ -79,8 +81,10 @@ class Engine:
         return ids, counts
 
     def encode_with_specials(self, texts: list[str]) -> tuple[array[int], list[int], array[int]]:
-        """Return what :meth:`encode_texts` does for texts that spell special tokens, and the character of its text at
-        which every token starts (uint32)."""
+        """Encode texts that spell special tokens as such, and also return the start of every token.
+
+        Starts are character offsets in the text (uint32); ids and counts are those of :meth:`encode_texts`.
+        """
         self.tokenizer.encode_special_tokens = False
         ids, counts, starts = array("I"), [], array("I")
         for encoded in self.tokenizer.encode_batch(texts, add_special_tokens=False):
@@ -98,14 +102,14 @@ class EngineProcess:
     """:class:`Engine` of the text of a ``tokenizer.json``, in a child process with limits."""
 
     def __init__(self, text: str) -> None:
-        library()  # its absence has a line of its own
+        library()  # A missing library has its own message.
         self._text = text
         self._process = LimitedProcess(Engine.read, text)
 
     def call(
         self, size: int, function: Callable[Concatenate[Engine, P], Result], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        """Return ``function(engine, *args)`` for ``size`` characters. Raises ``UserError`` if the library fails."""
+        """Return ``function(engine, *args)`` for ``size`` characters; raises ``UserError`` if the library fails."""
         size += len(self._text)
         limits = Limits(SECONDS + size // CHARACTERS_PER_SECOND, MEMORY + size * MEMORY_PER_CHARACTER)
         try:
@@ -119,7 +123,7 @@ class EngineProcess:
 
 @lru_cache(maxsize=1)
 def engine_process(text: str) -> EngineProcess:
-    """Return the child process of the text of a ``tokenizer.json``: one at a time, as each holds a vocabulary."""
+    """Return the child process for the text of a ``tokenizer.json``: one at a time, as each holds a vocabulary."""
     return EngineProcess(text)
 
 
@@ -127,7 +131,7 @@ def engine_process(text: str) -> EngineProcess:
 
 
 def bytes_bpe(specials: Sequence[str]) -> str:
-    """Return the ``tokenizer.json`` with one id for each byte, in their order, then the special tokens."""
+    """Return the ``tokenizer.json`` with one id per byte, in byte order, then the special tokens."""
     models = library().models
     alphabet = byte_characters()
     engine = byte_level(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
@@ -138,8 +142,8 @@ def bytes_bpe(specials: Sequence[str]) -> str:
 def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) -> str:
     """Return the ``tokenizer.json`` of byte-level BPE trained on the texts.
 
-    The same texts give the same file, on any number of threads. Raises ``UserError`` if the library fails, and whatever
-    the texts raise.
+    The same texts give the same file, on any number of threads. Raises ``UserError`` if the library fails, and errors
+    of the iterator ``texts``.
     """
     tokenizers = library()
     engine = byte_level(tokenizers.models.BPE())
@@ -159,7 +163,7 @@ def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) 
 
 
 def byte_level(model: object) -> Library:
-    """Return a tokenizer that cuts text as GPT-2 does, around a model."""
+    """Return a tokenizer that splits text as GPT-2 does, around a model."""
     tokenizers = library()
     engine: Library = tokenizers.Tokenizer(model)
     engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -168,8 +172,10 @@ def byte_level(model: object) -> Library:
 
 
 def byte_characters() -> list[str]:
-    """Return the character that stands for each byte in a byte-level vocabulary: itself if it is visible, else one from
-    U+0100 on (``bytes_to_unicode`` of GPT-2)."""
+    """Return the character of every byte in a byte-level vocabulary.
+
+    It is the byte itself if visible, else one from U+0100 on (``bytes_to_unicode`` of GPT-2).
+    """
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]

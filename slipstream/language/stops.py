@@ -1,4 +1,4 @@
-"""At which tokens a model has said what it had to say."""
+"""Stop tokens of a language model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from slipstream.language.chat_template import ANSWERS, PROBE, Rendered, template
 from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
 
-#: No template ends an answer otherwise on another day.
+#: Arbitrary date: no template ends an answer differently on another day.
 ANY_DAY = "2000-01-01"
 CONVERSATION = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE}]
 
 
 def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
-    """The ids at which a model ends that was trained on texts of the tokenizer in ``files``: its end token, and of one
-    that ``answers`` also the special token that its chat template puts behind an answer. Empty for a tokenizer that
-    cannot be read here, or names no end token."""
+    """Return the stop tokens of a model that was trained with the tokenizer in ``files``.
+
+    They are its end token and, if the model ``answers``, the special token that its chat template puts after an answer.
+    Empty for a tokenizer that cannot be read here or has no end token.
+    """
     try:
         tokenizer = Tokenizer(files)
     except (UserError, KeyError):
@@ -28,7 +30,7 @@ def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
 
 
 def text_after_an_answer(files: Mapping[str, str]) -> str:
-    """Return what follows the content of the last answer of a conversation; "" without a template that shows it.
+    """Return the text after the content of the last answer of a conversation; "" without a template that shows it.
 
     Raises ``UserError`` for a template that exceeds a limit.
     """

@@ -1,4 +1,4 @@
-"""The process that compiles and renders chat templates, and its limits: untrusted code may hang and take memory."""
+"""Process that compiles and renders chat templates under limits: untrusted code may hang and take memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slipstream.distributed.pool import FOR_LIBRARIES, variables_for_children
 from slipstream.errors import UserError
 from slipstream.language.template_worker import FAILED, MEMORY, MOST_TEXT, STOPPED, Message, Rendered, serve
 
-#: For one conversation, and for a batch before its conversations are tried one by one.
+#: Limit for one conversation, and for a batch before its conversations are tried one by one.
 SECONDS = 10.0
-#: For the interpreter and its libraries, which may lie on a slow disk.
+#: Limit for starting the interpreter and its libraries, which may be on a slow disk.
 SECONDS_TO_START = 300.0
 #: JSON writes some characters in six bytes.
 LONGEST_REPLY = 8 * MOST_TEXT
@@ -29,11 +29,11 @@ EXPECTED = (
 
 
 class TemplateFailed(Exception):
-    """An error of the template itself, on this input."""
+    """Error of the template itself, on this input."""
 
 
 class TemplateStopped(UserError):
-    """A template that exceeded a limit, or used what is not allowed, at a row (``file`` and ``line``) or before any.
+    """Template that exceeded a limit or used forbidden features, at a row (``file`` and ``line``) or before any.
 
     Whether a limit is exceeded may depend on the machine, so this ends the work and never skips the row.
     """
@@ -49,7 +49,7 @@ class TemplateStopped(UserError):
 
 
 class TemplateProcess:
-    """A process for the templates of one thread, started when it is first needed, and again after it was killed."""
+    """Process for the templates of one thread, started on first use, and again after it was killed."""
 
     def __init__(self) -> None:
         self._process: Any = None
@@ -68,13 +68,13 @@ class TemplateProcess:
         self._template = dict(template)
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """Return the text of messages that a model is to answer. Raises as :meth:`compile` does."""
+        """Return the prompt text for messages that a model is to answer; raises as :meth:`compile`."""
         return str(self._ask({"prompt": messages}))
 
     def render(self, conversations: Sequence[Sequence[Message]]) -> Iterator[Rendered | str]:
         """Yield every conversation rendered, or the reason why it cannot be, by the template that was compiled last.
 
-        They travel as one batch; if a limit is exceeded they are tried one by one, to find the conversation that
+        They are sent as one batch. If a limit is exceeded they are tried one by one, to find the conversation that
         exceeds it. Raises :class:`TemplateStopped` at that one.
         """
         template = self._template
@@ -101,7 +101,7 @@ class TemplateProcess:
         if self._process is None or not self._process.is_alive():
             self._start()
         assert self._connection is not None
-        with suppress(ConnectionError):  # an ended process is seen when its reply is missing
+        with suppress(ConnectionError):  # An ended process is detected by its missing reply.
             self._connection.send_bytes(json.dumps(request).encode())
         return self._receive(SECONDS)
 
@@ -123,12 +123,12 @@ class TemplateProcess:
             ) from None
 
     def _receive(self, seconds: float) -> Any:
-        """Return the next reply's result. Kills the process unless it can go on."""
+        """Return the next reply's result; kill the process unless it can go on."""
         try:
             state, found = self._reply(seconds)
             if state == STOPPED:
                 raise TemplateStopped(found)
-        except BaseException:  # after an interrupt, too, a later request must not get this reply
+        except BaseException:  # After an interrupt, too, a later request must not get this reply.
             self.stop()
             raise
         if state == FAILED:
@@ -153,7 +153,10 @@ def rendered_of(found: list[Any] | str) -> Rendered | str:
 
 
 class _OfThread(threading.local):
-    """Linux ends a child with the thread that started it, and threads must not take each other's replies."""
+    """Template process per thread.
+
+    Linux ends a child with the thread that started it, and threads must not take each other's replies.
+    """
 
     def __init__(self) -> None:
         self.process = TemplateProcess()

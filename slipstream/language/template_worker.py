@@ -1,9 +1,9 @@
-"""The worker process of chat templates: compiles and renders them as transformers does.
+"""Worker process of chat templates: compiles and renders them as transformers does.
 
-A template is code that comes with a tokenizer from anywhere. It runs in Jinja2's sandbox, in a process with a memory
-limit, which does nothing else and may be killed. Three things differ from transformers, because no number may depend on
-the day or on chance: ``strftime_now`` formats a given date, ``random`` and ``lipsum`` are refused, and so is text with
-the address of an object.
+A template is untrusted code. It runs in Jinja2's sandbox, in a process with a memory limit, which does nothing else and
+may be killed. Three things differ from transformers, because no number may depend on the day or on chance:
+``strftime_now`` formats a given date, ``random`` and ``lipsum`` are refused, and so is text with the address of an
+object.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, NamedTuple, NoReturn
 from slipstream.distributed.child_processes import end_with_parent
 from slipstream.one_line import one_line
 
-#: The state of a reply: a result, an error of the template, or a limit that was exceeded.
+#: State of a reply: a result, an error of the template, or an exceeded limit.
 DONE, FAILED, STOPPED = "done", "failed", "stopped"
-#: Bytes of text of one conversation, and of a batch.
+#: Maximum bytes of text of one conversation, and of a batch.
 MOST_TEXT = 16 << 20
 #: Bytes of address space beyond those of the process when it starts work.
 MEMORY = 512 << 20
-#: Characters of a reason.
+#: Maximum characters of a reason.
 LONGEST_REASON = 200
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
@@ -38,8 +38,10 @@ Message = Mapping[str, str]
 
 
 class Rendered(NamedTuple):
-    """The text of a conversation. ``spans`` are the first and last character of every answer and the end of its
-    turn, one after the other."""
+    """Text of a conversation.
+
+    ``spans`` are the first and last character of every answer and the end of its turn, in one flat list.
+    """
 
     text: str
     spans: list[int]
@@ -47,25 +49,25 @@ class Rendered(NamedTuple):
 
 
 class Refused(Exception):
-    """A template exceeded a limit or used something that is not allowed."""
+    """Template exceeded a limit or used a forbidden feature."""
 
 
 class AnswerChanges(Exception):
-    """The text of an answer depends on the messages after it, or is empty."""
+    """Text of an answer depends on the messages after it, or is empty."""
 
 
 def serve(connection: Connection, parent: int) -> None:
     """Reply to the requests of the process ``parent`` until it closes the connection.
 
     A request is a JSON object with one key: "template" (the arguments of :class:`Template`), "prompt" (messages) or
-    "conversations" (a list of messages each). A reply is a JSON list of its state and result, or the reason why there
-    is none. The first reply comes before any request, when the libraries are loaded.
+    "conversations" (a list of lists of messages). A reply is a JSON list of its state and result, or the reason why
+    there is none. The first reply comes before any request, when the libraries are loaded.
     """
     end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends this process.
     # Python's compiler warns about the code of templates.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    os.environ["TZ"] = "UTC"  # for strftime("%s")
+    os.environ["TZ"] = "UTC"  # For strftime("%s").
     time.tzset()
     template: Template | None = None
     try:
@@ -86,15 +88,17 @@ def serve(connection: Connection, parent: int) -> None:
 
 
 def load() -> None:
-    """Import what compiles templates, without torch, and limit the memory from here on."""
+    """Import the compiler of templates, without torch, and limit the memory from here on."""
     from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template  # noqa: F401
 
     limit_memory(MEMORY)
 
 
 def limit_memory(most: int) -> None:
-    """Limit the address space to ``most`` bytes more than now. Does nothing on systems other than Linux, which do not
-    enforce such a limit."""
+    """Limit the address space to ``most`` bytes more than now.
+
+    Does nothing except on Linux, since other systems do not enforce such a limit.
+    """
     if not sys.platform.startswith("linux"):
         return
     import resource
@@ -115,7 +119,7 @@ def reply(connection: Connection, work: Callable[[], object]) -> None:
         content = json.dumps([STOPPED, str(error)]).encode()
     except MemoryError:
         content = json.dumps([STOPPED, f"needed more than {MEMORY >> 20} MiB of memory"]).encode()
-    except Exception as error:  # a template's own code
+    except Exception as error:  # Raised by the template's own code.
         content = json.dumps([FAILED, reason_of(error)]).encode()
     connection.send_bytes(content)
 
@@ -126,12 +130,12 @@ def reason_of(error: Exception) -> str:
     text = one_line(str(error))[:LONGEST_REASON]
     if isinstance(error, AnswerChanges):
         return "shows an answer otherwise once others follow, or not at all"
-    # Of this class itself are errors that a template raises with raise_exception.
+    # Templates raise exactly this class by raise_exception.
     return f"says: {text}" if type(error) is TemplateError else f"fails: {type(error).__name__}: {text}"
 
 
 class Template:
-    """A template with the special ``tokens`` that it may name, such as ``bos_token``.
+    """Template with the special ``tokens`` that it may name, such as ``bos_token``.
 
     ``date`` (ISO 8601) replaces the clock. ``answers`` is the role whose messages are answers.
     """
@@ -140,11 +144,11 @@ class Template:
         self.source, self.answers = source, answers
         self.date = datetime.fromisoformat(date)
         self.asked_for_date = False
-        #: transformers passes tools and documents, too, where there are none.
+        #: transformers always passes tools and documents, None if there are none.
         self.variables: dict[str, Any] = {"tools": None, "documents": None, **tokens}
 
     def compile(self) -> None:
-        """Compile it as transformers does, without clock and chance."""
+        """Compile the template as transformers does, without clock and chance."""
         from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template
 
         self.compiled = _compile_jinja_template(self.source)
@@ -160,14 +164,14 @@ class Template:
         return self.date.strftime(format)
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """Return the text of messages that a model is to answer."""
+        """Return the prompt text for messages that a model is to answer."""
         text = self.text(messages, prompt=True)
         check_size(len(text.encode()))
         refuse_addresses(text, messages)
         return text
 
     def render(self, conversations: Sequence[Sequence[Message]]) -> list[Rendered | str]:
-        """Return every conversation rendered, or the reason why it cannot be. Raises :class:`Refused`."""
+        """Return every conversation rendered, or the reason why it cannot be; raises :class:`Refused`."""
         found: list[Rendered | str] = []
         size = 0
         for messages in conversations:
@@ -176,7 +180,7 @@ class Template:
                 size += len(rendered.text.encode())
             except (Refused, MemoryError):
                 raise
-            except Exception as error:  # a template's own code
+            except Exception as error:  # Raised by the template's own code.
                 found.append(reason_of(error))
                 continue
             check_size(size)

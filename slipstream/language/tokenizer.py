@@ -1,6 +1,6 @@
-"""Tokenizers: trained on the data, the bytes themselves, or one that the user has, all as Hugging Face's files.
+"""Tokenizers: trained on the data, raw bytes, or the user's own, all in Hugging Face's files.
 
-A tokenizer is held as the contents of its files, so that it is read once and travels with what is made by it.
+A tokenizer is held as the contents of its files, so that it is read once and stored with artifacts that use it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from slipstream.language.engine import Engine, bytes_bpe, engine_process, traine
 from slipstream.storage import STORES, MissingObject, open_below
 from slipstream.storage.local import local_path
 
-#: The contents of a tokenizer's files by their names.
+#: Contents of a tokenizer's files by name.
 TokenizerFiles: TypeAlias = dict[str, str]
 SETTINGS, SPECIAL, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-#: Those of its files that are read here, all of them texts.
+#: Files that are read here, all of them texts.
 READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
-#: The end token of tokenizers that are made here, and what begins and ends a turn of a conversation.
+#: End token of tokenizers that are made here, and tokens that start and end a turn of a conversation.
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
@@ -39,7 +39,7 @@ class Tokenizer:
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        """Raises ``UserError`` for files that are no tokenizer, name no end token, or have ids out of range."""
+        """Raise ``UserError`` for files that are no tokenizer, name no end token, or have ids out of range."""
         self.files = with_reset(files)
         self._engine = engine_process(self.files[FAST])
         self.end = self.id_of(end_token(files))
@@ -52,21 +52,23 @@ class Tokenizer:
         self.special_ids = frozenset({*(token.id for token in special), self.end})
 
     def id_of(self, token: str) -> int:
-        """Return the id of a token. Raises ``UserError`` if it has none."""
+        """Return the id of a token; raises ``UserError`` if it has none."""
         number = self._engine.call(0, Engine.id_of, token)
         if number is None:
             raise UserError(f"data.tokenizer: the token {token!r} of {SETTINGS} has no id in {FAST}")
         return number
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids (int64) of each text, in which even the spelling of a special token is only text."""
+        """Return the ids (int64) of every text; a spelled-out special token is plain text."""
         ids, counts = self._engine.call(sum(map(len, texts)), Engine.encode_texts, list(texts))
         return divided(ids, counts)
 
     def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
-        """Return the tokens (int64) of each rendered conversation, -1 - id of those that are not learned: those that
-        start in none of its ``spans`` (characters). A token that an answer shares with the text before it is not
-        learned."""
+        """Return the tokens (int64) of every rendered conversation, -1 - id of those that are not learned.
+
+        Learned tokens start in one of its ``spans`` (characters). A token that an answer shares with the text before it
+        is not learned.
+        """
         ids, counts, starts = self._engine.call(sum(map(len, texts)), Engine.encode_with_specials, list(texts))
         rows = zip(divided(ids, counts), divided(starts, counts), spans, strict=True)
         return [marked(tokens, begins, answers) for tokens, begins, answers in rows]
@@ -77,7 +79,7 @@ class Tokenizer:
 
 
 def divided(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:
-    """Return the values (int64) of each text."""
+    """Return the values (int64) of every text."""
     whole = np.array(values, np.int64)
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(counts)])]
 
@@ -91,8 +93,10 @@ def marked(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]
 
 
 def with_reset(files: Mapping[str, str]) -> TokenizerFiles:
-    """Return the files with truncation, padding and dropout reset. Raises ``UserError`` for a ``tokenizer.json`` that
-    is no JSON object."""
+    """Return the files with truncation, padding and dropout reset.
+
+    Raises ``UserError`` if ``tokenizer.json`` is no JSON object.
+    """
     try:
         return {**files, FAST: reset(files[FAST])}
     except ValueError as error:
@@ -100,7 +104,7 @@ def with_reset(files: Mapping[str, str]) -> TokenizerFiles:
 
 
 def read_tokenizer(address: str) -> TokenizerFiles:
-    """The tokenizer in a directory, here or in a store. Raises ``UserError`` if there is none."""
+    """Return the tokenizer in a local directory or a store; raises ``UserError`` if there is none."""
     if not address.startswith(STORES) and not local_path(address).is_dir():
         raise UserError(
             f"data.tokenizer: {address!r} is no directory; expected train, bytes, or a directory with {FAST}"
@@ -112,9 +116,11 @@ def read_tokenizer(address: str) -> TokenizerFiles:
 
 
 def vocabulary_beside(address: str) -> int:
-    """The token ids of the model that lies beside the tokenizer in a directory, here or in a store, as its config.json
-    states: they may be more than the tokenizer has. 0 if it states none. Raises ``UserError`` for one that is no
-    JSON, or states no number."""
+    """Return the vocabulary size in the config.json next to a tokenizer, or 0 without one.
+
+    It may exceed the tokenizer's. The directory may be in a store. Raises ``UserError`` if the file is no JSON, or the
+    size no number.
+    """
     where = f"{address.rstrip('/')}/{CONFIG}"
     try:
         with open_below(address, CONFIG) as file:
@@ -143,14 +149,14 @@ def texts_of(contents: Mapping[str, bytes], address: str) -> TokenizerFiles:
         try:
             files[name] = content.decode()
         except UnicodeDecodeError:
-            continue  # tokenizer.model, which is not read here
+            continue  # tokenizer.model, which is not read here.
     if FAST not in files:
         raise UserError(f"{address} holds no {FAST}; expected one, as Hugging Face's libraries write it")
     return files
 
 
 def end_token(files: Mapping[str, str]) -> str:
-    """The text of the end token. Raises ``UserError`` if none is named."""
+    """Return the text of the end token; raises ``UserError`` if none is named."""
     for name in (SETTINGS, SPECIAL):
         token = entry(files, name, "eos_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -160,7 +166,7 @@ def end_token(files: Mapping[str, str]) -> str:
 
 
 def entry(files: Mapping[str, str], name: str, key: str) -> object:
-    """What a JSON file of the tokenizer says for a key. Raises ``UserError`` for a file that is no JSON object."""
+    """Return the value of a key in a JSON file of the tokenizer; raises ``UserError`` if it is no JSON object."""
     if name not in files:
         return None
     try:
@@ -173,13 +179,16 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
 
 
 def bytes_tokenizer(*, turns: bool) -> TokenizerFiles:
-    """One id for each byte, in their order, then the special tokens; those of ``turns``, too, if there are any."""
+    """Make a tokenizer with one id per byte, in byte order, then the special tokens; ``turns`` adds those of turns."""
     return made(bytes_bpe(specials(turns=turns)))
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, *, turns: bool) -> TokenizerFiles:
-    """Byte-level BPE (Sennrich, Haddow and Birch 2016; Radford et al. 2019, "GPT-2") of at most ``vocabulary`` ids: of
-    little text there are fewer. The same texts give the same files, on any number of threads."""
+    """Train byte-level BPE of at most ``vocabulary`` ids; little text gives fewer.
+
+    Sennrich, Haddow and Birch 2016; Radford et al. 2019, "GPT-2". The same texts give the same files, on any number of
+    threads.
+    """
     return made(trained_bpe(texts, vocabulary, specials(turns=turns)))
 
 
