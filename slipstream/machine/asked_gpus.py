@@ -1,4 +1,4 @@
-"""A pod that asked for GPUs has them, or says why it may see none: it would compute on its CPU, and nobody notice."""
+"""Check that a pod has the GPUs it requested; otherwise it would silently compute on its CPU."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 from slipstream.errors import UserError
 
-#: Where GKE mounts the driver's libraries, which the dynamic linker finds there only if the image says so.
+#: GKE's mount of the driver's libraries; the dynamic linker needs the image's LD_LIBRARY_PATH to find them.
 GKE_DRIVER = Path("/usr/local/nvidia/lib64")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def check_asked_gpus(asked: int, seen: int, torch_builds: str | None, environment: Mapping[str, str]) -> None:
-    """Raise ``UserError`` if a pod that ``asked`` for GPUs has none that torch can use: ``torch_builds`` is the version
-    of CUDA or ROCm that torch was built for, None if it was built for CPUs."""
+    """Raise ``UserError`` if a pod that ``asked`` for GPUs has none that torch can use.
+
+    ``torch_builds`` is torch's version of CUDA or ROCm, None if it was built for CPUs.
+    """
     if not asked:
         return
     if torch_builds is None:
@@ -32,7 +34,7 @@ def gpus(number: int) -> str:
 
 
 def likely_cause(environment: Mapping[str, str]) -> str:
-    """What most likely hides them, and how to mend it."""
+    """Return the most likely reason for missing GPUs, and its fix."""
     if hidden := next((name for name in HIDING if environment.get(name, "0").strip() in ("", "-1")), None):
         return f"{hidden}={environment[hidden]} hides them: take it out of profile.environment and the image"
     if GKE_DRIVER.is_dir() and str(GKE_DRIVER) not in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep):

@@ -1,4 +1,4 @@
-"""Clouds' metadata servers, as a process of a node or pod reaches them: one HTTP exchange, and what AWS asks for it."""
+"""Clients of clouds' metadata servers, for nodes and pods: one HTTP exchange, and AWS's protocol."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import urllib.error
 import urllib.request
 from email.message import Message
 
-#: Where AWS and Azure have theirs, and Google's.
+#: Addresses of the servers of AWS and Azure, and of Google.
 LINK_LOCAL = "http://169.254.169.254"
 GOOGLE = "http://metadata.google.internal"
-#: Seconds for one exchange.
+#: Timeout of an exchange in seconds.
 TIMEOUT_S = 2.0
 MAX_RESPONSE_BYTES = 1 << 16
 
 
 class MetadataUnavailable(Exception):
-    """The metadata server does not answer, or not as documented. Never stops a run."""
+    """Metadata server does not answer, or not as documented; never stops a run."""
 
 
 def request(
     url: str, headers: dict[str, str], *, method: str = "GET", timeout: float = TIMEOUT_S
 ) -> tuple[int, bytes, Message]:
-    """Status, body and headers of one HTTP exchange, whatever the status. Raises ``MetadataUnavailable``."""
+    """Return status, body and headers of one HTTP exchange, whatever the status.
+
+    Raises ``MetadataUnavailable``.
+    """
     # Without a proxy: it would pass on the metadata of its own machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     asked = urllib.request.Request(url, headers=headers, method=method)
@@ -38,7 +41,7 @@ def request(
 
 
 def parse_mapping(body: bytes, url: str) -> dict[str, object]:
-    """A JSON mapping. Raises ``MetadataUnavailable`` for anything else."""
+    """Parse a JSON mapping; raises ``MetadataUnavailable`` for anything else."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -49,7 +52,7 @@ def parse_mapping(body: bytes, url: str) -> dict[str, object]:
 
 
 class AwsMetadata:
-    """IMDSv2: every request carries a token, which is renewed when the server rejects it."""
+    """Client of IMDSv2: every request carries a token, which is renewed when the server rejects it."""
 
     TOKEN_S = 21600
 
@@ -59,7 +62,7 @@ class AwsMetadata:
         self._token = ""
 
     def get(self, path: str) -> bytes | None:
-        """What the server says at the path, None if it has nothing there. Raises ``MetadataUnavailable``."""
+        """Return the content at the path, or None if there is none; raises ``MetadataUnavailable``."""
         for _ in range(2):
             if not self._token:
                 self.renew()
@@ -75,7 +78,7 @@ class AwsMetadata:
         raise MetadataUnavailable(f"{path}: status {status}")
 
     def renew(self) -> None:
-        """Ask for a new token. Raises ``MetadataUnavailable``."""
+        """Request a new token; raises ``MetadataUnavailable``."""
         seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(self.TOKEN_S)}
         url = self._base + "/latest/api/token"
         status, body, _ = request(url, seconds, method="PUT", timeout=self._timeout)

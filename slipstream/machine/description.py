@@ -1,4 +1,4 @@
-"""The CPU that the figures were measured on: its instruction set decides whether INT8 is faster than FP32."""
+"""CPU of a measurement: its instruction set decides whether INT8 is faster than FP32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
 
 @dataclass(frozen=True)
 class Machine:
-    """A CPU: its name, its architecture ("x86_64", "aarch64", ...) and which of :data:`EXTENSIONS` it has."""
+    """CPU: its name, its architecture ("x86_64", "aarch64", ...) and its subset of :data:`EXTENSIONS`."""
 
     cpu: str
     architecture: str
@@ -41,7 +41,7 @@ class Machine:
 
 
 def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
-    """This machine, from Linux's ``cpuinfo``; on other systems from Python's ``platform``, without flags."""
+    """Describe this machine from Linux's ``cpuinfo``; on other systems from ``platform``, without flags."""
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     present = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
@@ -51,8 +51,7 @@ def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
 
 
 def measuring_machine() -> str:
-    """What a measured result depends on besides its inputs: the CPU, what it can do, the cores of this process, and the
-    GPUs."""
+    """Describe the hardware that timings depend on: CPU, its extensions, this process's cores, and GPUs."""
     machine = this_machine()
     cpu = f"{machine.cpu}, {machine.architecture}, {' '.join(machine.flags)}, {usable_cores()} cores"
     return ", ".join([cpu, *gpu_names()])

@@ -1,4 +1,4 @@
-"""How many GPUs this process may use and what they are called, found without loading torch."""
+"""Number and names of the GPUs of this process, found without loading torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import TypeVar, cast
 
 T = TypeVar("T")
 ROOT = Path("/")
-#: Seconds in which a driver answers even where it is loaded first, for each of eight GPUs.
+#: Timeout in seconds of a driver's answer, even if the driver is loaded first, for each of eight GPUs.
 DRIVER_S = 30.0
 
 
 class DriverHangs(RuntimeError):
-    """The machine's fault: on another one an attempt can succeed."""
+    """Driver does not answer; an attempt on another machine may succeed."""
 
 
 def visible_gpus(root: Path = ROOT) -> int:
-    """How many GPUs this process may use, by NVML for NVIDIA and sysfs (found under ``root``) for AMD.
+    """Return the number of GPUs this process may use, by NVML for NVIDIA and sysfs (under ``root``) for AMD.
 
-    The variables that hide GPUs are read as torch reads them (``torch.cuda._parse_visible_devices``): on AMD
-    ROCR_VISIBLE_DEVICES leaves some, of which HIP_VISIBLE_DEVICES chooses, or CUDA_VISIBLE_DEVICES without it.
+    The variables that hide GPUs are read as torch reads them (``torch.cuda._parse_visible_devices``). On AMD,
+    ROCR_VISIBLE_DEVICES leaves some, from which HIP_VISIBLE_DEVICES selects, or CUDA_VISIBLE_DEVICES without it.
     """
     nvidia = ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
     chooses = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ and not nvidia else "CUDA_VISIBLE_DEVICES"
@@ -35,19 +35,21 @@ def visible_gpus(root: Path = ROOT) -> int:
 
 
 def named_devices(value: str) -> list[str]:
-    """The devices that a list of numbers or UUIDs names: those before the first negative number or gap."""
+    """Return the devices in a list of numbers or UUIDs, up to the first negative number or gap."""
     devices = (device.strip() for device in value.split(","))
     return list(takewhile(lambda device: device and not device.startswith("-"), devices))
 
 
 def gpu_names() -> list[str]:
-    """The names of this machine's NVIDIA GPUs; empty without any."""
+    """Return the names of this machine's NVIDIA GPUs; empty without any."""
     return ask_nvml(lambda nvml: [str(nvml.nvmlDeviceGetName(handle)) for handle in handles(nvml)]) or []
 
 
 def largest_clocks() -> dict[str, float]:
-    """Hertz that the multiprocessors of this machine's NVIDIA GPUs may run at, by UUID; empty if no driver says. Not to
-    be told costs an estimate only."""
+    """Return the maximum SM clock rates (Hz) of this machine's NVIDIA GPUs by UUID; empty without a driver.
+
+    Missing clock rates only degrade an estimate.
+    """
 
     def clocks(nvml: ModuleType) -> dict[str, float]:
         return {
@@ -62,7 +64,7 @@ def largest_clocks() -> dict[str, float]:
 
 
 def bf16_gpus() -> bool:
-    """Whether a GPU of this machine computes in bfloat16: NVIDIA's from compute capability 8.0 on, and AMD's."""
+    """Return True if a GPU of this machine supports bfloat16: NVIDIA from compute capability 8.0 on, and AMD."""
     capabilities = ask_nvml(
         lambda nvml: [tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles(nvml)]
     )
@@ -70,12 +72,12 @@ def bf16_gpus() -> bool:
 
 
 def handles(nvml: ModuleType) -> Iterator[object]:
-    """What NVML knows each of this machine's NVIDIA GPUs by."""
+    """Yield NVML's handles of this machine's NVIDIA GPUs."""
     return map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
 
 
 def ask_nvml(question: Callable[[ModuleType], T]) -> T | None:
-    """The answer of NVML, given its module; None where it has none. Raises :class:`DriverHangs`."""
+    """Return NVML's answer to a question, or None without one; raises :class:`DriverHangs`."""
     import pynvml
 
     def ask() -> T | None:
@@ -92,8 +94,10 @@ def ask_nvml(question: Callable[[ModuleType], T]) -> T | None:
 
 
 def in_time(ask: Callable[[], T]) -> T:
-    """What a driver answers. Raises :class:`DriverHangs` if it takes longer than :data:`DRIVER_S`: then it may never
-    come back. "No GPU" would be the wrong answer: the training would run on the CPU without a word."""
+    """Return a driver's answer, or raise :class:`DriverHangs` after :data:`DRIVER_S`.
+
+    The driver may never return. "No GPU" would be wrong: training would silently run on the CPU.
+    """
     answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def work() -> None:
@@ -116,10 +120,10 @@ def in_time(ask: Callable[[], T]) -> T:
 
 
 def amd_gpus(root: Path = ROOT) -> int:
-    """Nodes of the kernel's compute topology that have SIMD units; CPUs are listed there too, with none.
+    """Count the nodes of the kernel's compute topology with SIMD units; CPUs are listed, too, but have none.
 
-    The topology is the node's. The kernel refuses to read of a GPU that the pod's device cgroup lacks (``node_show`` in
-    ``amdkfd/kfd_topology.c``), so that those that can be read are the pod's.
+    The topology is the node's. The kernel denies reading a GPU that the pod's device cgroup lacks (``node_show`` in
+    ``amdkfd/kfd_topology.c``), so the readable ones are the pod's.
     """
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     lines = (line.split() for node in nodes for line in permitted_text(node).splitlines())
@@ -127,7 +131,7 @@ def amd_gpus(root: Path = ROOT) -> int:
 
 
 def permitted_text(path: Path) -> str:
-    """What a file says; nothing where reading is denied."""
+    """Return a file's text, or "" if reading is denied."""
     try:
         return path.read_text(encoding="utf-8")
     except PermissionError:

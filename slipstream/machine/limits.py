@@ -1,12 +1,12 @@
-"""How many processor cores and how much memory this process may use.
+"""CPU and memory limits of this process.
 
-A pod sees the cores of its whole node. What its placement gave it travels in the task's environment, so that the same
-placement computes with the same number of threads on every type of node. One machine has no placement: the environment
-of a task only reaches pods.
+A pod sees the cores of its whole node. Its placement's amounts are in the task's environment, so that the same
+placement uses the same number of threads on every type of node. A single machine has no placement: the environment of a
+task only reaches pods.
 
 A container's control group (version 2 or 1) limits CPU and memory. A group is bound by its own limits and by those of
-all groups above it. A container usually sees its own group as the root of the file system; where it does not, the path
-of its group leads nowhere there, and the root counts alone.
+all groups above it. A container usually sees its own group as the root of the file system. Otherwise the path of its
+group does not exist there, and only the root counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCALES = {
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
 }
 QUANTITY = re.compile(rf"([0-9]+(?:\.[0-9]+)?)({'|'.join(SCALES)})")
-#: Kubernetes holds no larger ones exactly.
+#: Upper bound of the quantities that Kubernetes holds exactly.
 LARGEST_QUANTITY = 2.0**63
 #: The placement's ``memory``, in a pod.
 MEMORY = "SLIPSTREAM_MEMORY"
@@ -35,7 +35,7 @@ CPU = "SLIPSTREAM_CPU"
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The CPUs that this process's group may use per second, None without a limit. ``root`` holds /proc and /sys."""
+    """Return the CPU limit of this process's group, or None; ``root`` holds /proc and /sys."""
     quotas = []
     for group in groups(root, "cpu"):
         quota, _, period = read(group / "cpu.max").partition(" ")
@@ -47,7 +47,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def memory_limit(root: Path = Path("/")) -> float | None:
-    """The bytes of memory that this process's group may use, None without a limit."""
+    """Return the memory limit of this process's group in bytes, or None."""
     values = (
         read(group / name) for group in groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes")
     )
@@ -55,7 +55,7 @@ def memory_limit(root: Path = Path("/")) -> float | None:
 
 
 def memory_used(root: Path = Path("/")) -> int:
-    """Bytes that this process's control group has taken, without what the kernel would give back (file pages)."""
+    """Return the memory use of this process's control group in bytes, without reclaimable file pages."""
     for group in groups(root, "memory"):
         for name, pages in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
             used = read(group / name)
@@ -65,7 +65,7 @@ def memory_used(root: Path = Path("/")) -> int:
 
 
 def cpu_seconds(root: Path = Path("/")) -> float | None:
-    """Seconds of CPU time that this process's control group has taken; None where there is none that counts them."""
+    """Return the CPU time of this process's control group in seconds, or None if it is not counted."""
     for group in groups(root, "cpuacct"):
         nanoseconds = read(group / "cpuacct.usage")
         if nanoseconds.isdigit():
@@ -79,7 +79,7 @@ def cpu_seconds(root: Path = Path("/")) -> float | None:
 
 @dataclass(frozen=True)
 class Throttling:
-    """What a CPU quota has done so far: its periods, those in which it stopped the group, and for how many seconds."""
+    """CPU throttling by a quota until now: periods, throttled periods, and throttled seconds."""
 
     periods: int = 0
     throttled_periods: int = 0
@@ -87,7 +87,7 @@ class Throttling:
 
 
 def cpu_throttling(root: Path = Path("/")) -> Throttling:
-    """That of this process's group or of the one above it that was stopped for longest; zeros without a quota."""
+    """Return the longest throttling of this process's group and those above it; zeros without a quota."""
     found = [Throttling()]
     for group in groups(root, "cpu"):
         stat = numbers(group / "cpu.stat")
@@ -97,7 +97,7 @@ def cpu_throttling(root: Path = Path("/")) -> Throttling:
 
 
 def groups(root: Path, controller: str) -> Iterator[Path]:
-    """The directories of this process's group and of those above it that are there, in both versions' hierarchies."""
+    """Yield the existing directories of this process's group and those above it, in both versions' hierarchies."""
     mounted = root / "sys/fs/cgroup"
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, group_path = line.split(":", 2)
@@ -111,7 +111,7 @@ def groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def read(path: Path) -> str:
-    """What the file says, empty if it cannot be read."""
+    """Return the file's text, stripped; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -119,13 +119,13 @@ def read(path: Path) -> str:
 
 
 def numbers(path: Path) -> dict[str, int]:
-    """What a file of lines ``name number`` says; lines that are none are left out."""
+    """Parse a file of lines ``name number``; other lines are skipped."""
     lines = (line.split() for line in read(path).splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
 def parse_quantity(text: str) -> float:
-    """Return the number that a quantity stands for: CPUs or bytes. Raises ``ValueError`` if it is none."""
+    """Parse a Kubernetes quantity of CPUs or bytes; raises ``ValueError`` if it is none."""
     match = QUANTITY.fullmatch(text)
     if not match or (number := float(match[1]) * SCALES[match[2]]) >= LARGEST_QUANTITY:
         raise ValueError(f"{text!r} is no Kubernetes quantity")
@@ -133,30 +133,31 @@ def parse_quantity(text: str) -> float:
 
 
 def quantity_in_environment(variable: str) -> float | None:
-    """The quantity that an environment variable holds; None if it is unset."""
+    """Return the quantity in an environment variable, or None if it is unset."""
     text = os.environ.get(variable)
     return parse_quantity(text) if text else None
 
 
 def memory_allowed(root: Path = Path("/")) -> float | None:
-    """Bytes: the smaller of what the placement gave the pod and the control group's limit. None if there is neither:
-    then it is the machine's."""
+    """Return the memory limit in bytes: the smaller of the placement's and the control group's.
+
+    None if there is neither: then it is the machine's.
+    """
     limits = (memory_limit(root), quantity_in_environment(MEMORY))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def visible_cores() -> int:
-    """The cores in this process's affinity mask; all cores of the machine where the system has no such mask (macOS)."""
+    """Return the cores in this process's affinity mask; all of the machine where masks do not exist (macOS)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_cpus(root: Path = Path("/")) -> float:
-    """The smallest of: the visible cores, this process's control group's CPU quota, and what the placement gave the
-    pod."""
+    """Return the minimum of visible cores, the control group's CPU quota and the placement's CPUs."""
     limits = (visible_cores(), cpu_quota(root), quantity_in_environment(CPU))
     return float(min(limit for limit in limits if limit is not None))
 
 
 def usable_cores() -> int:
-    """:func:`usable_cpus` rounded down; at least 1."""
+    """Return :func:`usable_cpus` rounded down; at least 1."""
     return max(1, int(usable_cpus()))

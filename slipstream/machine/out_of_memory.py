@@ -1,9 +1,9 @@
-"""Whether the kernel killed a process for want of memory, by the counters of this process's control group.
+"""Detection of the kernel's out-of-memory kills, by the counters of this process's control group.
 
-A killed process says nothing, and SIGKILL has other senders. The kernel counts its own: ``oom_kill`` in
-``memory.events`` (version 2) or ``memory.oom_control`` (version 1), of a group and of all in it. Whoever started the
-process reads the counter before and after. Where the container is killed as a whole (``memory.oom.group``, Kubernetes'
-default on version 2) nobody is left to read it.
+A killed process leaves no message, and SIGKILL has other senders. The kernel counts its own: ``oom_kill`` in
+``memory.events`` (version 2) or ``memory.oom_control`` (version 1), of a group and all groups in it. The parent process
+reads the counter before and after. It cannot if the container is killed as a whole (``memory.oom.group``, Kubernetes'
+default on version 2).
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from pathlib import Path
 
 from slipstream.machine.limits import groups, memory_limit, read
 
-#: A peak of so much of the limit has met it. Pages are charged to a group in batches.
+#: Fraction of the limit from which a peak has met it: pages are charged to a group in batches.
 AT_LIMIT = 0.95
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class MemoryCounters:
-    """Of this process's control group: the processes that were killed, and bytes. ``limit`` may be a parent's, and is
-    None without one; ``peak`` is None where the kernel does not tell it."""
+    """Killed processes and memory in bytes of this process's control group.
+
+    ``limit`` may be a parent's, and is None without one; ``peak`` is None if the kernel does not report it.
+    """
 
     kills: int = 0
     peak: int | None = None
@@ -34,7 +36,7 @@ class MemoryCounters:
 
 
 def memory_counters(root: Path = Path("/")) -> MemoryCounters:
-    """What the group says now; ``root`` holds /proc and /sys."""
+    """Read the group's current counters; ``root`` holds /proc and /sys."""
     for group in groups(root, "memory"):
         events = read(group / "memory.events") or read(group / "memory.oom_control")
         counted = dict(line.split() for line in events.splitlines() if len(line.split()) == 2)
@@ -46,7 +48,7 @@ def memory_counters(root: Path = Path("/")) -> MemoryCounters:
 
 
 def what_was_killed(before: MemoryCounters, now: MemoryCounters) -> str:
-    """What the kernel did since ``before``, in words that a message goes on from; "" if nothing.
+    """Describe the kernel's kills since ``before`` as the start of a message; "" without any.
 
     >>> what_was_killed(MemoryCounters(0), MemoryCounters(1, 2 * GIB, 2 * GIB))
     'out of memory: the kernel killed 1 process at the limit of 2 GiB (peak 2 GiB)'

@@ -1,12 +1,12 @@
-"""What GPUs compute at most, by their data sheets."""
+"""Peak throughput of GPUs, by their data sheets."""
 
 from __future__ import annotations
 
 import re
 
-#: By the words of the name that the driver gives, the more special before the more general; then by the type that is
-#: computed in. Sources: NVIDIA's data sheets of V100, T4, A10, A100, L4, L40, L40S, H100 and H200 (half of the figures
-#: that are given "with sparsity"), AMD's of MI300X.
+#: Throughput by words of the driver's device name, specific names first; then by precision. Sources: NVIDIA's data
+#: sheets of V100, T4, A10, A100, L4, L40, L40S, H100 and H200 (half of the figures that are given "with sparsity"),
+#: AMD's of MI300X.
 PEAKS: dict[str, dict[str, float]] = {
     "H200 NVL": {"bf16": 836e12, "fp16": 836e12, "tf32": 418e12, "fp32": 60e12},
     "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12},
@@ -23,14 +23,14 @@ PEAKS: dict[str, dict[str, float]] = {
     "V100": {"fp16": 125e12, "fp32": 15.7e12},
     "MI300X": {"bf16": 1307e12, "fp16": 1307e12, "tf32": 653e12, "fp32": 163e12},
 }
-#: MIG's parts of a GPU bear its name and compute less.
+#: MIG partitions of a GPU have its name and less throughput.
 PART = "MIG "
 
 
 def data_sheet_peak(device: str, kind: str) -> float | None:
-    """The peak of the device with this name in "fp32", "tf32", "bf16" or "fp16"; None if it is not in the table.
+    """Return the peak of a device in "fp32", "tf32", "bf16" or "fp16", or None if it is not in the table.
 
-    Whole words of the name are compared: others that begin like one of the table (A10G, T400, RTX A1000) are others.
+    Whole words of the name are compared: longer names with the same prefix (A10G, T400, RTX A1000) are other GPUs.
     """
     if PART in device:
         return None
