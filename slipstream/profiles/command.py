@@ -1,4 +1,4 @@
-"""``slipstream profiles``: what every stage asks for, a line for each."""
+"""Command ``slipstream profiles``: the requests of every stage, one per line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = (
 
 
 def table(profile: Profile) -> str:
-    """The table, its columns aligned, numbers to the right."""
+    """Return the aligned table, numbers to the right."""
     rows = [[stage, *cells(profile.asked(stage))] for stage in STAGES if not STAGES[stage].pod_of]
     return aligned(COLUMNS, rows, left=("stage", "devices"))
 
@@ -40,7 +40,7 @@ def cells(placement: Placement) -> list[str]:
 
 
 def devices(placement: Placement) -> str:
-    """GPUs, adapters and pages: all that is no part of every machine."""
+    """Return GPUs, adapters and huge pages as text: all resources that not every machine has."""
     common = ("cpu", "memory", "ephemeral-storage")
     named = {NVIDIA: placement.accelerator} if placement.accelerator else {}
     special = {name: amount for name, amount in placement.resources.items() if name not in common}

@@ -1,4 +1,4 @@
-"""What all stages of a profile need together of a cluster: amounts, taints that they tolerate, whose nodes."""
+"""Requirements of all stages of a profile on a cluster: amounts, tolerated taints, cloud."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from slipstream.profiles.placement import TYPE_LABEL, Placement, Toleration
 from slipstream.profiles.profile import Profile
 from slipstream.stages import STAGES
 
-#: Seconds from the notice of a preemption until the machine is gone; Google's node leaves pods 15 of its 30.
+#: Seconds from the preemption notice until the machine is gone; Google's node leaves pods 15 of its 30.
 NOTICE_S = {"aws": 120, "gcp": 15, "azure": 30}
-#: How Azure's types of machines begin; in Amazon's is a dot, in no other cloud's.
+#: Prefix of Azure's machine types; Amazon's contain a dot, Google's do not.
 AZURE_TYPE = "Standard_"
 MIB, GIB = 2.0**20, 2.0**30
 
@@ -21,18 +21,21 @@ Amounts = dict[str, float]
 
 
 def placements(profile: Profile) -> dict[str, Placement]:
-    """What each stage with pods of its own asks for."""
+    """Return the placement of every stage with pods of its own."""
     return {name: profile.asked(name) for name, stage in STAGES.items() if not stage.pod_of}
 
 
 def asked_by(placement: Placement) -> Amounts:
-    """What all pods of the placement ask for together."""
+    """Return the total request of all pods of the placement."""
     return {name: placement.nodes * parse_quantity(amount) for name, amount in placement.resources.items()}
 
 
 def at_once(stages: Mapping[str, Placement]) -> Amounts:
-    """The most that one main job asks for at a time: of each resource what the largest stage does, and beside it the
-    largest of those that are no process group, as the export runs beside the benchmark."""
+    """Return the maximum that one main job requests at a time, by resource.
+
+    That is the largest stage's request, plus the largest of the stages that are no process group, as the export runs in
+    parallel to the benchmark.
+    """
     grouped = {name for name in stages if STAGES[name].distributed or STAGES[name].trains_alone}
     largest = most(stages.values())
     beside = most(placement for name, placement in stages.items() if name not in grouped)
@@ -42,7 +45,7 @@ def at_once(stages: Mapping[str, Placement]) -> Amounts:
 
 
 def most(asking: Iterable[Placement]) -> Amounts:
-    """Of each resource the most that one of the placements asks for."""
+    """Return the largest request of any placement, by resource."""
     found: Amounts = {}
     for placement in asking:
         for name, amount in asked_by(placement).items():
@@ -51,7 +54,7 @@ def most(asking: Iterable[Placement]) -> Amounts:
 
 
 def quantity(name: str, amount: float) -> str:
-    """An amount as Kubernetes writes it, rounded up: whole GiB or MiB, thousandths of a CPU, devices."""
+    """Format an amount as Kubernetes does, rounded up: whole GiB or MiB, thousandths of a CPU, devices."""
     if not amount:
         return "0"
     if name in ("memory", "ephemeral-storage") or name.startswith("hugepages-"):
@@ -60,7 +63,7 @@ def quantity(name: str, amount: float) -> str:
 
 
 def tolerates(placement: Placement, taint: Mapping[str, object]) -> bool:
-    """Whether a pod of the placement may run beside the taint; one that only prefers others keeps nobody away."""
+    """Return True if a pod of the placement may run despite the taint; PreferNoSchedule excludes no pod."""
     if taint.get("effect") == "PreferNoSchedule":
         return True
     return any(matches(toleration, taint) for toleration in placement.tolerations)
@@ -77,7 +80,7 @@ def matches(toleration: Toleration, taint: Mapping[str, object]) -> bool:
 
 
 def cloud_of(profile: Profile) -> str:
-    """Whose nodes the profile speaks of, "" if they may be anyone's."""
+    """Return the cloud whose nodes the profile names; "" if it names none."""
     for placement in placements(profile).values():
         if placement.cloud:
             return placement.cloud

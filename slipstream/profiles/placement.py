@@ -1,4 +1,4 @@
-"""What one stage asks of the cluster. Every field's meaning is below it; what cannot be is refused here."""
+"""Request of one stage to the cluster, validated; every field is documented below it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
 from slipstream.settings import LARGEST, Natural, Positive, Settings, settings, to_dict
 
-#: What a container asks for GPUs by if its placement does not say otherwise; only these does Flyte know.
+#: Default resource name of GPUs, and the only one that Flyte knows.
 NVIDIA = "nvidia.com/gpu"
 EFA = "vpc.amazonaws.com/efa"
-#: The label by which all clouds say what type of machine a node is.
+#: Label by which all clouds state a node's machine type.
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 WHOLE = re.compile("[0-9]{1,9}")
-#: A pod that is preempted every minute does no work. The most dollars of an hour of a pod, far from those of any.
+#: Upper bounds: a pod that is preempted every minute does no work; no pod costs that many dollars an hour.
 MOST_PREEMPTIONS, MOST_DOLLARS = 24 * 60, 1e6
-#: GiB of local disk besides the prepared data: outputs, checkpoints on their way, logs.
+#: GiB of local disk besides the prepared data: outputs, unfinished checkpoints, logs.
 DISK_BESIDES_GIB = 20
-#: Whose nodes carry labels and taints that begin so.
+#: Clouds by the prefix of their nodes' labels and taints.
 CLOUD_LABELS = {
     "cloud.google.com/": "gcp",
     "eks.amazonaws.com/": "aws",
@@ -32,7 +32,7 @@ CLOUD_LABELS = {
     "karpenter.k8s.aws/": "aws",
     "kubernetes.azure.com/": "azure",
 }
-#: The fields on which a measured time depends.
+#: Fields that timings depend on.
 HARDWARE = (
     *("nodes", "processes", "cpu", "gpu", "gpu_resource", "accelerator", "mig", "mig_strategy", "shared_gpu", "numa"),
     *("efa", "rdma", "hugepages", "node_selector", "affinity", "environment"),
@@ -41,7 +41,7 @@ HARDWARE = (
 
 @settings
 class Toleration(Settings):
-    """A Kubernetes toleration."""
+    """Kubernetes toleration."""
 
     section = "profile.tolerations"
 
@@ -53,7 +53,7 @@ class Toleration(Settings):
 
 @settings
 class Placement(Settings):
-    """What one stage asks for, per pod. Quantities are Kubernetes' (``"500m"``, ``"16Gi"``); requests equal limits."""
+    """Request of one stage per pod, in Kubernetes' quantities (``"500m"``, ``"16Gi"``); requests equal limits."""
 
     section = "profile"
 
@@ -146,18 +146,18 @@ class Placement(Settings):
 
     @property
     def threads(self) -> int:
-        """Threads per process. 0 while the number of processes is open."""
+        """Threads per process; 0 while the number of processes is open."""
         return max(1, int(parse_quantity(self.cpu)) // self.processes) if self.processes else 0
 
     @property
     def gpu_name(self) -> str:
-        """The resource that ``gpu`` counts."""
+        """Resource that ``gpu`` counts."""
         partition = f"nvidia.com/mig-{self.mig}" if self.mig and self.mig_strategy == "mixed" else NVIDIA
         return self.gpu_resource or (f"{partition}.shared" if self.shared_gpu else partition)
 
     @property
     def resources(self) -> dict[str, str]:
-        """All that a container asks for, by Kubernetes' names."""
+        """All resource requests of a container, by Kubernetes' names."""
         asked = {
             "cpu": self.cpu,
             "memory": self.memory,
@@ -171,12 +171,12 @@ class Placement(Settings):
 
     @property
     def cloud(self) -> str:
-        """Whose nodes the fields speak of: "aws", "gcp" or "azure"; "" if they are anyone's."""
+        """Cloud whose nodes the fields name: "aws", "gcp" or "azure"; "" for any."""
         return next((cloud for _, cloud in self._clouds()), "")
 
     @property
     def hardware(self) -> dict[str, object]:
-        """What a measured time depends on."""
+        """Fields that timings depend on."""
         return {name: value for name, value in to_dict(self).items() if name in HARDWARE}
 
     def check(self) -> None:
@@ -236,7 +236,7 @@ class Placement(Settings):
             raise self.reject("processes", f"at most one for each of profile.gpu, {gpus}")
 
     def _check_clouds(self) -> None:
-        """Raise ``UserError`` if the fields speak of nodes of different clouds."""
+        """Raise ``UserError`` if the fields name nodes of different clouds."""
         named = {cloud: where for where, cloud in self._clouds()}
         if len(named) > 1:
             raise UserError(

@@ -1,13 +1,13 @@
-"""Hardware profiles: what each stage asks of the cluster, as data.
+"""Hardware profiles: the requests of every stage to the cluster, as data.
 
-A profile is a TOML file: the table ``[default]`` holds for every stage, ``[distributed]`` over it for the process
-groups (train and collectives) and, on one node, for the trials of a sweep, ``[stages.<stage>]`` over both for one.
-``extends`` names another profile, which these tables are laid over. Mappings (environment, labels) are joined key by
-key, lists are replaced. ``[plan]`` is of the file that holds it alone.
+A profile is a TOML file. The table ``[default]`` applies to every stage. ``[distributed]`` overrides it for the process
+groups (train and collectives) and, on one node, for the trials of a sweep. ``[stages.<stage>]`` overrides both for one
+stage. ``extends`` names another profile, which these tables override. Mappings (environment, labels) are merged by key,
+lists are replaced. ``[plan]`` is never inherited.
 
-A profile is chosen by ``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) when the workflow is
-packaged or registered. Flyte imports the module again inside the pod and takes the shape of the process group from
-*that*, so the resolved profile travels in each task's environment and is believed there before anything else.
+``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) selects a profile when the workflow is packaged
+or registered. Flyte imports the module again inside the pod and takes the shape of the process group from *that*, so
+the resolved profile is passed in every task's environment, where it takes precedence.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
 BUILT_IN = Path(__file__).parent / "built_in"
 TABLES = ("default", "distributed", "stages")
-#: What a plan said of it, for the report.
+#: Table of the training plan, for the report.
 PLAN = "plan"
 CPU_PROCESSES = 2
 #: Minutes for which the pods of a process group wait for each other.
 JOIN_MINUTES = 15
-#: Retries for what is no preemption: a store that stays away, a worker that is lost.
+#: Retries for other causes than preemptions: an unavailable store, a lost worker.
 OTHER_CAUSES = 2
-#: Preemptions of a stage on average, above which its retries do not follow from them: no stage gets anywhere.
+#: Maximum average preemptions of a stage for which retries are derived: beyond it no stage makes progress.
 MOST_OUTLASTED = 10_000
-#: A table of a TOML file.
+#: Table of a TOML file.
 Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile with all its tables laid over each other. ``processes`` that are 0 stay so: where the stage runs, and
-    nowhere else, they become a number."""
+    """Profile with all its tables merged.
+
+    ``processes`` that are 0 are resolved only where the stage runs.
+    """
 
     name: str
     default: Placement
@@ -58,11 +60,11 @@ class Profile:
     plan: Planned | None = None
 
     def asked(self, stage: str) -> Placement:
-        """What the stage asks for, wherever it runs."""
+        """Return the request of the stage, wherever it runs."""
         return self.stages.get(STAGES[stage].pod_of or stage, self.default)
 
     def placement(self, stage: str) -> Placement:
-        """The same with the number of processes that it has if it runs on this machine."""
+        """Return the request with the number of processes that the stage has on this machine."""
         placement = self.asked(stage)
         if placement.processes:
             return placement
@@ -77,7 +79,7 @@ class Profile:
 
 
 def parse(name: str, data: Table) -> Profile:
-    """Build and resolve a profile. Raises ``UserError`` naming the setting that is wrong."""
+    """Build and resolve a profile; raises ``UserError`` naming the wrong setting."""
     for key in data:
         if key not in ("name", *TABLES, PLAN):
             raise UserError(unknown(f"profile {name}", key, (*TABLES, PLAN)))
@@ -107,7 +109,7 @@ def parse(name: str, data: Table) -> Profile:
 
 
 def placement(stage: str, data: Table) -> Placement:
-    """The placement that the settings describe. ``retries`` that are not set follow from the preemptions."""
+    """Build a placement from settings; unset ``retries`` follow from the preemptions."""
     asked = Placement.from_dict(data)
     if stage in DISTRIBUTED and asked.nodes > 1 and asked.timeout_minutes <= JOIN_MINUTES:
         raise asked.reject(
@@ -127,7 +129,7 @@ def placement(stage: str, data: Table) -> Placement:
 
 
 def over(below: Table, above: Table) -> Table:
-    """``above`` laid over ``below``: mappings are joined, all else is replaced."""
+    """Override ``below`` by ``above``: mappings are merged, all else is replaced."""
     joined = {
         key: over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()
@@ -137,7 +139,7 @@ def over(below: Table, above: Table) -> Table:
 
 @cache
 def current_profile() -> Profile:
-    """The profile of this process: the one that travelled with the task, else the one the user chose."""
+    """Return the profile of this process: the task's own, else the user's choice."""
     if travelled := os.environ.get(RESOLVED):
         data = json.loads(travelled)
         return parse(data["name"], data)
@@ -145,13 +147,15 @@ def current_profile() -> Profile:
 
 
 def load(choice: str) -> Profile:
-    """Read a profile by name or by path. Raises ``UserError`` if there is none or it is wrong."""
+    """Read a profile by name or by path; raises ``UserError`` if it is missing or wrong."""
     return parse(path_of(choice).stem, read(choice, ()))
 
 
 def read(choice: str, through: tuple[Path, ...]) -> Table:
-    """The tables of a profile, laid over those of the profile that it extends. ``through`` are the paths of those that
-    extend it, the nearest last."""
+    """Return the tables of a profile, merged over those of the profile that it extends.
+
+    ``through`` are the paths of the profiles that extend it, the nearest last.
+    """
     path = path_of(choice, through[-1].parent if through else Path()).resolve()
     where = f"{through[-1]}: extends {choice}" if through else f"{CHOICE}={choice}"
     if path in through:
@@ -174,10 +178,10 @@ def read(choice: str, through: tuple[Path, ...]) -> Table:
 
 
 def path_of(choice: str, beside: Path = Path()) -> Path:
-    """Where a profile is; a relative path is meant ``beside`` the directory of who names it."""
+    """Return the path of a profile; a relative path is resolved against ``beside``."""
     return beside / choice if choice.endswith(".toml") else BUILT_IN / f"{choice}.toml"
 
 
 def names() -> list[str]:
-    """The profiles that come with the project."""
+    """Return the names of the built-in profiles."""
     return sorted(file.stem for file in BUILT_IN.glob("*.toml"))

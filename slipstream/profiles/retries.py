@@ -1,25 +1,26 @@
-"""How many retries a stage on spot capacity needs.
+"""Number of retries that a stage on spot capacity needs.
 
-Flyte keeps two budgets per task. A *system* failure spends the platform's (3 by default; the attempt after the last of
-them runs on demand), a *user* failure spends the task's ``retries``. A single pod's preemption is a system failure: it
-costs no retries, and never the result. A PyTorchJob's is a user failure, whoever reports it first, and leaves the next
-attempt on spot: every one costs a retry.
+Flyte keeps two budgets per task. A *system* failure uses the platform's (3 by default; the attempt after the last of
+them runs on demand), a *user* failure uses the task's ``retries``. A single pod's preemption is a system failure: it
+costs no retries, and never the result. A PyTorchJob's is a user failure, whichever pod reports it first, and the next
+attempt stays on spot: every one costs a retry.
 """
 
 from __future__ import annotations
 
 import math
 
-#: The chance that an execution is preempted no more often than it has retries.
+#: Probability that an execution is preempted no more often than it has retries.
 ENOUGH = 0.99
 
 
 def retries_for(preemptions_per_day: float, hours: float, pods: int) -> int:
-    """The user retries that outlast the preemptions of a stage.
+    """Return the user retries that outlast the preemptions of a stage.
 
-    ``preemptions_per_day`` is the rate at which one pod is preempted, ``hours`` what the stage takes over all its
-    attempts, ``pods`` the pods of its job, each of which ends the attempt of all. Preemptions are taken as a Poisson
-    process; the result is the 99 % quantile of their number. It is 0 for a single pod, whose preemptions cost none.
+    ``preemptions_per_day`` is the preemption rate of one pod, ``hours`` the time of the stage over all its attempts,
+    ``pods`` the number of pods of its job. A preempted pod ends the attempt of all pods. Preemptions are modelled as a
+    Poisson process; the result is the 99 % quantile of their number. It is 0 for a single pod, whose preemptions cost
+    none.
     """
     if pods == 1:
         return 0
@@ -27,7 +28,7 @@ def retries_for(preemptions_per_day: float, hours: float, pods: int) -> int:
 
 
 def poisson_quantile(mean: float, probability: float) -> int:
-    """The smallest n so that a Poisson variable of this mean is at most n with this probability.
+    """Return the smallest n so that a Poisson variable of this mean is at most n with this probability.
 
     Written out because scipy.stats would take longer to import than everything else that registers a workflow.
     """
