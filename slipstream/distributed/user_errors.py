@@ -43,7 +43,7 @@ def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[
 
 
 def check_gpus(processes: int, gpus: int) -> None:
-    """Raise ``UserError`` if a machine with ``gpus`` GPUs has fewer than its ``processes``."""
+    """Raise ``UserError`` if a machine has GPUs, but fewer than ``processes``."""
     if 0 < gpus < processes:
         raise UserError(
             f"{processes} processes for {gpus} GPU{'s' if gpus > 1 else ''}: each process needs one of its own; start "

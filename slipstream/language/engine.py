@@ -83,7 +83,7 @@ class Engine:
     def encode_with_specials(self, texts: list[str]) -> tuple[array[int], list[int], array[int]]:
         """Encode texts that spell special tokens as such, and also return the start of every token.
 
-        Starts are characters within the token's text (uint32); ids and counts are those of :meth:`encode_texts`.
+        Starts are character offsets in the text (uint32); ids and counts are those of :meth:`encode_texts`.
         """
         self.tokenizer.encode_special_tokens = False
         ids, counts, starts = array("I"), [], array("I")
