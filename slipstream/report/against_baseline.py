@@ -1,4 +1,4 @@
-"""What the test rows say of the model against the baseline, in words."""
+"""Comparison of the model with the baseline on the test rows, in words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from slipstream.report import formatting as fmt
 
 @dataclass(frozen=True)
 class AgainstBaseline:
-    """How far the metric is above or below the baseline's, its interval, and whether that is shown to be better (1), to
-    be worse (-1), or neither (0)."""
+    """Difference between the model's metric and the baseline's.
+
+    ``interval`` is its confidence interval. ``shown`` is 1 if the model is significantly better, -1 if it is
+    significantly worse, else 0.
+    """
 
     words: str
     interval: str
@@ -19,12 +22,12 @@ class AgainstBaseline:
 
     @property
     def sentence(self) -> str:
-        """All of it, in half a sentence."""
+        """Difference, interval and significance as half a sentence."""
         return f"{self.words}, {self.interval}" if self.shown else f"can't tell: {self.words}, {self.interval}"
 
 
 def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:
-    """None without a baseline."""
+    """Return the comparison with the baseline, or None without a baseline."""
     metric, gain = evaluation.metric.name, evaluation.gain
     if evaluation.baseline.of(metric) is None:
         return None

@@ -1,4 +1,4 @@
-"""What steps waited for their gradients, beside what the interconnect was measured to need for as many bytes."""
+"""Comparison of the measured gradient exchange with the interconnect profile."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from slipstream.telemetry.bottleneck import WORTH_A_LOOK
 
 
 def expected_exchange(profile: NetworkProfile, exchanged_bytes: int) -> float | None:
-    """Seconds that an all_reduce of so many bytes takes: between the sizes that were measured on a line through both,
-    above the largest by its bandwidth. None if nothing was measured."""
+    """Return the expected seconds of an all_reduce of ``exchanged_bytes``, or None if nothing was measured.
+
+    Interpolates linearly between measured sizes. Above the largest, its bandwidth counts.
+    """
     measured = profile.of("all_reduce")
     if not measured:
         return None
@@ -23,7 +25,10 @@ def expected_exchange(profile: NetworkProfile, exchanged_bytes: int) -> float | 
 
 
 def against_interconnect(found: Bottleneck, profile: NetworkProfile) -> str:
-    """A sentence where the exchange is worth a look and the profile is of the same processes; else empty."""
+    """Return a sentence if the exchange took a relevant share of the time, else "".
+
+    ``profile`` must be from the same processes.
+    """
     if found.shares.get(COMMUNICATION, 0.0) < WORTH_A_LOOK or not found.exchanged_bytes:
         return ""
     expected = expected_exchange(profile, found.exchanged_bytes)

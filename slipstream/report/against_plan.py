@@ -1,4 +1,4 @@
-"""What a training took, beside what ``slipstream plan`` said when it wrote the profile."""
+"""Comparison of a training with the prediction of ``slipstream plan``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from slipstream.report.costs import CostFigures
 
 TRAIN = "train"
 HOUR_S = 3600
-#: A training on so many times as many rows as planned, or as little, is another one.
+#: Factor between trained and planned rows above which the trainings are not comparable.
 ALIKE = 1.01
 
 
 @dataclass(frozen=True)
 class PlannedAmount:
-    """What was planned, and what it was."""
+    """Planned and actual amount."""
 
-    #: Below these are 5, 50 and 95 % of the planned trainings.
+    #: 5th, 50th and 95th percentile of the simulated trainings.
     planned: list[float]
-    #: None where it is not known.
+    #: None if unknown.
     actual: float | None
 
     @property
     def answer(self) -> str:
-        """Whether the training was as planned: within what 90 of 100 are."""
+        """Position of the actual amount relative to the planned 90 % interval."""
         if self.actual is None:
             return "not known"
         low, _, high = self.planned
@@ -38,20 +38,20 @@ class PlannedAmount:
 
 @dataclass(frozen=True)
 class AgainstPlan:
-    """A planned training that ran."""
+    """Planned and actual figures of a training."""
 
     take: str
-    #: On the clock, from the start of the first attempt to the end of the last.
+    #: Wall-clock hours from the start of the first attempt to the end of the last.
     hours: PlannedAmount
     dollars: PlannedAmount
-    #: The planned mean, and how often the training was interrupted.
+    #: The planned mean number of interruptions, and the actual number.
     planned_interruptions: float
     interruptions: int
-    #: Rows that were trained on, if they were others than planned; else 0.
+    #: Rows trained on if they differ from the plan, else 0.
     other_rows: int = 0
 
     def lines(self) -> Iterator[tuple[str, str, str, str]]:
-        """Of each amount its name, what was planned, what it was, and the answer."""
+        """Yield name, planned amount, actual amount and answer for every amount."""
         yield "time", *amounts(self.hours, hours), self.hours.answer
         yield "dollars", *amounts(self.dollars, fmt.dollars), self.dollars.answer
         mean = f"{fmt.significant(self.planned_interruptions)} on average"
@@ -76,7 +76,7 @@ def hours(value: float) -> str:
 def against_plan(
     planned: Planned | None, training: TrainingFigures, costs: Sequence[CostFigures]
 ) -> AgainstPlan | None:
-    """None if nothing was planned."""
+    """Return the comparison with the plan, or None without a plan."""
     if planned is None:
         return None
     trained = training.ledger.kept * training.batch_size
@@ -85,7 +85,7 @@ def against_plan(
     return AgainstPlan(
         take=planned.take,
         hours=PlannedAmount(planned.hours, on_the_clock(training) / HOUR_S),
-        dollars=PlannedAmount([round(each, 2) for each in planned.dollars], paid),  # as they are paid, to the cent
+        dollars=PlannedAmount([round(each, 2) for each in planned.dollars], paid),  # to the cent, as paid
         planned_interruptions=planned.interruptions,
         interruptions=training.ledger.attempts - 1,
         other_rows=0 if alike else trained,
@@ -93,7 +93,7 @@ def against_plan(
 
 
 def on_the_clock(training: TrainingFigures) -> float:
-    """Seconds, the waits between attempts included where their times are known."""
+    """Return wall-clock seconds, including waits between attempts if their times are known."""
     began = [attempt.began_at for attempt in training.attempts]
     if not began or not all(began):
         return training.ledger.wall

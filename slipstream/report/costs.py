@@ -1,4 +1,4 @@
-"""Hours, energy and dollars of a run's stages, by the prices of what they ran on."""
+"""Hours, energy and dollars of a run's stages."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ TOTAL = "in all"
 
 @dataclass(frozen=True)
 class CostFigures:
-    """What a stage used, over all its attempts, or all stages together. Dollars are None where no price is known."""
+    """Resources used by one stage in all its attempts, or by all stages.
+
+    Dollars are None if no price is known.
+    """
 
     stage: str
     pod_hours: float
     gpu_hours: float
-    #: Of the GPUs, where their drivers count it.
+    #: Energy of the GPUs; None if their drivers do not report it.
     watt_hours: float | None
-    #: Dollars: what was paid, that part of it whose work was lost, and the price of the same hours on demand.
+    #: Dollars paid, dollars of lost work among them, and the on-demand price of the same hours.
     paid: float | None
     lost: float | None
     on_demand: float | None
-    #: Pod-hours without a known price, of which nothing is in these dollars.
+    #: Pod-hours without a known price, not included in the dollars.
     unpriced_pod_hours: float
-    #: Of what the price is, and the date of its source; empty where there is none.
+    #: Priced resource and date of the price; "" without a price.
     priced_as: str = ""
 
 
 def costs_of(
     stages: Sequence[StageRun], devices: TrainingDevices | None = None, profile: Profile | None = None
 ) -> list[CostFigures]:
-    """Of each stage that was made in this run, then of all; empty if nothing was made, or neither GPUs nor prices are
-    known. The attempts at a training are those in ``devices``."""
+    """Return the costs of the stages that this run executed, then their total.
+
+    The list is empty if no stage was executed, or if neither GPUs nor prices are known. The attempts of a training come
+    from ``devices``.
+    """
     profile = profile or current_profile()
     made = [stage for stage in stages if not stage.reused]
     prices = {stage.name: price_of(stage, profile) for stage in made}
@@ -58,7 +64,10 @@ def price_of(stage: StageRun, profile: Profile) -> PodPrice | None:
 def usages_of(
     stage: StageRun, devices: TrainingDevices | None, price: PodPrice | None, profile: Profile
 ) -> Iterator[Usage]:
-    """The attempts at a stage; of all but the training only the last is known."""
+    """Yield the usage of every attempt at a stage.
+
+    Only the last attempt is known, except for training.
+    """
     placement = profile.placement(pods_of(stage.name))
     on_demand, spot = (price.on_demand, price.spot) if price else (None, None)
     its = stage.usage
@@ -94,7 +103,7 @@ def usages_of(
 
 
 def pods_of(stage: str) -> str:
-    """The stage whose pods it runs in."""
+    """Return the stage whose pods run ``stage``."""
     return STAGES[stage].pod_of or stage
 
 

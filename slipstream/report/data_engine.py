@@ -1,4 +1,7 @@
-"""Writes the data card, and the directory of a run that only prepares data. Loads nothing that draws charts."""
+"""Writer of the data card and of the directory of a data-only run.
+
+Imports no drawing libraries.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from slipstream.stages import StageRun
 
 
 def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageRun], address: str = "") -> DataSummary:
-    """Write a directory under ``runs`` with the card, and with the prepared data unless they stay at the URI
-    ``address``. Raises ``DamagedArtifact`` if the card is not what was written."""
+    """Write a run directory under ``runs`` with the data card and the prepared data.
+
+    Prepared data at the URI ``address`` are not copied. Raises ``DamagedArtifact`` if the card is damaged.
+    """
     card = prepared.card
 
     def fill(directory: Path, now: datetime) -> None:
@@ -40,14 +45,16 @@ def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageRun], a
 
 
 def write_card(prepared: Artifact, card: Card, directory: Path, now: datetime) -> None:
-    """The data card as the bytes of ``card.json`` and as a page."""
+    """Write the data card as ``card.json``, byte for byte, and as a page."""
     (directory / CARD_DATA).write_bytes(prepared.read_bytes(CARD_DATA))
     page = data_card_page(card, quarantined_rows(prepared), now)
     (directory / CARD).write_text(page, encoding="utf-8")
 
 
 def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made_at: datetime) -> str:
-    """Every column of the prepared data, and the first rows that were set aside. ``card`` is the content of
-    ``card.json``, ``quarantined`` the first rows of ``quarantine.parquet``."""
+    """Return the page with every prepared column and the first quarantined rows.
+
+    ``card`` is the content of ``card.json``, ``quarantined`` the first rows of ``quarantine.parquet``.
+    """
     totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}
     return render("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)

@@ -1,4 +1,4 @@
-"""Writes the directory of a whole run, or of one that only exports: report, figures and model."""
+"""Writer of the directory of a whole or export-only run: report, figures, model."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ def build(  # noqa: PLR0913 - all that a run has to say
     store: Store | None = None,
     sweep: Sweep | None = None,
 ) -> RunSummary:
-    """Write the directory of a whole run under ``runs`` and return what is in it.
+    """Write the directory of a whole run under ``runs`` and return its summary.
 
-    ``config`` is the whole configuration as nested dictionaries by section; ``schedule`` is given if a schedule started
-    the run, ``promotion`` if its model was to go into service, ``compression`` if its model was to become smaller,
-    ``sweep`` if its settings were searched; charts are kept in ``store``.
-    Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
+    ``config`` is the whole configuration as nested dictionaries by section. ``schedule`` is set if a schedule started
+    the run, ``promotion`` if promotion was requested, ``compression`` if compression was requested, and ``sweep`` if a
+    sweep ran. Charts are cached in ``store``.
+
+    Raises ``DamagedArtifact`` if the exported model or the data card is damaged.
     """
     also: dict[str, Any] = {"schedule": schedule, "promotion": promotion, "compression": compression, "sweep": sweep}
     summary = replace(run_summary(results, stages, ""), **also)
@@ -66,7 +67,7 @@ def build(  # noqa: PLR0913 - all that a run has to say
 
 
 def run_summary(results: Results, stages: Sequence[StageRun], directory: str) -> RunSummary:
-    """What the stages of a whole run found, whose directory is ``directory``."""
+    """Return the summary of a whole run with the directory ``directory``."""
     costs, training = costs_of(stages, results.devices), read_figures(results.trained.directory)
     trained_here = any(stage.name == TRAIN and not stage.reused for stage in stages)
     return RunSummary(
@@ -87,9 +88,9 @@ def run_summary(results: Results, stages: Sequence[StageRun], directory: str) ->
 
 
 def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> ExportSummary:
-    """Write the directory of the run under ``runs`` and return what is in it.
+    """Write the directory of an export-only run under ``runs`` and return its summary.
 
-    Raises ``DamagedArtifact`` if the exported model is not what was written.
+    Raises ``DamagedArtifact`` if the exported model is damaged.
     """
     from slipstream.report.pages import charts
 

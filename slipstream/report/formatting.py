@@ -1,4 +1,7 @@
-"""Figures as people read them. Every function takes the plain unit of the summary and gives a short text."""
+"""Formatting of figures for people.
+
+Every function takes the unit of the summary and returns a short text.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,28 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def count(number: int) -> str:
-    """1,234,567"""
+    """Return 1,234,567."""
     return f"{number:,}"
 
 
 def counted(number: int, noun: str) -> str:
-    """1 thread, 2,000 threads, 2 processes, 3 launches"""
+    """Return 1 thread, 2,000 threads, 2 processes or 3 launches."""
     plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
     return f"{count(number)} {noun if number == 1 else plural}"
 
 
 def rows(number: int) -> str:
-    """1 row, 2,000 rows"""
+    """Return 1 row or 2,000 rows."""
     return counted(number, "row")
 
 
 def percent(share: float | None) -> str:
-    """A share of one: 0.98888 is 98.89 %."""
+    """Return a share of 1 in percent: 98.89 % for 0.98888."""
     return UNKNOWN if share is None else f"{100 * share:.2f} %"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Three significant digits without an exponent where that is readable: 0.0123, 1.23, 123, 12,345, 1.2e-07."""
+    """Return three significant digits, without an exponent if readable: 0.0123, 1.23, 123, 12,345, 1.2e-07."""
     if value == 0:
         return "0"
     if not 1e-4 <= abs(value) < 1e15:
@@ -47,14 +50,14 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def value(number: float) -> str:
-    """A value from the data: whole numbers below ten million as they are, others to four digits."""
+    """Return a data value: integers below ten million in full, others to four digits."""
     if not abs(number) < 1e7:
         return f"{number:.4g}"
     return count(int(number)) if number == int(number) else significant(number, 4)
 
 
 def moment(seconds: float) -> str:
-    """Seconds since 1970 (UTC) as a date, with the time of day unless it is midnight: 2026-01-02 03:04."""
+    """Return seconds since 1970 (UTC) as a date, with the time unless it is midnight: 2026-01-02 03:04."""
     try:
         time = EPOCH + timedelta(seconds=seconds)
     except OverflowError:
@@ -63,12 +66,12 @@ def moment(seconds: float) -> str:
 
 
 def days(seconds: float) -> str:
-    """A span of time in days: 12.3 days"""
+    """Return a time span in days: 12.3 days."""
     return f"{significant(seconds / 86_400)} days"
 
 
 def age(measured_at: float) -> str:
-    """How long ago, if that is more than half an hour: 0.5 hours, 3.2 days"""
+    """Return the time since ``measured_at``, or "" below half an hour: 0.5 hours, 3.2 days."""
     hours = (datetime.now(UTC).timestamp() - measured_at) / 3600
     if hours < 0.5:
         return ""
@@ -76,7 +79,7 @@ def age(measured_at: float) -> str:
 
 
 def column_figure(column: Mapping[str, Any], name: str) -> str:
-    """A figure of a column of the data card in the unit of its values, or nothing if the card does not have it."""
+    """Return a figure of a data card's column in its unit, or "" if the card lacks it."""
     if name not in column:
         return ""
     if column["type"] == "time":
@@ -85,17 +88,17 @@ def column_figure(column: Mapping[str, Any], name: str) -> str:
 
 
 def size(number: int | None) -> str:
-    """Bytes of a file, in decimal units: 84.3 KB."""
+    """Return the bytes of a file in decimal units: 84.3 KB."""
     return UNKNOWN if number is None else scaled(number, 1000, ("B", "KB", "MB", "GB", "TB"))
 
 
 def message_size(number: int) -> str:
-    """Bytes of a message, in binary units, as they are chosen: 16 MiB."""
+    """Return the bytes of a message in binary units, in which sizes are chosen: 16 MiB."""
     return scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def flops(number: float) -> str:
-    """Floating-point operations per second: 84.3 GFLOP/s."""
+    """Return floating-point operations per second: 84.3 GFLOP/s."""
     return scaled(number, 1000, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
 
 
@@ -108,7 +111,7 @@ def scaled(number: float, step: int, names: tuple[str, ...]) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A latency, in microseconds below one millisecond: 61.2 µs."""
+    """Return a latency, in microseconds below one millisecond: 61.2 µs."""
     return UNKNOWN if value is None else microseconds(value * 1000)
 
 
@@ -121,7 +124,7 @@ def microseconds(value: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A wall-clock time: 0.4 s, 12.3 s, 2 min 5 s, 1 h 4 min."""
+    """Return a wall-clock time: 0.4 s, 12.3 s, 2 min 5 s, 1 h 4 min."""
     if value < 59.95:
         return f"{value:.1f} s"
     whole = round(value)
@@ -131,7 +134,7 @@ def seconds(value: float) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """To the cent: $1,234.50."""
+    """Return dollars to the cent: $1,234.50."""
     return UNKNOWN if value is None else f"${value:,.2f}"
 
 
@@ -142,52 +145,52 @@ def energy(watt_hours: float | None) -> str:
 
 
 def bandwidth(value: float | None) -> str:
-    """GB/s, of 1e9 bytes."""
+    """Return GB/s, in 1e9 bytes."""
     return UNKNOWN if value is None else f"{significant(value)} GB/s"
 
 
 def metric(name: str, value: float | None) -> str:
-    """The value of a metric by its name: shares as percent, the rest in its own unit."""
+    """Return a metric's value: shares in percent, others in their unit."""
     if value is None:
         return UNKNOWN
     return percent(value) if name in SHARES else significant(value, 4)
 
 
 def limit(value: float, digits: int = 2) -> str:
-    """A limit in percent or points: 0.71; "no limit" if it says nothing."""
+    """Return a limit in percent or points: 0.71; "no limit" if it is too large to inform."""
     return "no limit" if abs(value) >= NO_LIMIT else f"{value:.{digits}f}"
 
 
 def limits(low: float, high: float, digits: int = 2) -> str:
-    """-0.30 to 0.71"""
+    """Return -0.30 to 0.71."""
     return f"{limit(low, digits)} to {limit(high, digits)}"
 
 
 def within(value: float, low: float, high: float) -> str:
-    """A figure with its limits: 0.12 (-0.30 to 0.71)"""
+    """Return a figure with its limits: 0.12 (-0.30 to 0.71)."""
     return f"{value:.2f} ({limits(low, high)})"
 
 
 def units(layers: Sequence[int]) -> str:
-    """The units of each layer, equal ones that follow each other once: 512, 256, 4 x 64"""
+    """Return the units of every layer, with equal neighbours merged: 512, 256, 4 x 64."""
     runs = [(width, len(list(same))) for width, same in groupby(layers)]
     return ", ".join(str(width) if times == 1 else f"{times} x {width}" for width, times in runs)
 
 
 def shortened(label: str) -> str:
-    """A name from the data on one line, of at most ``LABEL_LETTERS`` characters."""
+    """Return a name from the data on one line, in at most ``LABEL_LETTERS`` characters."""
     line = " ".join(label.split())
     return line if len(line) <= LABEL_LETTERS else f"{line[: LABEL_LETTERS - 1]}…"
 
 
 def sentence(text: str) -> str:
-    """With a capital letter, unless it begins with the name of a variant, which keeps its spelling."""
+    """Capitalise ``text`` unless it starts with a variant's name, which keeps its spelling."""
     word = text.split(" ", 1)[0]
     return text if "-" in word else text[:1].upper() + text[1:]
 
 
 def setting(value: object) -> str:
-    """A configuration value as it is written in YAML, where that is one line."""
+    """Return a configuration value as in YAML, if that is one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
@@ -197,7 +200,7 @@ def setting(value: object) -> str:
     return "none" if value in ({}, None) else f"{value}"
 
 
-#: Metrics that are shares of one, and how all are called.
+#: Metrics that are shares of 1, and the names of all metrics.
 SHARES = ("accuracy", "macro_f1", "ece")
 NAMES = {
     "accuracy": "accuracy",
@@ -211,7 +214,7 @@ NAMES = {
     "bits_per_byte": "bits per byte",
     "perplexity": "perplexity",
 }
-#: Metrics of which less is better.
+#: Metrics for which less is better.
 LESS_IS_BETTER = ("log_loss", "ece", "rmse", "mae", "bits_per_byte", "perplexity")
-#: The unit in which a metric is compared with the baseline's, and the digits behind its point; percent if none.
+#: Unit and decimals of a metric's difference from the baseline; percent if absent.
 UNITS = {**dict.fromkeys(SHARES, ("points", 2)), "bits_per_byte": ("bits per byte", 3)}

@@ -1,4 +1,4 @@
-"""Writes the directory of a run that only measures the interconnect, or only tunes for it."""
+"""Writer of the directory of a run that only measures or tunes the interconnect."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ PAGE, TUNING_PAGE = "network.html", "tuning.html"
 
 
 def build_network(runs: Path, network: Path) -> NetworkSummary:
-    """Write a directory under ``runs`` with the page, the profile with all raw times and the table as CSV. Raises
-    ``DamagedArtifact`` if the profile is not what was written."""
+    """Write a run directory under ``runs``: page, raw profile and CSV table.
+
+    Raises ``DamagedArtifact`` if the profile is damaged.
+    """
     artifact, results = Artifact.open(network, KIND), NetworkResults.open(network)
     table = artifact.read_bytes(TABLE).decode()
 
@@ -36,8 +38,10 @@ def build_network(runs: Path, network: Path) -> NetworkSummary:
 
 
 def build_tuning(runs: Path, tuned: Path) -> TuningSummary:
-    """Write a directory under ``runs`` with the page of the tuner's result and the result itself. Raises ``UserError``
-    if the directory ``tuned`` does not hold a whole one."""
+    """Write a run directory under ``runs``: the tuning result and its page.
+
+    Raises ``UserError`` if ``tuned`` does not hold a complete result.
+    """
     tuning = network_tuning.read_tuning(tuned)
 
     def fill(directory: Path, now: datetime) -> None:

@@ -1,4 +1,4 @@
-"""``runs/<timestamp>/``: the whole directory of a run, or nothing."""
+"""Run directory ``runs/<timestamp>/``, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.results.export import DIGEST, ExportReport, digest_line
 from slipstream.artifacts.workspaces import workspace
 
-#: What the directory of a run holds.
+#: Contents of a run directory.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
 CARD, CARD_DATA = "card.html", "card.json"
 ONNX = "model.onnx"
 
 
 def model_file(export: ExportReport) -> str:
-    """The recommended variant, under a name that does not depend on which it is; of a model without variants the
-    directory that other libraries load."""
+    """Return the path of the recommended variant, under a name independent of the choice.
+
+    Without variants, it is the directory that other libraries load.
+    """
     return f"{MODEL}/{ONNX if export.variants else export.libraries[0].name}"
 
 
 def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
-    """A new directory under ``runs``, named by the local time.
+    """Create a directory under ``runs``, named by the local time.
 
-    ``fill`` writes into a hidden directory beside it, which is renamed when it is complete and removed if it fails.
+    ``fill`` writes into a hidden sibling, which is renamed when complete and removed on failure.
     """
     now = datetime.now()
     with workspace(runs) as partial:
@@ -34,12 +36,12 @@ def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
 
 
 def rename_to_free(directory: Path, wanted: Path) -> Path:
-    """Rename ``directory`` to ``place``; if another run has just taken that name, to the first free one after it."""
+    """Rename ``directory`` to ``wanted``, or to the next free name if another run took that."""
     number = 1
     while True:
         candidate = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
-            # Fails if the name is taken: a run's directory is never empty.
+            # Fails if the name is taken, because a run's directory is never empty.
             return directory.rename(candidate)
         except OSError:
             if not candidate.exists():
@@ -48,7 +50,7 @@ def rename_to_free(directory: Path, wanted: Path) -> Path:
 
 
 def copy_model(exported: Artifact, directory: Path) -> None:
-    """Copy the artifact, every byte verified, and its digest."""
+    """Copy the artifact, verifying every byte, and write its digest."""
     exported.check()
     for name in (*exported.files, MANIFEST):
         target = directory / MODEL / name
@@ -58,7 +60,7 @@ def copy_model(exported: Artifact, directory: Path) -> None:
 
 
 def link_artifact(artifact: Artifact, directory: Path) -> None:
-    """Put the artifact into ``directory`` as hard links, or as copies where the file system has no links."""
+    """Hard-link the artifact into ``directory``; copy if the file system lacks links."""
     for name in (*artifact.files, MANIFEST):
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What scoring returns, and its text for a terminal."""
+"""Result of scoring, and its text for a terminal."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from slipstream.artifacts.results.scoring import DriftFigures, Publication, Scor
 from slipstream.report import formatting as fmt
 from slipstream.report.terminal import framed, labelled
 
-#: Columns and reasons; the manifest of the table has them all.
+#: Columns and reasons shown; the table's manifest lists all.
 LISTED = 5
 
 
 @dataclass(frozen=True)
 class ScoringSummary:
-    """A scored table that is published."""
+    """Published scored table."""
 
-    #: Where tables are published, and where this one lies in it.
+    #: Output in which tables are published, and this table's location in it.
     output: str
     table: str
     publication: Publication
-    #: False if it was there already.
+    #: False if the table already existed.
     new: bool
     scored: ScoredTable
-    #: What became of the model if it was to be trained again on drift; "" if it was not.
+    #: Outcome of retraining on drift; "" if retraining was not requested.
     retrained: str = ""
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ def in_words(each: Stability) -> str:
 
 
 def published(it: ScoringSummary) -> Iterator[str]:
-    """Addresses are never wrapped."""
+    """Yield the state and the table's address, which is never wrapped."""
     state = "now" if it.new else "before: the same data, model and settings were scored already"
     yield from labelled("Published", state)
     yield f"{'Table':<12}{it.table}"

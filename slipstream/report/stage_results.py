@@ -1,4 +1,4 @@
-"""What the stages of a run found out, read from their artifacts."""
+"""Results of a run's stages, read from their artifacts."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ from slipstream.artifacts.results.training import (
 from slipstream.interconnect.profile import COURSE, KIND, MODEL, ModelPoint, NetworkProfile, TrendPoint, read_profile
 from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined
 
-#: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
+#: Quarantined rows that the data card lists; quarantine.parquet has all.
 ROWS_SHOWN = 50
 
 
 @dataclass(frozen=True)
 class NetworkResults:
-    """What the benchmark of the interconnect left: a profile, and what is drawn beside it."""
+    """Interconnect profile and additional chart data."""
 
     profile: NetworkProfile
-    #: The largest all_reduce of the profiles of this hardware, the oldest first.
+    #: Largest all_reduce of every profile of this hardware, oldest first.
     course: list[TrendPoint]
-    #: The model of all_reduce by size; empty where it explains nothing.
+    #: Model of all_reduce by size; empty if it does not fit.
     model: list[ModelPoint]
 
     @classmethod
     def open(cls, directory: Path) -> NetworkResults:
-        """Raises ``DamagedArtifact`` if the directory does not hold what the benchmark wrote."""
+        """Read the benchmark's artifact.
+
+        Raises ``DamagedArtifact`` if the directory is damaged.
+        """
         profile, artifact = read_profile(directory), Artifact.open(directory, KIND)
         course = read_record(artifact, COURSE, list[TrendPoint])
         return cls(profile, course, read_record(artifact, MODEL, list[ModelPoint]))
@@ -56,7 +59,7 @@ class NetworkResults:
 
 @dataclass(frozen=True)
 class Results:
-    """The contents of the stages' JSON files, and the artifacts of which files are copied."""
+    """Contents of the stages' JSON files, and artifacts whose files are copied."""
 
     signature: Signature
     card: Card
@@ -69,19 +72,22 @@ class Results:
     devices: TrainingDevices | None
     evaluation: Evaluation
     export: ExportReport
-    #: None if the benchmark of the interconnect failed.
+    #: None if the interconnect benchmark failed.
     network: NetworkResults | None
     prepared: Artifact
     trained: Artifact
     exported: Artifact
-    #: Of all artifacts that the results are from.
+    #: Fingerprints of all artifacts that were read.
     fingerprints: list[str]
 
     @classmethod
     def open(
         cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path | None = None
     ) -> Results:
-        """Raises ``DamagedArtifact`` naming the first artifact that is not whole."""
+        """Read the results.
+
+        Raises ``DamagedArtifact`` naming the first damaged artifact.
+        """
         data = PreparedData.open(prepared)
         artifacts = (data.artifact, Artifact.open(trained, TRAINED), Artifact.open(exported, EXPORTED))
         others = [Artifact.open(evaluated, EVALUATED), *([Artifact.open(network, KIND)] if network else [])]
@@ -127,7 +133,7 @@ def network_figures(profile: NetworkProfile) -> NetworkFigures:
 
 
 def quarantine_reasons(prepared: Artifact) -> list[Quarantined]:
-    """The reasons for which rows were set aside, the most frequent first."""
+    """Return the reasons for quarantined rows, most frequent first."""
     rows = read_quarantine(prepared, ["file", "line", "column", "reason"]).to_pylist()
     first: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
@@ -137,7 +143,7 @@ def quarantine_reasons(prepared: Artifact) -> list[Quarantined]:
 
 
 def quarantined_rows(prepared: Artifact) -> list[dict[str, Any]]:
-    """The first ``ROWS_SHOWN`` rows that were set aside: ``file``, ``line``, ``column``, ``reason`` and ``raw``."""
+    """Return the first ``ROWS_SHOWN`` quarantined rows: ``file``, ``line``, ``column``, ``reason`` and ``raw``."""
     return read_quarantine(prepared).slice(0, ROWS_SHOWN).to_pylist()
 
 

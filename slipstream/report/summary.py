@@ -1,5 +1,7 @@
-"""What a workflow returns, and its text for a terminal of at least 80 columns, which ``pyflyte run`` prints at the
-end."""
+"""Results of workflows, and their text for a terminal of at least 80 columns.
+
+``pyflyte run`` prints the text at the end.
+"""
 
 from __future__ import annotations
 
@@ -23,37 +25,40 @@ from slipstream.stages import StageRun
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A whole run. ``summary.json`` holds these fields, nested as here, but for ``directory``."""
+    """Result of a whole run.
 
-    #: Where the report and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    ``summary.json`` holds these fields, nested alike, except ``directory``.
+    """
+
+    #: Directory of report and model: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
-    #: Paths within ``directory``: the page, the exported artifact, and the recommended variant in it, or what other
-    #: libraries load if there is none.
+    #: Paths within ``directory``: the page, the exported artifact, and its recommended variant (or the files for other
+    #: libraries if there is none).
     report: str
     model: str
     model_file: str
     data: DataFigures
-    #: Without the data of its plots.
+    #: Evaluation without plot data.
     evaluation: Evaluation
     export: ExportReport
-    #: None if the benchmark of the interconnect failed.
+    #: None if the interconnect benchmark failed.
     network: NetworkFigures | None
     stages: list[StageRun]
     #: None if no schedule started the run.
     schedule: ScheduleFigures | None = None
-    #: None if the model was not to go into service.
+    #: None if promotion was not requested.
     promotion: Promotion | None = None
-    #: None if the trained model was not to become smaller.
+    #: None if compression was not requested.
     compression: Compression | None = None
-    #: None if no settings were searched.
+    #: None if no sweep ran.
     sweep: Sweep | None = None
     #: None if training finished no step.
     bottleneck: Bottleneck | None = None
-    #: Of each stage that was made, then of all; empty where neither GPUs nor prices are known.
+    #: Costs of every executed stage, then the total; empty if neither GPUs nor prices are known.
     costs: list[CostFigures] = field(default_factory=list)
-    #: What the training measured, for who plans the next; absent in summaries from before it was kept.
+    #: Measurements for planning the next training; absent in older summaries.
     training: TrainingFigures | None = None
-    #: None unless a plan wrote the profile and the model was trained in this run.
+    #: None unless a plan wrote the profile and this run trained the model.
     against_plan: AgainstPlan | None = None
 
     def __str__(self) -> str:
@@ -78,17 +83,17 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """A run that only prepares."""
+    """Result of a data-only run."""
 
-    #: Where card and data are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of card and data: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
-    #: Paths within ``directory``; of prepared data that lie elsewhere the URI.
+    #: Paths within ``directory``, or the URI of prepared data stored elsewhere.
     card: str
     prepared: str
     data: DataFigures
-    #: Reasons for which rows were set aside, the most frequent first.
+    #: Reasons for quarantined rows, most frequent first.
     quarantined: list[Quarantined]
-    #: The number of columns by role.
+    #: Number of columns by role.
     roles: dict[str, int]
     warnings: list[str]
     stages: list[StageRun]
@@ -107,9 +112,12 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """A run that only exports a trained model. ``summary.json`` holds these fields, but for ``directory``."""
+    """Result of an export-only run.
 
-    #: Where the page and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    ``summary.json`` holds these fields, except ``directory``.
+    """
+
+    #: Directory of page and model: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``.
     report: str
@@ -131,7 +139,7 @@ class ExportSummary:
 
 @dataclass(frozen=True)
 class CompressionSummary:
-    """A trained model that was to become smaller."""
+    """Result of a compression."""
 
     compression: Compression
 
@@ -143,9 +151,9 @@ class CompressionSummary:
 
 @dataclass(frozen=True)
 class NetworkSummary:
-    """A measurement of the interconnect alone. ``str`` gives the table for the terminal."""
+    """Result of an interconnect measurement. ``str`` gives the table for the terminal."""
 
-    #: Where page and profile are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of page and profile: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``.
     page: str
@@ -159,14 +167,14 @@ class NetworkSummary:
 
 @dataclass(frozen=True)
 class TuningSummary:
-    """Settings with which training steps are faster, or none. ``str`` gives them for the terminal."""
+    """Recommended interconnect settings, if any. ``str`` gives them for the terminal."""
 
-    #: Where page and result are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    #: Directory of page and result: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``.
     page: str
     tuning: str
-    #: The recommendation with lines to paste, and what was tried.
+    #: Recommendation with lines to paste, and the tested settings.
     text: str
 
     def __str__(self) -> str:
@@ -174,5 +182,8 @@ class TuningSummary:
 
 
 def figures_of(summary: RunSummary | ExportSummary) -> dict[str, object]:
-    """What ``summary.json`` holds: it moves with the directory that it lies in."""
+    """Return the content of ``summary.json``.
+
+    It omits the directory, because the file moves with it.
+    """
     return {name: value for name, value in to_tree(summary).items() if name != "directory"}

@@ -21,26 +21,26 @@ from slipstream.stages import StageRun
 
 WIDTH = 80
 INDENT = 12
-#: What a planned training did.
+#: Verbs of a planned training's lines.
 VERBS = ("took", "paid", "interruptions")
 BAR = 40
-#: Reasons and warnings; the card has them all.
+#: Reasons and warnings shown; the card lists all.
 LISTED = 8
-#: Below this share of useful computing the reader is told what held training back, if so many seconds are to be saved.
+#: The diagnosis is shown below this share of useful computing, if it can save at least these seconds.
 USEFUL, WORTH_SAVING_S = 0.6, 5.0
-#: Of a variant or network in its table; the reason below and the report have the whole name.
+#: Lengths of a variant's and a model's name in tables; the reason below and the report have the full name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
 
 
 def framed(title: str, sections: Iterable[Iterable[str]]) -> str:
-    """The sections that have something to say, under a title."""
+    """Return the non-empty sections under a title."""
     rule = "─" * WIDTH
     body = "\n\n".join(filter(None, ("\n".join(section) for section in sections)))
     return f"\n{rule}\nSlipstream  {title}\n{rule}\n{body}\n{rule}"
 
 
 def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
-    """``text`` in a column, with the label before its first line."""
+    """Yield ``text`` wrapped in a column, with the label before its first line."""
     lines = textwrap.wrap(text, width - INDENT, break_long_words=False, break_on_hyphens=False) or [""]
     for index, line in enumerate(lines):
         yield f"{label if index == 0 else '':<{INDENT}}{line}"
@@ -59,7 +59,7 @@ def data(d: DataFigures) -> Iterator[str]:
 
 
 def quarantined(reasons: Sequence[Quarantined]) -> Iterator[str]:
-    """A line per reason, the most frequent first."""
+    """Yield a line per reason, most frequent first."""
     for index, q in enumerate(reasons[:LISTED]):
         where = f" in column {q.column!r}" if q.column else ""
         words = f"{fmt.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {fmt.count(q.line)})"
@@ -89,7 +89,7 @@ def quality(evaluation: Evaluation) -> Iterator[str]:
 
 
 def swept(sweep: Sweep | None) -> Iterator[str]:
-    """What was searched, the settings that were taken, and whether they are shown to be better."""
+    """Yield the number of trials, the best settings, and whether they are significantly better."""
     if sweep is None:
         return
     best, others = sweep.best_trial, ", ".join(f"{fmt.count(n)} {state}" for state, n in sweep.counts.items())
@@ -99,7 +99,7 @@ def swept(sweep: Sweep | None) -> Iterator[str]:
 
 
 def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
-    """What held the training back, if less than :data:`USEFUL` of its time was used and mending it is worth it."""
+    """Yield the diagnosis if less than :data:`USEFUL` of the time was useful and the saving is worthwhile."""
     if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
         used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
         yield from labelled("Training", f"{used}. {fmt.sentence(bottleneck.sentence)}")
@@ -112,8 +112,10 @@ def trained_by(training: TrainingFigures | None) -> Iterator[str]:
 
 
 def variants(export: ExportReport, metric: str) -> Iterator[str]:
-    """A table of the variants that were measured, the recommended one marked, and below it why it is recommended; of a
-    model without them why it has none. Then what other libraries load."""
+    """Yield a table of the measured variants and the reason for the marked one, then files for other libraries.
+
+    Without variants, the reason is given instead.
+    """
     if export.variants:
         yield from timed(export, metric)
         yield from libraries(export, "")
@@ -123,7 +125,7 @@ def variants(export: ExportReport, metric: str) -> Iterator[str]:
 
 
 def libraries(export: ExportReport, label: str) -> Iterator[str]:
-    """The directories for other libraries, a line each."""
+    """Yield a line per directory for other libraries."""
     for number, each in enumerate(export.libraries):
         files = f"{fmt.counted(each.parts, 'file')} of weights, {fmt.size(each.bytes)}"
         readers = " and ".join(each.loaded_by)
@@ -150,7 +152,7 @@ def timed(export: ExportReport, metric: str) -> Iterator[str]:
 
 
 def tried(compression: Compression | None) -> Iterator[str]:
-    """A table of the networks that were tried, and below it what was taken and why."""
+    """Yield a table of the tested networks, the choice and its reason."""
     if compression is None:
         return
     unit = "%" if compression.metric == "rmse" else "points"
@@ -165,7 +167,10 @@ def tried(compression: Compression | None) -> Iterator[str]:
 
 
 def table(label: str, heads: list[str], rows: Mapping[str, list[str]], chosen: str) -> Iterator[str]:
-    """Columns below ``heads``, the first to the left and the others to the right; the row ``chosen`` is marked."""
+    """Yield aligned columns below ``heads``, with the row ``chosen`` marked.
+
+    The first column is left-aligned, the others are right-aligned.
+    """
     lines = [heads, *rows.values()]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     for name, line in ((None, heads), *rows.items()):
@@ -206,7 +211,7 @@ def network(n: NetworkFigures | None) -> Iterator[str]:
 
 
 def time(stages: Sequence[StageRun]) -> Iterator[str]:
-    """A line and a bar per stage."""
+    """Yield a line with a bar per stage."""
     longest = max((stage.seconds for stage in stages if not stage.reused), default=0.0)
     name_width = max((len(stage.name) for stage in stages), default=0)
     for index, stage in enumerate(stages):
@@ -215,7 +220,7 @@ def time(stages: Sequence[StageRun]) -> Iterator[str]:
 
 
 def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
-    """What was paid for all stages, and what the lost work of it cost."""
+    """Yield the cost of all stages, and of lost work."""
     if not costs:
         return
     total = costs[-1]
@@ -234,7 +239,7 @@ def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
 
 
 def planned(found: AgainstPlan | None) -> Iterator[str]:
-    """What was planned of the training, and how it went instead."""
+    """Yield the planned and the actual training figures."""
     if found is None:
         return
     for label, verb, (_, of, actual, answer) in zip(("Plan", "", ""), VERBS, found.lines(), strict=True):
@@ -252,7 +257,7 @@ def bar(stage: StageRun, longest: float) -> str:
 
 
 def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
-    """Of a run that a schedule started, the runs that were skipped while it went on."""
+    """Yield the skipped runs of a scheduled run."""
     if schedule:
         yield from labelled("Scheduled", f"for {schedule.kickoff}, ended {schedule.ended} (UTC)")
         yield from labelled(
@@ -261,7 +266,7 @@ def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
 
 
 def promotion(promotion: Promotion | None) -> Iterator[str]:
-    """Of a run whose model was to go into service, what became of that, and why."""
+    """Yield the outcome of the requested promotion, and its reason."""
     if promotion:
         done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
         yield from labelled("Promoted", done)
@@ -270,6 +275,9 @@ def promotion(promotion: Promotion | None) -> Iterator[str]:
 
 
 def places(files: Mapping[str, str], directory: str) -> Iterator[str]:
-    """Never wrapped: a path that is torn cannot be copied. ``files`` are in ``directory``, or are URIs."""
+    """Yield a line per file, never wrapped so that paths can be copied.
+
+    ``files`` are relative to ``directory``, or URIs.
+    """
     for label, file in files.items():
         yield f"{label:<{INDENT}}{file if '://' in file else f'{directory}/{file}'}"

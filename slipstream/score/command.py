@@ -1,4 +1,4 @@
-"""``slipstream score``: the tables that scoring has published, and a copy of the newest."""
+"""Command ``slipstream score``: list published tables and copy the newest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from slipstream.text_table import numbered
 @click.argument("output")
 @click.option("--fetch", "fetched", type=click.Path(path_type=Path), help="A fresh directory for the newest table.")
 def main(output: str, fetched: Path | None) -> None:
-    """List the scored tables in OUTPUT (a directory, or a store's address), the newest last, and check that all its
-    files are there.
+    """List the scored tables in OUTPUT, the newest last.
+
+    OUTPUT is a directory, or a store's address. The files of the newest table are checked.
 
     Example: slipstream score s3://scores/churn --fetch scored/
     """

@@ -1,4 +1,4 @@
-"""What can be set about scoring."""
+"""Settings of scoring."""
 
 from __future__ import annotations
 

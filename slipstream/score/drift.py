@@ -1,7 +1,7 @@
-"""Scored rows beside the training rows: counted in the bins of the model's package, and judged.
+"""Drift between scored rows and training rows, counted in the package's bins.
 
-An alarm needs an index above the threshold, and one that at most 1 % of runs without any drift would show in any of
-their columns: see :mod:`slipstream.comparison.stability`.
+An alarm needs an index above the threshold that also is significant: at most 1 % of runs without drift would show it in
+any column. See :mod:`slipstream.comparison.stability`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from slipstream.score.predict import Predictions
 from slipstream.source.columns import value_types
 
 PREDICTIONS = "predictions"
-#: In counts, the key of a raw column is its name behind this, so that none is taken for the predictions.
+#: Prefix of raw columns in counts, so that none collides with the predictions.
 COLUMN = "column "
 NOT_SAID = "the model was exported by a version that did not say how its training rows are distributed"
 
 
 @dataclass
 class Counting:
-    """Counts rows while they are scored: int64 ``[bins]`` by what is counted."""
+    """Bin counts of scored rows: int64 ``[bins]`` by column, and of predictions."""
 
     distributions: Distributions
     classes: Sequence[str]
@@ -52,7 +52,7 @@ class Counting:
 
 
 def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], threshold: float) -> DriftFigures:
-    """Whether the rows that were counted are distributed as the training rows."""
+    """Compare the distribution of the counted rows with the training rows."""
     if distributions is None:
         return DriftFigures(NOT_SAID, threshold, [])
     before = {COLUMN + name: bins for name, bins in distributions.columns.items()}
@@ -75,7 +75,7 @@ def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], th
 
 
 def of_counts(bins: Bins, counts: np.ndarray) -> Drift | None:
-    """None with too few rows in either."""
+    """Return the drift, or None if either side has too few rows."""
     before = np.array(bins.counts, float)
     if min(before.sum(), counts.sum()) < ENOUGH:
         return None

@@ -1,4 +1,4 @@
-"""Scoring: plan it, score every part in some processes, publish the table once."""
+"""Scoring: plan, score every part in worker processes, publish the table once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipstream.storage.local import LocalStorage
 
 @dataclass(frozen=True)
 class ScoredShare:
-    """What became of a share of the portions."""
+    """Results of a share of the portions."""
 
     parts: list[ScoredPart]
 
@@ -38,8 +38,11 @@ def score(
     package: str = "",
     workers: int | None = None,
 ) -> tuple[Publication, bool]:
-    """Score ``data`` with the model in service in ``registry``, or the exported ``package``, and publish the table in
-    ``output``; whether it was not there already. Raises ``UserError``."""
+    """Score ``data`` and publish the table in ``output``.
+
+    The model is the one in service in ``registry``, or the exported ``package``. Return the publication, and True if it
+    is new. Raises ``UserError``.
+    """
     plan = plan_scoring(registry, package, data, output, reading, config)
     there = published(output, plan.key)
     if there:
@@ -50,8 +53,10 @@ def score(
 
 
 def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[ScoredPart]:
-    """Score the portions of a plan, or of a share of one, and store their parts: in as many processes as they are
-    worth, each with a session of one thread."""
+    """Score the portions of a plan, or of a share of it, and store their parts.
+
+    The number of processes fits the amount of data; every session has one thread.
+    """
     if not plan.portions:
         return []
     files = [file for portion in plan.portions for file in portion.files]
@@ -68,14 +73,17 @@ def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[Scored
 
 @contextmanager
 def fetched(plan: ScoringPlan) -> Iterator[ServedModel]:
-    """The model of a plan, verified, for as long as the context lasts."""
+    """Yield the plan's verified model within the context."""
     with tempfile.TemporaryDirectory() as scratch:
         yield plan.model.fetch(Path(scratch, "model"), public_key(plan.config))
 
 
 def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
-    """A directory for parts. Beside an output on a disk a later run removes it if this process is killed; for a store
-    it is the system's temporary one."""
+    """Return a directory for parts.
+
+    For a local output it lies in the output's file system, and a later run removes it if this process is killed. For a
+    store it is temporary.
+    """
     if isinstance(storage, LocalStorage):
         return workspace(storage.scratch())
     return tempfile.TemporaryDirectory(dir=storage.scratch())

@@ -1,4 +1,7 @@
-"""Images and texts, of which a file is a row, or holds some: in batches, and what has to be set aside."""
+"""Batches of images and texts, and their quarantined rows.
+
+A file is one row, or holds several.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,16 @@ from slipstream.source.images import ArrayPart, Digits, FolderPart, Part, Shape,
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 
-#: What the rows of scikit-learn's digits are said to come from.
+#: Source name of the rows of scikit-learn's digits.
 DIGITS = "digits"
 
 
 @dataclass(frozen=True)
 class FileBatch:
-    """Some rows that can be scored, with the file and the number in it (from 1) of each: ``content`` is uint8
-    ``[rows, channels, height, width]``, or texts. The others are ``bad``; ``read`` counts both."""
+    """Batch of scorable rows with the file and the number in it (from 1) of every row.
+
+    ``content`` is uint8 ``[rows, channels, height, width]``, or texts. ``bad`` are quarantined; ``read`` counts both.
+    """
 
     read: int
     files: list[str]
@@ -40,7 +45,10 @@ def read_texts(files: Sequence[SourceFile], source: ResolvedSource) -> Iterator[
 
 
 def read_images(files: Sequence[SourceFile], source: ResolvedSource, shape: Shape) -> Iterator[FileBatch]:
-    """Raises ``UserError`` for images of another shape than the model's."""
+    """Yield batches of images.
+
+    Raises ``UserError`` for images whose shape is not the model's.
+    """
     if source.format == "images":
         step = rows_at_once(shape)
         for start in range(0, len(files), step):

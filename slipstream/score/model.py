@@ -1,4 +1,4 @@
-"""The model that scores: the one in service in a registry, or an exported package; fetched, verified, understood."""
+"""Model for scoring, fetched and verified: in service in a registry, or a package."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.promote.store import Pointer, Registry, manifest_digest
 from slipstream.source.columns.transform import Transform
 
-#: How rows become the model's inputs: the raw model takes them as they are; the package's preparation stands in for
-#: it; or they are images.
+#: Sources of the model's inputs: columns as given to the raw model, the package's preparation, or images.
 RAW, PREPARED, IMAGES = "raw columns", "prepared columns", "images"
 
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """A certain model: promoted in the ``registry``, or the package at an address, whose manifest has this SHA-256."""
+    """Address of one model: promoted in ``registry``, or an exported ``package``.
+
+    ``manifest`` is the SHA-256 of its manifest.
+    """
 
     registry: str
     package: str
@@ -38,7 +40,10 @@ class ModelAddress:
         return self.manifest[:16]
 
     def fetch(self, directory: Path, key: Path | None) -> ServedModel:
-        """A verified copy in the fresh ``directory``, signed by ``key`` if that is given. Raises ``UserError``."""
+        """Copy the model to the fresh ``directory`` and verify it.
+
+        If ``key`` is given, it must have signed the model. Raises ``UserError``.
+        """
         if self.promoted:
             Registry(self.registry).fetch(self.promoted, directory)
             where = f"{self.registry}: the promoted model {self.version}"
@@ -56,7 +61,10 @@ class ModelAddress:
 
 
 def find_model(registry: str, package: str) -> ModelAddress:
-    """The model in service now. Raises ``UserError`` if there is none, or not one of both is named."""
+    """Return the model now in service.
+
+    Raises ``UserError`` if there is none, or unless exactly one of both arguments is given.
+    """
     if bool(registry) == bool(package):
         raise UserError("registry: name a registry, or with --model an exported package; expected one of both")
     if not registry:
@@ -70,7 +78,10 @@ def find_model(registry: str, package: str) -> ModelAddress:
 
 
 def fetch_package(address: str, directory: Path) -> None:
-    """Put a verified copy of an exported package into the fresh ``directory``. Raises ``UserError``."""
+    """Copy an exported package to the fresh ``directory`` and verify it.
+
+    Raises ``UserError``.
+    """
     try:
         copy_package(address, directory)
     except BadPackage as error:
@@ -81,18 +92,21 @@ def fetch_package(address: str, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class ServedModel(OpenedPackage):
-    """A verified package, as it scores."""
+    """Verified package, opened for scoring."""
 
     @cached_property
     def by(self) -> str:
-        """How rows become its inputs. Raises ``UserError`` if they cannot."""
+        """Source of the model's inputs.
+
+        Raises ``UserError`` if rows cannot be converted.
+        """
         if self.signature.task == "next token":
             raise UserError("registry: the model predicts tokens; expected one of classes or values, which rows have")
         if [each.name for each in self.signature.inputs] == ["image"]:
             return IMAGES
         with self.described_by_statistics():
             columns = read_columns(self.statistics)
-        # The raw model knows a missing text by a mark only.
+        # The raw model recognises a missing text only by a mark.
         if self.signature.raw and isinstance(columns, RawColumns) and (columns.missing or not columns.categories):
             return RAW
         self.transform  # noqa: B018
@@ -100,7 +114,10 @@ class ServedModel(OpenedPackage):
 
     @cached_property
     def transform(self) -> Transform:
-        """The preparation that came with the model. Raises ``UserError`` if it cannot stand in."""
+        """The package's preparation.
+
+        Raises ``UserError`` if its outputs do not match the model's inputs.
+        """
         with self.described_by_statistics():
             transform = Transform.from_json(self.statistics)
         inputs = [(each.name, each.dtype, tuple(each.shape[1:])) for each in self.signature.inputs]
@@ -111,7 +128,7 @@ class ServedModel(OpenedPackage):
 
     @contextmanager
     def described_by_statistics(self) -> Iterator[None]:
-        """Raise ``UserError`` if the block finds that ``statistics.json`` is not that of a table."""
+        """Raise ``UserError`` if ``statistics.json`` does not describe a table."""
         try:
             yield
         except UserError:
@@ -128,11 +145,11 @@ class ServedModel(OpenedPackage):
 
     @property
     def types(self) -> dict[str, str]:
-        """The types of the raw columns that it takes."""
+        """Types of the raw input columns."""
         return {name: self.transform.types[name] for name in self.transform.columns}
 
     @cached_property
     def distributions(self) -> Distributions | None:
-        """How its training rows are distributed; None if the package is from before that was said."""
+        """Distributions of the training rows; None in older packages."""
         content = self.read_file(DISTRIBUTIONS)
         return from_json(content, Distributions, self.directory / DISTRIBUTIONS) if content is not None else None

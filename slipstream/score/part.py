@@ -1,7 +1,7 @@
-"""One part of a scored table: rows in, a Parquet file out, and every row accounted for.
+"""One part of a scored table: rows in, a Parquet file out, every row accounted for.
 
-The bytes depend on the files, the model and the settings only, and on the type of the processor, as networks do: not on
-who writes the part, nor on when.
+The bytes depend only on the files, the model, the settings and, as networks do, on the processor type, not on the
+writer or the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import TEXT
 from slipstream.storage import storage_for
 
-#: Rows of a row group, at least, but for the last one of a file.
+#: Minimum number of rows per row group, except the last of a file.
 GROUP_ROWS = 1 << 16
 COMPRESSION = "zstd"
 NOT_FINITE = "what the model says is not finite"
@@ -36,7 +36,7 @@ NO_ROWS = pa.table({})
 
 @dataclass(frozen=True)
 class PartJob:
-    """A portion to be scored by the model in a directory, in ``scratch`` and then to the store."""
+    """Job for one portion: the model's directory, and a scratch directory for the part."""
 
     plan: ScoringPlan
     portion: Portion
@@ -46,9 +46,11 @@ class PartJob:
 
 @dataclass(frozen=True)
 class ScoredPart:
-    """What became of a portion: its rows, those set aside (their files as they are called in the data), and the file of
-    the others, which is None if there are none. ``counts`` are in the bins of the model's package; ``absent`` are
-    columns of which no row holds anything."""
+    """Result of scoring a portion.
+
+    ``bad`` are quarantined rows, with file names as in the data. ``file`` is None if no row was scored. ``counts`` are
+    in the bins of the model's package. ``absent`` are columns without any value.
+    """
 
     number: int
     rows: int
@@ -62,7 +64,7 @@ class ScoredPart:
 
 @lru_cache(maxsize=1)
 def opened(directory: Path) -> ServedModel:
-    """For all parts of a process: its sessions stay, too."""
+    """Return the model, cached with its sessions for all parts of a process."""
     return ServedModel(directory)
 
 
@@ -78,7 +80,7 @@ def image_predictor_of(directory: Path) -> TensorPredictor:
 
 @dataclass(frozen=True)
 class Scored:
-    """The rows of a batch that were scored, as they are written, and all of which it is about."""
+    """Scored rows of a batch as written, and the batch's statistics."""
 
     table: pa.Table
     read: int
@@ -87,7 +89,7 @@ class Scored:
 
 
 def score_part(job: PartJob) -> ScoredPart:
-    """Score a portion and store its part. Runs in a worker process."""
+    """Score a portion and store its part, in a worker process."""
     plan, model = job.plan, opened(job.model)
     counting = counting_of(model)
     path = job.scratch / f"part-{job.portion.number:06d}.parquet"
@@ -116,8 +118,10 @@ def score_part(job: PartJob) -> ScoredPart:
 
 
 def stored(result: ScoredPart, path: Path, plan: ScoringPlan) -> ScoredPart:
-    """Put the part into the store, under a name that its content gives: whoever else writes it elsewhere, from other
-    processors, writes another file."""
+    """Store the part under a name derived from its content.
+
+    A writer on another processor type therefore writes another file.
+    """
     record = hash_file(path)
     name = f"part-{result.number:06d}-{record.sha256[:16]}.parquet"
     storage_for(plan.output).put(f"{table_prefix(plan.key)}{name}", path)
@@ -126,7 +130,7 @@ def stored(result: ScoredPart, path: Path, plan: ScoringPlan) -> ScoredPart:
 
 
 def table_prefix(key: str) -> str:
-    """Where a table lies in the output."""
+    """Return the table's prefix in the output."""
     return f"tables/{key}/"
 
 
@@ -199,7 +203,7 @@ def of_files(
 
 
 def written(kept: dict[str, pa.Array], predicted: Predictions, job: PartJob) -> pa.Table:
-    """The columns of the table."""
+    """Return the columns of the table."""
     columns = dict(kept)
     outputs = predicted.outputs.astype(np.float32, copy=False)
     if predicted.labels is not None:
@@ -213,7 +217,7 @@ def written(kept: dict[str, pa.Array], predicted: Predictions, job: PartJob) -> 
 def finite(
     table: pa.Table, predicted: Predictions, files: Sequence[str], lines: np.ndarray
 ) -> tuple[pa.Table, list[BadRow]]:
-    """The rows of which the model says something, and the others, to be set aside."""
+    """Return the rows with finite predictions, and the others as quarantined rows."""
     good = np.isfinite(predicted.outputs).all(axis=1)
     if good.all():
         return table, []
@@ -222,13 +226,16 @@ def finite(
 
 
 class PartFile:
-    """A Parquet file that is begun by its first rows, in row groups of :data:`GROUP_ROWS` or some more."""
+    """Parquet file, opened by its first rows.
+
+    Row groups have at least :data:`GROUP_ROWS` rows.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
-        #: Rows that were added.
+        #: Number of rows added.
         self.rows = 0
 
     def add(self, table: pa.Table) -> None:

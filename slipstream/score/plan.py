@@ -1,4 +1,4 @@
-"""What is to be scored, by which model, into which table: decided once, and handed to whoever scores a share of it."""
+"""Plan of a scoring: data, model and table, decided once and passed to all workers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from slipstream.source.resolved import TEXT, ResolvedSource, format_of_all, one_
 from slipstream.storage import STORES, check_conditional_writes, storage_for
 from slipstream.storage.local import local_path
 
-#: A part of the table is made of so many bytes of the data's files, or one file: whoever scores it, it is the same.
+#: Size of a part: bytes and number of the data's files, or one larger file. It does not depend on the worker.
 PART_BYTES, PART_FILES = 64 << 20, 4096
-#: Of another number the tables have another form, and other keys.
+#: Version of the table's form; part of the key.
 FORM = 1
-#: Settings of the section data that a model brings along: rows are read as its training rows were.
+#: Settings of the section data that come with the model, so that rows are read like its training rows.
 OF_THE_MODEL = ("decimal", "thousands", "missing")
-#: Names of columns that are written beside those that are kept.
+#: Names of columns written in addition to the kept ones.
 LABEL, VALUE, PROBABILITY, VERSION, FILE, ROW = "label", "value", "probability_", "model_version", "file", "row"
 
 
@@ -41,8 +41,11 @@ class Portion:
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """One scoring: the resolved data and its fingerprint, the model, how rows become its inputs, the settings, where
-    the table is published, and the key of it. ``portions`` are those to score: all of them, or one share."""
+    """Plan of one scoring.
+
+    It holds the resolved data and its fingerprint, the model, the source of its inputs (``by``), the settings, the
+    output and the table's key. ``portions`` are all portions, or one share.
+    """
 
     source: ResolvedSource
     fingerprint: str
@@ -59,7 +62,10 @@ class ScoringPlan:
         return sum(file.size for portion in self.portions for file in portion.files)
 
     def shares(self, number: int) -> list[ScoringPlan]:
-        """At most ``number`` plans of consecutive portions, of about the same size if none is too large for that."""
+        """Split the plan into at most ``number`` plans of consecutive portions.
+
+        Sizes are about equal unless a portion is too large.
+        """
         cuts: list[list[Portion]] = [[] for _ in range(number)]
         done = 0
         for portion in self.portions:
@@ -72,7 +78,10 @@ class ScoringPlan:
 def plan_scoring(
     registry: str, package: str, data: str, output: str, reading: DataConfig, config: ScoringConfig
 ) -> ScoringPlan:
-    """Look at the model and at the files. Raises ``UserError`` for what they and the settings show to be wrong."""
+    """Inspect model and files and return the plan.
+
+    Raises ``UserError`` if they or the settings are invalid.
+    """
     if not output:
         raise UserError("output: is empty; expected a directory or a store's address for the scored tables")
     check_apart(data, output)
@@ -93,7 +102,7 @@ def plan_scoring(
 
 
 def settings_of(reading: DataConfig, config: ScoringConfig) -> dict[str, dict[str, object]]:
-    """The settings on which a table depends."""
+    """Return the settings on which a table depends."""
     scoring = {name: value for name, value in to_dict(config).items() if name != "public_key"}
     return {"reading": to_dict(reading), "scoring": scoring}
 
@@ -103,14 +112,14 @@ def public_key(config: ScoringConfig) -> Path | None:
 
 
 def check_apart(data: str, output: str) -> None:
-    """Raise ``UserError`` if the table would lie among the rows: the next run would score it, too."""
+    """Raise ``UserError`` if the output lies in the data, as the next run would score it."""
     inside, outside = whole(output), whole(data)
     if data and f"{inside.rstrip('/')}/".startswith(f"{outside.rstrip('/')}/"):
         raise UserError(f"output: {output!r} lies in the data, {data!r}; expected a place outside of it")
 
 
 def check_none_inside(listing: Listing, output: str) -> None:
-    """Raise ``UserError`` for a file that scoring has written, which a pattern may find."""
+    """Raise ``UserError`` if the data, for example by a pattern, includes a file in the output."""
     below = f"{whole(output).rstrip('/')}/"
     for file in listing.files:
         if (str(Path(file.uri).absolute()) if file.local else file.uri).startswith(below):
@@ -122,8 +131,10 @@ def whole(address: str) -> str:
 
 
 def as_the_model(reading: DataConfig, model: ServedModel) -> DataConfig:
-    """How rows are read: as the user says, with the marks of numbers and of missing values that the model was trained
-    with. Raises ``UserError`` if the user says others."""
+    """Return the user's reading settings with the model's marks of numbers and missing values.
+
+    Raises ``UserError`` if the user's marks differ.
+    """
     if model.by == IMAGES:
         return reading
     transform, plain = model.transform, DataConfig()
@@ -148,7 +159,10 @@ def check_kept(keep: list[str], model: ServedModel) -> None:
 
 
 def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> ResolvedSource:
-    """What the data is. Raises ``UserError`` if the model takes something else."""
+    """Resolve the data.
+
+    Raises ``UserError`` if the model takes another kind.
+    """
     if not listing.files:
         source = ResolvedSource(listing, "digits", (), "", config)
     else:
@@ -166,7 +180,7 @@ def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> Resolve
 
 
 def format_for(listing: Listing, model: ServedModel) -> Format:
-    """As :func:`format_of_all`; but texts to be scored need lie in no class folders."""
+    """Return the format as :func:`format_of_all` does, but accept texts without class folders."""
     texts = model.by != IMAGES and model.types == {TEXT: value_types.TEXT}
     if texts and all(file.name.lower().endswith(".txt") for file in listing.files):
         return "text"
@@ -174,7 +188,7 @@ def format_for(listing: Listing, model: ServedModel) -> Format:
 
 
 def portioned(files: Iterable[SourceFile]) -> Iterator[tuple[SourceFile, ...]]:
-    """Consecutive files that become one part each time: small ones together."""
+    """Yield the consecutive files of every part, with small files grouped."""
     together: list[SourceFile] = []
     size = 0
     for file in files:

@@ -1,4 +1,4 @@
-"""Batches of rows through a session of ONNX Runtime with one thread: what the model says of each."""
+"""Predictions for batches of rows by single-threaded ONNX Runtime sessions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from slipstream.source.columns.transform import Transform
 if TYPE_CHECKING:
     import onnxruntime
 
-#: Rows of a call: what they become on the way through the network stays in the processor's cache.
+#: Rows per call. Intermediate results of these stay in the processor's cache.
 BATCH_ROWS = 2048
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of some rows: ``labels`` (texts) and ``outputs`` (float32 ``[rows, classes]``, probabilities); of a regression no
-    labels, and the values ``[rows, 1]``."""
+    """Predictions for some rows.
+
+    ``labels`` are texts. ``outputs`` are probabilities, float32 ``[rows, classes]``. A regression has no labels, and
+    values ``[rows, 1]``.
+    """
 
     labels: pa.Array | None
     outputs: np.ndarray
 
 
-#: From the columns of some rows, or their pixels, to predictions.
+#: Functions from columns or pixels of some rows to predictions.
 TablePredictor = Callable[[pa.RecordBatch], Predictions]
 ImagePredictor = Callable[[np.ndarray], Predictions]
 
@@ -49,14 +52,14 @@ def table_predictor(model: ServedModel) -> TablePredictor:
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
     options = session_options(1)
-    # Patterns are kept for each size of a call, with memory of their own, and each file ends with another one.
+    # Memory patterns are cached for every call size, and every file ends with another size.
     options.enable_mem_pattern = False
     return session_on(path, options, "cpu")
 
 
 @dataclass(frozen=True)
 class RawPredictor:
-    """The model from raw columns."""
+    """Predictor that takes raw columns."""
 
     session: onnxruntime.InferenceSession
     columns: RawColumns
@@ -73,7 +76,7 @@ class RawPredictor:
         return Predictions(pa.array(labels[0][:, 0], pa.string()) if labels else None, outputs)
 
     def column(self, values: pa.Array, name: str, kind: str) -> np.ndarray:
-        """float64 ``[rows]``, NaN for missing, or texts."""
+        """Return float64 ``[rows]`` with NaN for missing values, or texts."""
         if kind != value_types.TEXT:
             return value_types.as_numbers(values)
         coded = value_types.with_dictionary(values)
@@ -84,7 +87,7 @@ class RawPredictor:
         return table.take(value_types.codes_of(coded))
 
     def spelled(self, texts: pa.Array) -> np.ndarray:
-        """Each text as the model takes it, and at the end a missing one."""
+        """Return every text as the model takes it, and a missing one last."""
         clean = value_types.clean(texts.cast(pa.string()), list(self.columns.missing))
         return np.array(
             [*(self.columns.mark if text is None else text for text in clean.to_pylist()), self.columns.mark], object
@@ -93,7 +96,7 @@ class RawPredictor:
 
 @dataclass(frozen=True)
 class TensorPredictor:
-    """The model on tensors, whose outputs are logits or values."""
+    """Predictor that takes tensors; the model's outputs are logits or values."""
 
     session: onnxruntime.InferenceSession
     inputs: list[str]
@@ -117,7 +120,7 @@ class TensorPredictor:
 
 @dataclass(frozen=True)
 class PreparedPredictor:
-    """The model on tensors behind the preparation of its package."""
+    """Predictor that applies the package's preparation first."""
 
     tensors: TensorPredictor
     transform: Transform
@@ -132,7 +135,7 @@ class PreparedPredictor:
 def in_calls(
     run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], feed: dict[str, np.ndarray], rows: int
 ) -> list[np.ndarray]:
-    """What ``run`` makes of all rows, a batch at a time."""
+    """Return the outputs of ``run`` for all rows, computed in batches."""
     parts = [
         run({name: values[start : start + BATCH_ROWS] for name, values in feed.items()})
         for start in range(0, max(rows, 1), BATCH_ROWS)

@@ -1,8 +1,8 @@
-"""Scored tables in a store: parts first, then the manifest, then a pointer that is put if it is absent.
+"""Publication of scored tables: parts, then manifest, then a create-only pointer.
 
-``tables/<key>/`` holds the parts and the manifest, each named by its content; ``published/<key>.json`` is the pointer
-to the manifest, and what makes the table be there: before, nothing is, and afterwards nothing of it is written again. A
-run that is killed leaves files to which no pointer leads; the next of the same key removes them.
+``tables/<key>/`` holds the parts and the manifest, named by content. ``published/<key>.json`` points to the manifest
+and publishes the table: before, no table exists, and afterwards none of its files is written again. A killed run leaves
+unreferenced files, which the next run of the same key removes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from slipstream.storage import AlreadyThere, MissingObject, list_names, storage_
 PUBLISHED = "published/"
 POINTER = re.compile(rf"{PUBLISHED}([0-9a-f]{{16}})\.json")
 SET_ASIDE = "set-aside-"
-#: Reasons that the manifest tells; the rows that were set aside have them all.
+#: Reasons listed in the manifest; the quarantined rows have them all.
 REASONS = 8
 
 
 def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> tuple[Publication, bool]:
-    """Publish the table of all ``parts`` of the plan; False if another run has done so meanwhile. Raises ``UserError``
-    if too many rows were set aside, or there are none: then nothing is published."""
+    """Publish the table of all ``parts``, and return False if another run came first.
+
+    Raises ``UserError`` and publishes nothing if too many rows were quarantined, or without rows.
+    """
     parts = sorted(parts, key=lambda part: part.number)
     if [part.number for part in parts] != [portion.number for portion in plan.portions]:
         raise RuntimeError(f"{len(parts)} of {len(plan.portions)} parts were scored")
@@ -71,7 +73,10 @@ def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) 
 
 
 def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> ScoredTable:
-    """What the manifest says. Raises ``UserError``."""
+    """Return the record for the manifest.
+
+    Raises ``UserError``.
+    """
     rows, bad = sum(part.rows for part in parts), [row for part in parts for row in part.bad]
     address = plan.source.address
     if not rows:
@@ -112,14 +117,14 @@ def reasons_of(bad: Sequence[BadRow]) -> list[AsideReason]:
 
 
 def tidy(output: str, publication: Publication) -> None:
-    """Remove what runs that were killed, or came second, left of a table that is published."""
+    """Remove files that killed or slower runs left in a published table."""
     storage, prefix = storage_for(output), table_prefix(publication.key)
     manifest = read_manifest(output, publication)
     known = {*manifest.files, manifest_name(publication.manifest)}
     storage.delete(key for key in storage.list(prefix) if key.removeprefix(prefix) not in known)
 
 
-# What is published
+# Published tables
 
 
 def pointer_key(key: str) -> str:
@@ -131,13 +136,13 @@ def manifest_name(digest: str) -> str:
 
 
 def publications(output: str) -> list[Publication]:
-    """All tables, the newest last. Whatever else lies there is not ours."""
+    """Return all tables, the newest last; unrelated files are ignored."""
     matches = [match[1] for match in map(POINTER.fullmatch, storage_for(output).list(PUBLISHED)) if match]
     return sorted((read_pointer(output, key) for key in matches), key=lambda each: (each.number, each.at, each.key))
 
 
 def published(output: str, key: str) -> Publication | None:
-    """The table of this key, if it is there."""
+    """Return the table with this key, if it exists."""
     try:
         return read_pointer(output, key)
     except MissingObject:
@@ -155,7 +160,10 @@ def read_pointer(output: str, key: str) -> Publication:
 
 
 def read_manifest(output: str, publication: Publication) -> Manifest:
-    """Raises ``UserError`` if it is not the one that was published."""
+    """Return the manifest.
+
+    Raises ``UserError`` if it is not the published one.
+    """
     name = f"{table_prefix(publication.key)}{manifest_name(publication.manifest)}"
     with tempfile.TemporaryDirectory() as scratch:
         raw = storage_for(output).get(name, Path(scratch)).read_bytes()
@@ -165,14 +173,17 @@ def read_manifest(output: str, publication: Publication) -> Manifest:
 
 
 def read_scored(output: str, publication: Publication) -> ScoredTable:
-    """What the manifest of a table says. Raises ``UserError``."""
+    """Return the record in a table's manifest.
+
+    Raises ``UserError``.
+    """
     return from_tree(
         read_manifest(output, publication).made_by, ScoredTable, f"{output}: the manifest of {publication.key}"
     )
 
 
 def check_there(output: str, publication: Publication) -> None:
-    """Raise ``UserError`` unless all files of a table are there, with their sizes."""
+    """Raise ``UserError`` unless all files of a table exist with the recorded sizes."""
     where = f"{output.rstrip('/')}/{table_prefix(publication.key)}".rstrip("/")
     there = list_names(where)
     for name, record in read_manifest(output, publication).files.items():
@@ -183,7 +194,10 @@ def check_there(output: str, publication: Publication) -> None:
 
 
 def fetch(output: str, publication: Publication, directory: Path) -> Artifact:
-    """A copy of a table in the fresh ``directory``, every byte verified. Raises ``UserError``."""
+    """Copy a table to the fresh ``directory`` and verify every byte.
+
+    Raises ``UserError``.
+    """
     storage, prefix = storage_for(output), table_prefix(publication.key)
     manifest = read_manifest(output, publication)
     directory.mkdir(parents=True)

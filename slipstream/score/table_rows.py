@@ -1,4 +1,4 @@
-"""Rows of tables, as the model takes them: typed columns in batches, file by file, and what has to be set aside."""
+"""Typed batches of table rows for the model, file by file, and quarantined rows."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from slipstream.source.text import csv_blocks, json_lines
 from slipstream.source.text.csv_blocks import Parsed, read_blocks
 from slipstream.source.text.text_tables import detect_delimiter, in_one, text_names
 
-#: GiB from which follows how many rows are read at once: fewer than when data is prepared, as more gain nothing.
+#: GiB from which the number of rows per read follows. It is lower than in preparation, as more gains nothing.
 READ_GIB = 0.25
-#: As when data is prepared: larger numbers, infinity among them, are no float32.
+#: As in preparation: larger numbers, infinity among them, do not fit float32.
 LARGEST = 1e38
-#: In a batch, the columns that are kept as they are stored.
+#: Prefix in a batch of columns that are kept as stored.
 KEPT = "\0kept "
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is read of a table: ``types`` by the names of the columns that the model takes, the columns to ``keep`` with
-    the types in which they are written, and how values are written."""
+    """Columns to read from a table.
+
+    ``types`` are the model's columns. ``keep`` are the columns to keep, with the types in which they are written.
+    ``number_format`` is the notation of values.
+    """
 
     types: dict[str, str]
     keep: dict[str, pa.DataType]
@@ -45,9 +48,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some ``read`` rows of a ``file``: ``columns`` of those that can be scored (the model's by name, those to keep
-    behind ``KEPT``) with their ``lines`` (int64 ``[rows]``), the others as ``bad``. ``absent`` are columns of which
-    these rows hold nothing at all."""
+    """Batch of ``read`` rows of a ``file``.
+
+    ``columns`` has the scorable rows (the model's columns by name, kept ones with the prefix ``KEPT``), ``lines`` their
+    lines (int64 ``[rows]``), ``bad`` the others. ``absent`` are columns without any value in these rows.
+    """
 
     file: str
     read: int
@@ -58,15 +63,20 @@ class Batch:
 
 
 def read_table(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
-    """All rows of one file. Raises ``UserError`` for a column that is missing or of another type."""
+    """Yield all rows of one file.
+
+    Raises ``UserError`` for a column that is missing or of another type.
+    """
     if source.kind == "columnar":
         return columnar_rows(file, source, wanted)
     return text_rows(file, source, wanted)
 
 
 def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType]:
-    """The types in which columns to keep are written: those of the first file, or text where they are written as text.
-    Raises ``UserError`` for nested values."""
+    """Return the types in which kept columns are written.
+
+    These are the types of the first file, or text if stored as text. Raises ``UserError`` for nested values.
+    """
     if source.kind != "columnar":
         return dict.fromkeys(keep, pa.string())
     schema, _ = units_of(source.files[0], source.format)
@@ -142,7 +152,7 @@ def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Arr
 def text_rows(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iterator[Batch]:
     partition = {name: text for name, text in keys_in(source.listing.relative(file)).items() if name in wanted.names}
     if source.format == "json":
-        # Quotes span no lines; what is declared is read whatever it holds.
+        # Quotes span no lines, and declared columns are read regardless of content.
         config = replace(source.config, quote="", escape="")
         names = [name for name in wanted.names if name not in partition]
     else:
@@ -189,12 +199,12 @@ def line_of(row: BadRow) -> int:
     return row.line
 
 
-# Which rows can be scored
+# Selection of scorable rows
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where rows come from: their file, the line of each (int64 ``[rows]``), and what is stored."""
+    """Origin of rows: file, line of every row (int64 ``[rows]``), and stored values."""
 
     file: str
     lines: np.ndarray
@@ -208,8 +218,10 @@ def judged(
     origin: Origin,
     wanted: Wanted,
 ) -> Batch:
-    """The rows of typed ``columns`` but those with a value that is ``unreadable`` (bool ``[rows]``), infinite or too
-    large."""
+    """Return a batch of typed ``columns`` and quarantine invalid rows.
+
+    Invalid values are ``unreadable`` (bool ``[rows]``), infinite or too large.
+    """
     rows = len(origin.lines)
     reasons: dict[int, tuple[str, str]] = {}
     for name in sorted(unreadable):

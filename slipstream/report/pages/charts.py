@@ -1,4 +1,7 @@
-"""The charts of the report. Each is plain Matplotlib on given axes; :func:`inline_svg` makes the drawing of it."""
+"""Charts of the report, plotted on given axes.
+
+:func:`inline_svg` turns them into drawings.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from slipstream.report import formatting as fmt
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 
 LARGEST_CELL = 84.0
-#: From this shade on the count in a cell is written in the colour of the card.
+#: Shade above which a cell's count takes the colour of the card.
 DARK = 0.7
-#: About the width of a letter in an axis label, and the height of a line, in pixels.
+#: Approximate letter width and line height of axis labels, in pixels.
 LETTER, LINE_HEIGHT = 7.5, 19.0
 LineStyle = dict[str, Any]
 REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
@@ -28,7 +31,7 @@ REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth
 
 @inline_svg
 def loss(axes: Axes, history: History | TrainingSoFar) -> str:
-    """Training and validation loss over the epochs."""
+    """Plot training and validation loss over the epochs."""
     axes.plot([step.epoch for step in history.steps], [step.loss for step in history.steps], label="training")
     plot_validation(axes, history, "loss")
     legend(axes)
@@ -37,7 +40,7 @@ def loss(axes: Axes, history: History | TrainingSoFar) -> str:
 
 @inline_svg
 def validation_metric(axes: Axes, history: History, metric: str) -> str:
-    """A metric of the validation split over the epochs."""
+    """Plot a validation metric over the epochs."""
     plot_validation(axes, history, metric)
     axes.yaxis.set_major_formatter(percent if metric in fmt.SHARES else number)
     return f"Validation {fmt.NAMES.get(metric, metric)} over the epochs"
@@ -45,14 +48,14 @@ def validation_metric(axes: Axes, history: History, metric: str) -> str:
 
 @inline_svg
 def learning_rate(axes: Axes, history: History | TrainingSoFar) -> str:
-    """The learning rate over the epochs."""
+    """Plot the learning rate over the epochs."""
     axes.plot([step.epoch for step in history.steps], [step.learning_rate for step in history.steps])
     over_epochs(axes)
     return "Learning rate over the epochs"
 
 
 def plot_validation(axes: Axes, history: History | TrainingSoFar, key: str) -> None:
-    """A line over the evaluations, with a mark at the one whose weights were kept."""
+    """Plot the evaluations as a line and mark the one whose weights were kept."""
     points = [(each, value) for each in history.evaluations if (value := getattr(each, key)) is not None]
     axes.plot([each.epoch for each, _ in points], [value for _, value in points], color=SERIES[1], label="validation")
     for best, value in ((each, value) for each, value in points if history.best and each.step == history.best.step):
@@ -70,7 +73,10 @@ def over_epochs(axes: Axes) -> None:
 
 @inline_svg
 def confusion_matrix(axes: Axes, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    """Rows by class (down) and predicted class (across). The shade is the share of the class's rows."""
+    """Plot classes (down) against predicted classes (across).
+
+    The shade is the share of the class's rows.
+    """
     labels = [fmt.shortened(name) for name in classes]
     longest, size = LETTER * max(len(label) for label in labels), len(labels)
     cell = min(LARGEST_CELL, (WIDTH - longest - 2 * LINE_HEIGHT) / size)
@@ -91,7 +97,7 @@ def confusion_matrix(axes: Axes, counts: Sequence[Sequence[int]], classes: Seque
 
 
 def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words: str, size: float) -> None:
-    """One cell of a confusion matrix, with its count in a font of about ``size`` pixels."""
+    """Plot one cell of a confusion matrix with its count, in a font of about ``size`` pixels."""
     axes.add_patch(
         Rectangle(
             (column + 0.02, row + 0.02),
@@ -111,7 +117,7 @@ def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words
 
 @inline_svg
 def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
-    """True against false positive rate, beside the diagonal that guessing would reach."""
+    """Plot true against false positive rate, with the diagonal of chance."""
     axes.plot(roc.fpr, roc.tpr, label=f"model, class {fmt.shortened(positive)}")
     axes.plot([0, 1], [0, 1], label="chance", **REFERENCE_LINE)
     unit_square(axes)
@@ -122,8 +128,10 @@ def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
 
 @inline_svg
 def reliability_diagram(axes: Axes, bins: Sequence[CalibrationBin]) -> str:
-    """Accuracy, with its interval, against mean confidence by bin of confidence; the area of a mark is the bin's share
-    of the rows."""
+    """Plot accuracy with its interval against mean confidence per confidence bin.
+
+    The area of a mark is the bin's share of the rows.
+    """
     rows = sum(each.rows for each in bins)
     sure, right = [each.confidence for each in bins], [each.accuracy for each in bins]
     axes.plot(sure, right, label="model (larger: more rows)")
@@ -143,7 +151,7 @@ def reliability_diagram(axes: Axes, bins: Sequence[CalibrationBin]) -> str:
 
 @inline_svg
 def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
-    """One dot per test row, and the line on which predictions would be exact."""
+    """Plot one dot per test row, and the line of exact predictions."""
     values = [*scatter.actual, *scatter.predicted]
     ends = [min(values), max(values)]
     dots: LineStyle = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
@@ -159,8 +167,11 @@ def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
 
 @inline_svg
 def quality_against_latency(axes: Axes, export: ExportReport) -> str:
-    """Loss against FP32 with its limits over the median latency at the batch size that decides: the chosen variant
-    filled, those on the Pareto front (none is both faster and better) joined, the allowed loss as a line."""
+    """Plot the loss against FP32 with its limits over the median latency at the deciding batch size.
+
+    The chosen variant is filled. A line joins the Pareto front (no variant is both faster and better). Another shows
+    the allowed loss.
+    """
     batch = str(export.decided_at_batch)
     measured = [
         (ms, variant.quality, variant)
@@ -174,7 +185,7 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
     for ms, quality, variant in measured:
         loss = quality.loss if quality else 0.0
-        # An interval that says nothing would leave no height to the others.
+        # An unbounded interval would leave no height for the others.
         if quality and max(-quality.low, quality.high) < NO_LIMIT:
             axes.plot([ms, ms], [quality.low, quality.high], color=SERIES[1], linewidth=1.5)
         words = f"{variant.name}: {fmt.milliseconds(ms)}, loses {loss:.2f}, {variant.verdict}"
@@ -193,20 +204,20 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
 
 
 def unit_square(axes: Axes) -> None:
-    """Both axes from 0 to 100 %."""
+    """Set both axes to 0 to 100 %."""
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.xaxis.set_major_formatter(percent)
     axes.yaxis.set_major_formatter(percent)
 
 
 def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter: float = 6.0) -> None:
-    """A ring with a tooltip."""
+    """Plot a ring with a tooltip."""
     ring: LineStyle = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
     axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
 
 
 def legend(axes: Axes) -> None:
-    """The names of the series, above the axes."""
+    """Place the names of the series above the axes."""
     figure_of(axes).legend(loc="outside upper left", ncols=2, columnspacing=1.4)
 
 
@@ -217,7 +228,7 @@ def figure_of(axes: Axes) -> Figure:
 
 
 def number(value: float, _: float = 0) -> str:
-    """A tick label: as short as it can be."""
+    """Return the shortest tick label."""
     return f"{value:,.10g}" if value == 0 or 1e-4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 

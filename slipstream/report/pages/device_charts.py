@@ -1,4 +1,4 @@
-"""What the devices of a training did over time, all attempts on one axis."""
+"""Charts of device activity over time, with all attempts on one axis."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from slipstream.report import formatting as fmt
 from slipstream.report.pages.charts import REFERENCE_LINE, legend, number, percent
 from slipstream.report.pages.inline_svg import INK, SERIES, SOFT, inline_svg, tooltip
 
-#: More lines cannot be told apart: then the mean of all devices is drawn between the lowest and the highest.
+#: Largest number of lines that can be told apart; above it, mean and range of all devices are drawn.
 MOST_LINES = len(SERIES)
-#: The units of the axis, by the seconds that it spans.
+#: Units of the time axis by the seconds that it spans.
 UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 MARKS = {"evaluation": "|", "checkpoint": "^"}
 
 
 @inline_svg
 def busy(axes: Axes, devices: TrainingDevices) -> str:
-    """The share of the time in which each device was busy."""
+    """Plot the share of time in which every device was busy."""
     draw(axes, devices, lambda device: device.busy)
     return "Utilisation of the devices over time"
 
 
 @inline_svg
 def sm_active(axes: Axes, devices: TrainingDevices) -> str:
-    """The share of each device's multiprocessors with work, where drivers have it."""
+    """Plot the share of active multiprocessors per device, if the driver reports it."""
     draw(axes, devices, lambda device: device.sm_active or [None] * len(device.busy))
     return "Multiprocessors with work over time"
 
 
 @inline_svg
 def memory(axes: Axes, devices: TrainingDevices) -> str:
-    """The share of each device's memory that was in use."""
+    """Plot the share of memory in use per device."""
     draw(axes, devices, lambda device: device.memory)
     return "Memory of the devices over time"
 
@@ -84,7 +84,7 @@ def draw(axes: Axes, devices: TrainingDevices, values: Callable[[DeviceSeries], 
 
 
 def mark(axes: Axes, devices: TrainingDevices, began: float, scale: float) -> None:
-    """The end of each attempt but the last as a line, evaluations and checkpoints above the axes' 100 %."""
+    """Draw ends of attempts (except the last) as lines, and evaluations and checkpoints above 100 %."""
     labelled = set()
     for attempt in devices.attempts:
         start = (attempt.began_at - began) / scale

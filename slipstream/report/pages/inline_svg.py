@@ -1,4 +1,4 @@
-"""Matplotlib figures as inline SVG that takes its colours and its font from the page's style sheet."""
+"""Matplotlib figures as inline SVG with the page's colours and font."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Stand-ins for the variables of the style sheet. In the SVG each is replaced by its variable, so that one drawing
-# serves the light and the dark theme.
+# Placeholders for the variables of the style sheet. The SVG refers to the variables, so that one drawing serves the
+# light and the dark theme.
 SERIES = ("#000001", "#000002", "#000003", "#000004")
 INK, SOFT, LINE, CARD = "#000005", "#000006", "#000007", "#000008"
 VARIABLES = {colour: f"var(--c{number})" for number, colour in enumerate(SERIES)}
 VARIABLES |= {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)", CARD: "var(--card)"}
 
-#: CSS pixels. As wide as a card on a phone: the drawing grows with the page, so its text is readable on both.
+#: CSS pixels, as wide as a card on a phone. The drawing grows with the page, so its text is readable on both.
 WIDTH, HEIGHT = 420, 260
-#: The larger of the style sheet's two sizes, so that there is room for both.
+#: The larger of the style sheet's two font sizes, so that both fit.
 FONT_SIZE = 13
 PIXELS_PER_INCH = 72
 STYLE: dict[Any, Any] = {
     "font.size": FONT_SIZE,
     "svg.fonttype": "none",
-    # A dollar sign in a label from the data is no formula.
+    # A dollar sign in a label from the data does not start a formula.
     "text.parse_math": False,
     "text.color": INK,
     "axes.labelcolor": SOFT,
@@ -69,7 +69,7 @@ SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 TOOLTIP = "tooltip: "
 COORDINATES = {"d", "x", "y", "transform"}
 DROPPED = ("metadata", "style", "clipPath")
-#: What no XML document may hold, not even escaped.
+#: Characters that XML forbids, even escaped.
 NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 DECIMALS = re.compile(r"-?\d+\.\d+")
 
@@ -77,16 +77,16 @@ P = ParamSpec("P")
 
 
 def inline_svg(plot: Callable[Concatenate[Axes, P], str]) -> Callable[P, Markup]:
-    """Make a function that plots on empty axes into one that returns the drawing as an ``<svg>`` element.
+    """Wrap a function that plots on empty axes to return an ``<svg>`` element.
 
-    ``plot`` returns what the chart shows in one phrase: screen readers say it. Equal arguments give equal bytes.
+    ``plot`` returns a phrase that describes the chart for screen readers. Equal arguments give equal bytes.
     """
 
     @functools.wraps(plot)
     def draw(*args: P.args, **kwargs: P.kwargs) -> Markup:
         file = io.StringIO()
         with matplotlib.rc_context(), warnings.catch_warnings():
-            # The browser has fonts for scripts that Matplotlib's own font lacks.
+            # The browser has fonts for scripts that Matplotlib's font lacks.
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             matplotlib.rcdefaults()
             matplotlib.rcParams.update({**STYLE, "svg.hashsalt": plot.__name__})
@@ -102,12 +102,12 @@ def inline_svg(plot: Callable[Concatenate[Axes, P], str]) -> Callable[P, Markup]
 
 
 def tooltip(text: str) -> str:
-    """The ``gid`` for an artist over which the browser is to show ``text``."""
+    """Return the ``gid`` of an artist with the tooltip ``text``."""
     return TOOLTIP + text
 
 
 def themed(document: str, description: str) -> Markup:
-    """The root element of Matplotlib's ``document``, reduced to what an HTML page needs."""
+    """Return the root element of Matplotlib's ``document``, reduced to the needs of an HTML page."""
     root = ElementTree.fromstring(printable(document))
     used = {element.get(f"{XLINK}href", "")[1:] for element in root.iter(f"{SVG}use")}
     for element in list(root.iter()):
@@ -124,11 +124,11 @@ def printable(text: str) -> str:
 
 
 def simplify(element: ElementTree.Element, used: set[str]) -> None:
-    """Plain tag names, short numbers, the style by CSS variables, and no identifier that nothing refers to."""
+    """Simplify tag names and numbers, use CSS variables, and drop unreferenced identifiers."""
     element.tag, element.tail = element.tag.removeprefix(SVG), None
     if element.tag != "text":
         element.text = None
-    # Nothing is drawn outside its axes.
+    # Clipping is unnecessary: nothing is drawn outside its axes.
     element.attrib.pop("clip-path", None)
     for name in COORDINATES.intersection(element.attrib):
         element.set(name, " ".join(DECIMALS.sub(two_decimals, element.attrib[name]).split()))
@@ -152,7 +152,7 @@ def two_decimals(number: re.Match[str]) -> str:
 
 
 def themed_style(style: str) -> str:
-    """The declarations with stand-ins replaced, without those that the style sheet makes for all text."""
+    """Replace placeholders, and drop declarations that the style sheet makes for all text."""
     declared = dict(declaration.split(": ", 1) for declaration in style.split("; ") if declaration)
     declared.pop("font-family", None)
     if declared.get("font-size") == f"{FONT_SIZE}px":
@@ -161,7 +161,7 @@ def themed_style(style: str) -> str:
 
 
 def prune(element: ElementTree.Element) -> None:
-    """Remove what draws nothing, unpack groups that say nothing, and let a group hold the style its members share."""
+    """Remove invisible elements, unpack empty groups, and move shared styles to the group."""
     children: list[ElementTree.Element] = []
     for child in element:
         prune(child)

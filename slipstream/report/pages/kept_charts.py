@@ -1,4 +1,7 @@
-"""The charts of a report, kept by what they show: drawing them takes longer than all else that a page needs."""
+"""Cache of a report's charts, keyed by content.
+
+Drawing takes longer than the rest of the page.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,17 @@ MODULES = (
     "slipstream.report.pages.network_charts",
     __name__,
 )
-#: What not every run has.
+#: Charts that some runs lack.
 OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants")
-#: A confusion matrix of more classes is too fine to read; the page lists mistakes instead.
+#: Largest number of classes for a readable confusion matrix. Above it, the page lists mistakes.
 MOST_CLASSES_DRAWN = 20
 
 
 def charts_of(results: Results, store: Store | None) -> dict[str, Markup | None]:
-    """Every chart by name; None where the results do not have it. Looked up in ``store``, if one is given, and kept
-    there."""
+    """Return every chart by name, or None if the results lack it.
+
+    Charts are cached in ``store`` if given.
+    """
     if store is None:
         return as_markup(draw(results))
     key = content_key(KIND, drawing_version(), {"artifacts": results.fingerprints})
@@ -46,7 +51,7 @@ def drawing_version() -> str:
 
 
 def as_markup(drawn: dict[str, str | None]) -> dict[str, Markup | None]:
-    """What was drawn here is HTML and needs no escaping."""
+    """Mark locally drawn SVG as HTML that needs no escaping."""
     return {name: None if svg is None else Markup(svg) for name, svg in drawn.items()}
 
 

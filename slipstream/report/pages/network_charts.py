@@ -1,4 +1,4 @@
-"""The charts of a network profile: bandwidth and time over the message size, pairs of ranks."""
+"""Charts of a network profile: bandwidth, time and pairs of ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from slipstream.report import formatting as fmt
 from slipstream.report.pages.charts import DARK, figure_of, plot_point
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, WIDTH, inline_svg, tooltip
 
-#: Lines of a chart: each colour solid, then dashed, then dotted.
+#: Line styles: every colour solid, then dashed, then dotted.
 LINES = tuple((colour, style) for style, colour in product(("-", "--", ":"), SERIES))
-#: More ranks than this make cells of a heat map too small.
+#: Largest number of ranks for readable cells of a heat map.
 MOST_RANKS_DRAWN = 32
 LEGEND_LINE = 20
-#: Seconds below what any clock tells.
+#: Seconds below the resolution of any clock.
 SHORTEST_S = 1e-9
 
 
 def drawn(
     profile: NetworkProfile, course: Sequence[TrendPoint] = (), model: Sequence[ModelPoint] = ()
 ) -> dict[str, Markup | None]:
-    """Every chart by name; None where there is nothing to draw. ``course`` is that of the history, and ``model`` what
-    is fitted to all_reduce, if they are known."""
+    """Return every chart by name, or None without data.
+
+    ``course`` is the history of profiles, ``model`` the model fitted to all_reduce, if known.
+    """
     series = {m.operation: moved for m in profile.measurements if (moved := moving(profile.of(m.operation)))}
     ranks = profile.fingerprint.world
     return {
@@ -41,7 +43,7 @@ def drawn(
 
 
 def moving(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those that move data: a barrier has no size."""
+    """Return the measurements that move data; a barrier has no size."""
     return [m for m in measurements if m.bytes]
 
 
@@ -49,10 +51,12 @@ def moving(measurements: Sequence[Measurement]) -> list[Measurement]:
 def bus_bandwidth(
     axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[ModelPoint] = (), ranks: int = 2
 ) -> str:
-    """Bus bandwidth over the message size, one line per collective; bars are intervals over launches, and the band that
-    of the model."""
+    """Plot bus bandwidth over the message size, one line per collective.
+
+    Bars are intervals over launches. The band is the model's interval.
+    """
     powers_of_ten(axes, [m.busbw() for line in series.values() for m in line], "GB/s")
-    # An interval may begin at no time at all.
+    # An interval may start at zero.
     band(axes, model, lambda size, seconds: size / max(seconds, SHORTEST_S) / 1e9 * bus_factor("all_reduce", ranks))
     plot(axes, series, lambda m, seconds: m.busbw(seconds))
     return "Bus bandwidth by message size"
@@ -60,8 +64,10 @@ def bus_bandwidth(
 
 @inline_svg
 def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[ModelPoint] = ()) -> str:
-    """Median time of a call in microseconds over the message size; bars are intervals over launches, and the band that
-    of the model."""
+    """Plot the median call time in microseconds over the message size.
+
+    Bars are intervals over launches. The band is the model's interval.
+    """
     powers_of_ten(axes, [m.p50 * 1e6 for line in series.values() for m in line], "")
     band(axes, model, lambda _, seconds: seconds * 1e6)
     plot(axes, series, lambda m, seconds: seconds * 1e6)
@@ -70,10 +76,10 @@ def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Se
 
 
 def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float], float]) -> None:
-    """The model of all_reduce behind what was measured: its line, and its interval as a band."""
+    """Plot the all_reduce model as a line and its interval as a band."""
     if not model:
         return
-    sizes = [float(point.bytes) for point in model]  # NumPy has no integers as large as JSON's
+    sizes = [float(point.bytes) for point in model]  # NumPy's integers are smaller than JSON's
     low = within(axes, [figure(p.bytes, p.low) for p in model])
     middle = within(axes, [figure(p.bytes, p.seconds) for p in model])
     high = within(axes, [figure(p.bytes, p.high) for p in model])
@@ -84,7 +90,7 @@ def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float],
 def plot(
     axes: Axes, series: Mapping[str, Sequence[Measurement]], figure: Callable[[Measurement, float], float]
 ) -> None:
-    """A line for each operation, with a tooltip for each of its points."""
+    """Plot a line per operation with a tooltip per point."""
     for (colour, style), (name, line) in zip(cycle(LINES), series.items(), strict=False):
         axes.plot([m.bytes for m in line], [figure(m, m.p50) for m in line], style, color=colour, label=name)
         for m in line:
@@ -102,14 +108,16 @@ def plot(
 
 
 def within(axes: Axes, values: Sequence[float]) -> list[float]:
-    """``values``, those beyond the axes at their edge: an interval of three launches may be of any length, and nothing
-    cuts off what is drawn."""
+    """Clamp ``values`` to the axes.
+
+    An interval of three launches may have any length, and drawings are not clipped.
+    """
     least, most = axes.get_ylim()
     return [min(max(value, least), most) for value in values]
 
 
 def words(m: Measurement) -> str:
-    """``all_reduce, 1 MiB: 0.8 GB/s, 1.2 ms (p99 3 ms)``"""
+    """Return ``all_reduce, 1 MiB: 0.8 GB/s, 1.2 ms (p99 3 ms)``."""
     p99 = m.percentile(99)
     tail = f" (p99 {fmt.microseconds(p99 * 1e6)})" if p99 else ""
     return (
@@ -118,7 +126,7 @@ def words(m: Measurement) -> str:
 
 
 def size_axis(axes: Axes, sizes: Sequence[int]) -> None:
-    """Message sizes on a logarithmic scale, with at most seven of those that were measured as ticks."""
+    """Set a logarithmic axis of message sizes with at most seven measured ticks."""
     axes.set_xlabel("message size")
     if not sizes:
         return
@@ -132,7 +140,7 @@ def size_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def powers_of_ten(axes: Axes, values: Sequence[float], unit: str) -> None:
-    """A logarithmic axis from a power of ten to another."""
+    """Set a logarithmic axis that starts and ends at powers of ten."""
     axes.set_ylabel(unit)
     positive = [value for value in values if value > 0]
     if positive:
@@ -145,7 +153,7 @@ def powers_of_ten(axes: Axes, values: Sequence[float], unit: str) -> None:
 
 
 def duration(microseconds: float, _: float = 0) -> str:
-    """A tick label at a power of ten."""
+    """Return a tick label for a power of ten."""
     names = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))
     name, unit = next((fitting for fitting in names if microseconds >= fitting[1]), names[-1])
     return f"{microseconds / unit:g} {name}"
@@ -153,7 +161,7 @@ def duration(microseconds: float, _: float = 0) -> str:
 
 @inline_svg
 def over_time(axes: Axes, course: Sequence[TrendPoint]) -> str:
-    """Bus bandwidth of the largest all_reduce over the days of its profiles, with intervals over launches."""
+    """Plot bus bandwidth of the largest all_reduce over the days, with intervals over launches."""
     days = [(point.measured_at - course[-1].measured_at) / 86_400 for point in course]
     axes.plot(days, [point.busbw for point in course])
     for day, point in zip(days, course, strict=True):
@@ -169,7 +177,10 @@ def over_time(axes: Axes, course: Sequence[TrendPoint]) -> str:
 
 @inline_svg
 def pairs(axes: Axes, measured: Sequence[Measurement], world: int) -> str:
-    """A heat map: each pair of ranks by itself, the darker the slower. The shade is the share of the slowest's time."""
+    """Plot a heat map of every pair of ranks measured separately.
+
+    The shade is the share of the slowest pair's time.
+    """
     slowest = max(pair.p50 for pair in measured)
     for pair in measured:
         shade, rate = pair.p50 / slowest, fmt.bandwidth(pair.busbw())

@@ -1,4 +1,4 @@
-"""Renders the templates to HTML pages of one file each, which load nothing from elsewhere."""
+"""Renderer of self-contained, single-file HTML pages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 @cache
 def environment(templates: Path = TEMPLATES) -> Environment:
-    """Whatever is not marked as HTML is escaped: column names, labels and values come from the user's data. Templates
-    know the functions of :mod:`slipstream.report.formatting` as ``fmt``."""
+    """Return the Jinja environment, which escapes everything not marked as HTML.
+
+    Column names, labels and values come from the user's data. Templates know :mod:`slipstream.report.formatting` as
+    ``fmt``.
+    """
     jinja = Environment(
         loader=FileSystemLoader(templates),
         autoescape=True,
@@ -28,5 +31,4 @@ def environment(templates: Path = TEMPLATES) -> Environment:
 
 
 def render(template: str, **context: object) -> str:
-    """The template with ``context``."""
     return environment().get_template(template).render(context)

@@ -1,5 +1,7 @@
-"""The report of a run as a page. What it says is in ``templates/report.html``; here is what it needs beyond the
-results themselves."""
+"""Report page of a run.
+
+The text is in ``templates/report.html``. This module computes values that the results lack.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from slipstream.report.run_directory import CARD
 from slipstream.report.stage_results import Results
 from slipstream.report.summary import RunSummary
 
-#: The phases of a step in words.
+#: Names of the phases of a step.
 PHASES = {
     "data": "waiting for batches",
     "compute": "forward and backward pass",
@@ -38,14 +40,17 @@ CLASSES_SHOWN = 12
 REASONS_SHOWN = 8
 VALUES_SHOWN = 3
 TRIALS_SHOWN = 20
-#: Columns that are listed at once, and those that can be unfolded.
+#: Columns listed at once, and columns that can be unfolded.
 COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
 
 def report_page(
     summary: RunSummary, results: Results, config: Mapping[str, object], made_at: datetime, store: Store | None = None
 ) -> str:
-    """``config`` is the whole configuration by section; ``made_at`` is local time; charts are kept in ``store``."""
+    """Return the report page.
+
+    ``config`` is the whole configuration by section. ``made_at`` is local time. Charts are cached in ``store``.
+    """
     evaluation, columns = results.evaluation, results.card["columns"]
     confusion, classes = evaluation.confusion, evaluation.classes
     listed = confusion if len(classes) > MOST_CLASSES_DRAWN else None
@@ -82,7 +87,10 @@ def report_page(
 
 
 def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
-    """The phases of the steps, the mean of all ranks, and what lies between steps: name, share of the time, words."""
+    """Return name, share of time and words for every phase of a step and for the time between steps.
+
+    Phases are means over all ranks.
+    """
     between = found.seconds - sum(found.phases.values())
     seconds = {PHASES.get(name, name): value for name, value in found.phases.items()}
     seconds["evaluations and checkpoints"] = max(0.0, between)
@@ -93,19 +101,22 @@ def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
 
 
 def charts_of_sweep(sweep: Sweep) -> dict[str, Markup]:
-    # Loads what draws, which a report whose charts are kept does without.
+    # Imports drawing libraries, which a report with cached charts does not need.
     from slipstream.report.pages import sweep_charts
 
     return sweep_charts.drawn(sweep)
 
 
 def importance_lines(sweep: Sweep) -> list[tuple[str, float, str]]:
-    """Bars: the setting, its share, and that in words."""
+    """Return bars: setting, share, and the share in words."""
     return [(name, share, fmt.percent(share)) for name, share in sweep.importance.items()]
 
 
 def listed_trials(sweep: Sweep) -> list[SweepTrial]:
-    """The best trials, then others that got as far, then those that failed; and always the settings as given."""
+    """Return the best trials, then others by state, failed trials last.
+
+    The trial of the given settings is always included.
+    """
     order = {state: place for place, state in enumerate(STATES)}
     ranked = sorted(sweep.trials, key=lambda each: (order[each.state], each.loss is None, each.loss or 0.0))
     shown = ranked[:TRIALS_SHOWN]
@@ -118,14 +129,16 @@ def exchange_of(results: Results) -> str:
 
 
 def nodes_of(devices: TrainingDevices, attempt: int) -> str:
-    """The machines of an attempt that were sampled."""
+    """Return the sampled nodes of an attempt."""
     return ", ".join(dict.fromkeys(pod.node for pod in devices.pods if pod.attempt == attempt)) or fmt.UNKNOWN
 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of the model and of the baseline, with the sign of which is shown to be better: 1 the model, -1 the
-    baseline, 0 neither."""
+    """Metric of the model and of the baseline.
+
+    ``better`` is 1 if the model is significantly better, -1 if the baseline is, else 0.
+    """
 
     metric: str
     model: float | None
@@ -134,28 +147,31 @@ class Score:
 
 
 def scores(evaluation: Evaluation) -> Iterator[Score]:
-    """Every metric of the model, in the order in which :data:`slipstream.report.formatting.NAMES` has them."""
+    """Yield every metric of the model in the order of :data:`slipstream.report.formatting.NAMES`."""
     for metric in sorted(evaluation.metric_names, key=list(fmt.NAMES).index):
-        # Of the others there is no interval.
+        # Only the headline metric has an interval.
         better = evaluation.gain.shown if metric == evaluation.metric.name else 0
         yield Score(metric, evaluation.model.of(metric), evaluation.baseline.of(metric), better)
 
 
 def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, str, int]]:
-    """The largest entries off the diagonal of a confusion matrix: true class, predicted class, rows."""
+    """Return true class, predicted class and rows of the largest off-diagonal entries."""
     wrong = [(n, r, c) for r, line in enumerate(counts) for c, n in enumerate(line) if n and r != c]
     worst = sorted(wrong, key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))[:WORST_SHOWN]
     return [(classes[r], classes[c], n) for n, r, c in worst]
 
 
 def lowest_recalls(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, int, float]]:
-    """The classes with the lowest recall: name, rows, recall."""
+    """Return name, rows and recall of the classes with the lowest recall."""
     recalls = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
     return [(name, rows, recall) for recall, rows, name in sorted(recalls)[:WORST_SHOWN]]
 
 
 def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[str, float, str]]:
-    """Bars, the most frequent class first: name, length as a share of the longest, figures. Empty for a regression."""
+    """Return bars, most frequent class first: name, length relative to the longest, figures.
+
+    Empty for a regression.
+    """
     totals = sorted(((sum(rows.values()), label) for label, rows in classes.items()), key=lambda entry: -entry[0])
     most, rows = max((total for total, _ in totals), default=0) or 1, sum(total for total, _ in totals) or 1
     return [
@@ -169,7 +185,7 @@ def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[st
 
 
 def contents(column: Mapping[str, Any]) -> str:
-    """Why a column is not used, else its most frequent values, else its range."""
+    """Return why a column is unused, else its most frequent values, else its range."""
     if column.get("why"):
         return str(column["why"])
     if column.get("top"):
@@ -184,7 +200,7 @@ def contents(column: Mapping[str, Any]) -> str:
 
 
 def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every setting by its dotted path."""
+    """Yield every setting with its dotted path."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""How the trials of a sweep went."""
+"""Charts of a sweep's trials."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from slipstream.artifacts.results.sweep import Sweep, SweepTrial
 from slipstream.report.pages.charts import REFERENCE_LINE, legend, number, plot_point
 from slipstream.report.pages.inline_svg import SERIES, SOFT, inline_svg
 
-#: From this ratio of the largest loss to the smallest on, losses are drawn on a logarithmic axis.
+#: Ratio of largest to smallest loss above which the axis is logarithmic.
 WIDE = 8.0
 MARKS = {"complete": SERIES[0], "pruned": SOFT, "unfinished": SERIES[2]}
 
 
 def drawn(sweep: Sweep) -> dict[str, Markup]:
-    """The charts by name; none of a sweep of which no trial has a loss."""
+    """Return the charts by name; empty if no trial has a loss."""
     if not any(trial.loss is not None for trial in sweep.trials):
         return {}
     return {"history": history(sweep), "curves": curves(sweep)}
@@ -25,7 +25,7 @@ def drawn(sweep: Sweep) -> dict[str, Markup]:
 
 @inline_svg
 def history(axes: Axes, sweep: Sweep) -> str:
-    """The smallest validation loss of each trial, and the best complete one so far."""
+    """Plot the smallest validation loss of every trial, and the best complete trial up to there."""
     known = [(trial, trial.loss) for trial in sweep.trials if trial.loss is not None]
     for trial, loss in known:
         size = 9.0 if trial.number == sweep.best else 5.0
@@ -53,7 +53,7 @@ def history(axes: Axes, sweep: Sweep) -> str:
 
 @inline_svg
 def curves(axes: Axes, sweep: Sweep) -> str:
-    """The smallest validation loss of each trial over the epochs; rungs as lines across."""
+    """Plot the smallest validation loss of every trial over the epochs, with rungs as lines."""
     for rung in sweep.rungs:
         axes.axvline(rung, **REFERENCE_LINE)
     shown: list[float] = []

@@ -1,4 +1,4 @@
-"""The page of a training that is still going: the deck of its task."""
+"""Page of a running training: the deck of its task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart of the tuner's result: how much faster steps are with each setting that was tried."""
+"""Chart of the tuner's result: speedup per tested setting."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from slipstream.interconnect.tuning import Trial
 from slipstream.report.pages.charts import LINE_HEIGHT, figure_of, plot_point
 from slipstream.report.pages.inline_svg import INK, PIXELS_PER_INCH, SERIES, SOFT, inline_svg
 
-#: A setting takes a line of text, and a line for its interval.
+#: Lines per setting: its text and its interval.
 LINES = 2.2
-#: Gains beyond are cut off: so wide an interval says nothing.
+#: Speedups beyond these are cut off: such wide intervals carry no information.
 LEAST, MOST = 0.25, 4.0
 COLOURS = {"taken": SERIES[0], "may change numbers": SERIES[1]}
 
 
 @inline_svg
 def gains(axes: Axes, trials: Sequence[Trial]) -> str:
-    """Seconds of a step in use over those with each setting, with the interval that was decided by; the first on top.
+    """Plot the speedup of every setting with the interval that decided, the first on top.
 
-    ``trials`` are those that were measured.
+    The speedup is seconds of a step as configured over seconds with the setting. ``trials`` must be measured.
     """
     least = max(LEAST, min(0.9, *(trial.low for trial in trials)))
     most = min(MOST, max(1.1, *(trial.high for trial in trials)))
     for row, trial in enumerate(trials):
         colour = COLOURS.get(trial.verdict, SOFT)
         words = axes.text(least, row - 0.25, f"{trial.setting}: {trial.verdict}", color=INK, va="center_baseline")
-        words.set_in_layout(False)  # or else a long name would leave less room for the intervals
+        words.set_in_layout(False)  # a long name would leave less room for the intervals
         axes.plot([1, 1], [row, row + 0.4], color=SOFT, linewidth=1)
         low, gain, high = (min(max(share, least), most) for share in (trial.low, trial.gain, trial.high))
         axes.plot([low, high], [row + 0.2] * 2, color=colour, linewidth=2)
