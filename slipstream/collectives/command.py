@@ -1,4 +1,4 @@
-"""``slipstream collectives``: measure the interconnect without Flyte."""
+"""``slipstream collectives``: interconnect benchmark without Flyte."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from slipstream.interconnect.profile import CSV, FILE, TABLE
 from slipstream.machine.gpus import visible_gpus
 from slipstream.models.arithmetic import Arithmetic
 
-#: Some of what torchrun sets.
+#: Some of torchrun's variables.
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
 
 class OneSpeaker(click.Command):
-    """Of torchrun's ranks only rank 0 says what is wrong, as all fail for the same reason; unless it is rank 0 that is
-    missing."""
+    """Command whose errors only rank 0 prints.
+
+    Under torchrun all ranks fail for the same reason. The exception is rank 0 itself being missing.
+    """
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         with once():
@@ -48,7 +50,7 @@ class OneSpeaker(click.Command):
 
 @contextmanager
 def once() -> Iterator[None]:
-    """End this process for an error, which only one of torchrun's ranks says."""
+    """Exit on an error that only one of torchrun's ranks prints."""
     speaks = os.environ.get("RANK", "0") == "0"
     try:
         yield
@@ -79,15 +81,17 @@ def main(
     nccl_csv: Path | None,
     prepared: Path | None,
 ) -> None:
-    """Measure the collectives between processes, say what is slow, and keep the profile in the history. "compare" also
-    says whether the network is slower than it was; "tune" finds settings with which training steps are faster.
+    """Measure the collectives between processes.
 
-    Alone it starts processes of its own on this machine; under torchrun the processes are torchrun's, on any number of
+    The command reports slow ranks and links, and adds the profile to the history. "compare" also reports whether the
+    network has become slower; "tune" finds settings with faster training steps.
+
+    Alone it starts processes of its own on this machine; under torchrun it uses torchrun's processes, on any number of
     machines.
 
-    \b
     Example: slipstream collectives compare --processes 2
-             torchrun --nproc-per-node 8 -m slipstream collectives
+
+    Example: torchrun --nproc-per-node 8 -m slipstream collectives
     """
     run = RunConfig.from_file(file) if file else RunConfig()
     config = run.collectives

@@ -1,17 +1,17 @@
-"""Is the network slower than it was? Against earlier profiles of the same fingerprint, with three answers.
+"""Comparison of the interconnect with earlier profiles of the same fingerprint.
 
-Launches are added until one of them is clear or the time is over. Each look at them may err, so the looks share the
-error: the k-th has 1 / (k (k + 1)) of it, all together the whole (alpha spending; Lan and DeMets, "Discrete Sequential
-Boundaries for Clinical Trials", Biometrika 70, 1983).
+Launches are added until the answer is clear or the time is over. Every look at them may err, so the looks share the
+error: the k-th gets 1 / (k (k + 1)) of it, which sums to the whole (alpha spending; Lan and DeMets, "Discrete
+Sequential Boundaries for Clinical Trials", Biometrika 70, 1983).
 
-Launches of the same network differ, and so do profiles of different days. A change is judged by both spreads: of the
-launches of each profile, and of the earlier profiles between each other; while there are too few of these, by how much
-profiles of such a network are known to differ. "As before" is said only if the interval leaves no room for a slow-down
-of 30 %; if there is room, the answer is "can't tell", with what could have been missed.
+Launches of the same network differ, and so do profiles of different days. A change is tested against both spreads:
+between the launches of each profile, and between the earlier profiles. While these are too few, the known spread of
+such profiles is used. The answer is "as before" only if the interval excludes a slow-down of 30 %; otherwise it is
+"can't tell" (not significant), with the slow-down that could have been missed.
 
-Launches may be of two kinds, by where the system happened to place them. If few of one kind are compared with few of
-the other, their spread says nothing of it: so "slower" is said only from as many launches on as are unlikely to be of
-one kind before and of the other now, whatever the shares of the kinds are (:func:`by_kind`).
+Launches may be of two kinds, depending on where the system placed them. With few launches, all earlier ones may be of
+one kind and all new ones of the other, and their spread does not show it. So "slower" requires enough launches to make
+that improbable, whatever the shares of the kinds (:func:`by_kind`).
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import Measurement, NetworkProfile
 
 Answer = Literal["slower", "as before", "can't tell"]
-#: The share of comparisons in which, if nothing has changed, "slower" may be said of anything.
+#: Probability of any "slower" in a comparison if nothing has changed.
 FALSE_ALARMS = 0.01
-#: The slow-down that "as before" excludes, and the least that is called slower.
+#: The slow-down that "as before" excludes, and the smallest that counts as slower.
 EXCLUDED, MATTERS = 0.30, 0.05
-#: Standard deviation of the logarithm of a time between profiles of a network where nothing has changed, until there
-#: are ``ENOUGH`` to measure it; over loopback always at least so much, as it is that of the machine's load.
+#: Standard deviation of the logarithm of a time between profiles of an unchanged network, used until there are
+#: ``ENOUGH`` profiles to measure it. Over loopback it is a lower bound, because it is that of the machine's load.
 DRIFT, LOOPBACK_DRIFT = 0.01, 0.25
 ENOUGH = 4
 
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one operation at one size."""
+    """Change of one operation at one size."""
 
     operation: str
     bytes: int
     answer: Answer
-    #: The new time over the earlier one, and its interval at the level that ``FALSE_ALARMS`` leaves to the case.
+    #: New time over earlier time, and its interval at the level that ``FALSE_ALARMS`` leaves to the case.
     ratio: float
     low: float
     high: float
-    #: A slow-down of less than this share may go unseen; infinite if there are too few launches to call it one.
+    #: A smaller slow-down may be missed; infinite if there are too few launches for "slower".
     unseen: float
 
     @property
     def decidable(self) -> bool:
-        """Whether "slower" could have been said."""
+        """True if "slower" was a possible answer."""
         return math.isfinite(self.unseen)
 
     def __str__(self) -> str:
@@ -73,10 +73,10 @@ class Change:
 
 
 def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1) -> tuple[Change, ...]:
-    """Each operation at its smallest size, where latency decides, and at its largest, where bandwidth does. ``look`` is
-    1 for the first time that these launches may be judged to be slower, 2 when some were added, and so on.
+    """Compare every operation at its smallest size (latency) and its largest (bandwidth).
 
-    Empty if there is no earlier profile, or none with a case of the new one.
+    ``look`` counts the looks that could have found these launches slower, from 1. The result is empty without an
+    earlier profile that shares a case with the new one.
     """
     without_network = new.fingerprint.world == 1 or new.topology.loopback
     drift = LOOPBACK_DRIFT if without_network else DRIFT
@@ -86,7 +86,7 @@ def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 
 
 
 def overall(changes: Sequence[Change]) -> Answer:
-    """Slower if anything is, as before only if everything is."""
+    """Return "slower" if any change is slower, "as before" only if all are."""
     answers = {change.answer for change in changes}
     if "slower" in answers:
         return "slower"
@@ -105,19 +105,24 @@ def same_case(profile: NetworkProfile, case: Measurement) -> Measurement | None:
 
 
 def logs(measurement: Measurement) -> np.ndarray:
-    """Of each launch's 10th percentile, which other processes of a machine disturb least; float64 ``[launches]``."""
+    """Return the logarithm of every launch's 10th percentile; float64 ``[launches]``.
+
+    This percentile is the least disturbed by other processes of a machine.
+    """
     return np.log([float(np.percentile(launch.seconds, 10)) for launch in measurement.launches])
 
 
 def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int) -> Change:
-    """Judge one case by a t interval for the difference of the means of logarithms; ``level`` is one-sided, of all
-    looks together."""
+    """Test one case with a t interval for the difference of the means of logarithms.
+
+    ``level`` is one-sided and covers all looks together.
+    """
     before, now = [logs(m) for m in earlier], logs(new)
     told = by_kind(sum(map(len, before)), len(now)) <= level
     profiles = len(before)
     if profiles < ENOUGH:
-        # Too few to measure how profiles differ are one: the launches of each may all be of one kind, and then only
-        # those of all together have a spread.
+        # Too few profiles to measure their spread are merged: the launches of each may all be of one kind, and then
+        # only all of them together have a spread.
         before = [np.concatenate(before)]
     difference = float(now.mean() - np.mean([group.mean() for group in before]))
     half = half_width(before, now, profiles, drift, level / (look * (look + 1)))
@@ -127,24 +132,29 @@ def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level
     elif difference + half < np.log1p(EXCLUDED):
         answer = "as before"
     ratio, low, high = (float(np.exp(difference + sign * half)) for sign in (0, -1, 1))
-    # A true slow-down of twice the half width is seen unless chance pulls by a whole half width against it.
+    # A true slow-down of twice the half width is found unless chance exceeds a whole half width.
     unseen = float(np.expm1(2 * half)) if told else float("inf")
     return Change(new.operation, new.bytes, answer, ratio, low, high, unseen)
 
 
 def by_kind(before: int, now: int) -> float:
-    """The probability that of so many launches all before are of one kind and all now of another, if these are of two
-    kinds with the shares that make it most likely. Further looks add nothing to it: who sees it has seen it before."""
+    """Return the probability that all launches before are of one kind and all now of the other.
+
+    Assumes two kinds with the shares that make this most likely. Further looks add nothing: the event has occurred at
+    the first or never.
+    """
     return (before / (before + now)) ** before * (now / (before + now)) ** now
 
 
 def half_width(before: Sequence[np.ndarray], now: np.ndarray, profiles: int, drift: float, level: float) -> float:
-    """Of the interval for the mean of ``now`` less that of the means of the groups ``before``, which are of so many
-    ``profiles``."""
+    """Return the half width of the interval for the mean of ``now`` less the mean of ``before``'s means.
+
+    The groups ``before`` come from ``profiles`` profiles.
+    """
     groups = [*before, now]
     freedom = sum(len(group) - 1 for group in groups)
     if freedom < 1:
-        return float("inf")  # a single launch each: nothing is known about their spread
+        return float("inf")  # a single launch each: their spread is unknown
     within = float(sum(((group - group.mean()) ** 2).sum() for group in groups)) / freedom
     of_launches = within * (1 / len(now) + sum(1 / len(group) for group in before) / len(before) ** 2)
     between = drift**2
@@ -156,32 +166,33 @@ def half_width(before: Sequence[np.ndarray], now: np.ndarray, profiles: int, dri
     return float(stdtrit(freedom, 1 - level)) * float(np.sqrt(of_launches + between * (1 + 1 / profiles)))
 
 
-#: Earlier profiles that are read: the youngest.
+#: Most earlier profiles that are read, the newest first.
 MOST = 30
 
 
 def compare_with_history(workers: WorkerGroup, config: CollectivesConfig, directory: Path) -> None:
-    """Measure a profile, with more launches than ``collectives.launches`` while nothing can be told and for at most
-    ``collectives.compare_seconds``; the answer stands above its table. All processes of ``workers`` call this.
+    """Measure a profile and compare it with the history; all processes of ``workers`` call this.
 
-    Writes and raises like :func:`~slipstream.collectives.engine.benchmark`.
+    Launches beyond ``collectives.launches`` are added while the answer is "can't tell", for at most
+    ``collectives.compare_seconds``. The answer is written above the profile's table. Writes and raises like
+    :func:`~slipstream.collectives.engine.benchmark`.
     """
     comparison = HistoryComparison(config)
     benchmark(workers, config, directory, reuse=False, enough=comparison.enough, answer=comparison.text)
 
 
 class HistoryComparison:
-    """The earlier profiles of the same fingerprint, and what has become of the network since."""
+    """Comparison with the earlier profiles of the same fingerprint."""
 
     def __init__(self, config: CollectivesConfig) -> None:
         self._history, self._ends = config.history, time.monotonic() + config.compare_seconds
         self._earlier: Sequence[NetworkProfile] | None = None
         self._changes: tuple[Change, ...] = ()
-        #: Those at which "slower" could have been said of anything: only they may err so.
+        #: Looks at which "slower" was a possible answer: only they can raise a false alarm.
         self._looks = 0
 
     def enough(self, profile: NetworkProfile) -> bool:
-        """Whether no more launches are needed, or possible."""
+        """Return True if further launches are unnecessary or impossible."""
         if self._earlier is None:
             self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
         self._changes = compare(self._earlier, profile, self._looks + 1)

@@ -1,4 +1,4 @@
-"""What can be set about the measurement of the interconnect."""
+"""Settings of the interconnect benchmark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 DataType = Literal["float32", "bfloat16", "float16", "int32", "int64"]
 Reduction = Literal["sum", "avg", "max"]
 Mode = Literal["loop", "barrier"]
-#: Settings that say what becomes of a profile, but not what it holds.
+#: Settings that affect the handling of a profile, but not its contents.
 HANDLING = ("history", "reuse_days", "timeout", "compare_seconds", "tune_seconds", "numbers")
 
 
@@ -101,7 +101,7 @@ class CollectivesConfig(Settings):
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes to measure, in bytes; the largest is always one of them."""
+        """Sizes to measure in bytes, always including the largest."""
         sizes, size = [], self.smallest
         while size < self.largest:
             sizes.append(size)
@@ -110,13 +110,13 @@ class CollectivesConfig(Settings):
 
     @property
     def plain(self) -> CollectivesConfig:
-        """The same operations and sizes, in the one form that models are fitted to."""
+        """Same operations and sizes in the one form that models are fitted to."""
         one: dict[str, Any] = {"dtypes": ["float32"], "reductions": ["sum"], "modes": ["loop"], "in_flight": [1]}
         return replace(self, **one, in_place=False)
 
     @property
     def short(self) -> CollectivesConfig:
-        """The collectives of training (DDP's and FSDP's) at every second size, for a few seconds in all."""
+        """Collectives of training (DDP's and FSDP's) at every second size, for a few seconds in all."""
         training: list[Operation] = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
         return replace(self, operations=training, factor=self.factor**2)
 
@@ -126,10 +126,10 @@ class CollectivesConfig(Settings):
 
     @property
     def is_default(self) -> bool:
-        """Whether the user left open what to measure."""
+        """True if the user did not choose measurements."""
         return self.measuring == CollectivesConfig().measuring
 
     @property
     def measuring(self) -> dict[str, object]:
-        """The settings that decide what a profile holds."""
+        """Settings that decide the contents of a profile."""
         return {name: value for name, value in to_dict(self).items() if name not in HANDLING}

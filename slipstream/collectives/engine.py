@@ -1,4 +1,4 @@
-"""The benchmark: look at the group, take a profile from the history or measure one in fresh process groups."""
+"""Interconnect benchmark: reuses a profile from the history or measures one in fresh process groups."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def benchmark(
 ) -> bool:
     """Measure the interconnect between the ranks of ``workers``; all its processes call this.
 
-    Leaves the artifact in the fresh ``directory`` of the process of rank 0 and in the history, and returns whether the
-    history had it before. With ``reuse`` a profile of the same fingerprint that is younger than
-    ``collectives.reuse_days`` and was measured with the same settings is taken. After ``collectives.launches`` there
-    are more until ``enough`` says so of what has been measured; ``answer`` is then written above the table. Raises the
-    same on all ranks: ``UserError``; ``Interrupted`` naming a rank that did not come, died or does not answer.
+    Writes the artifact to the fresh ``directory`` of rank 0's process and to the history. Returns True if it came from
+    the history. With ``reuse`` that is a profile of the same fingerprint and settings, younger than
+    ``collectives.reuse_days``. After ``collectives.launches`` launches, more follow until ``enough`` returns True for
+    the measurements; ``answer()`` is then written above the table. Raises the same on all ranks: ``UserError``;
+    ``Interrupted`` naming a rank that is missing, died or does not answer.
     """
     with workers.exit_barrier(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
         rendezvous_and_check(workers)
@@ -88,8 +88,10 @@ def benchmark(
 
 
 def numa_turns(workers: WorkerGroup, config: CollectivesConfig, empty: NetworkProfile) -> list[tuple[float, float]]:
-    """The largest all_reduce with ranks as they are and with each bound to a NUMA node, in turns between fresh
-    processes; in the process of rank 0, and nothing where there is one node."""
+    """Return the seconds of the largest all_reduce, unbound and with ranks bound to a NUMA node, by turn.
+
+    Turns alternate between fresh processes. Empty outside rank 0's process, and on machines with one node.
+    """
     if workers.broadcast("numa", lambda: reason_to_skip(empty)):
         return []
     found: tuple[list[float], list[float]] = ([], [])
@@ -100,8 +102,11 @@ def numa_turns(workers: WorkerGroup, config: CollectivesConfig, empty: NetworkPr
 
 
 def rendezvous_and_check(workers: WorkerGroup) -> None:
-    """Wait for all ranks. Raises the same on all: ``Interrupted`` naming those that did not come, ``UserError`` naming
-    one of other versions, or one that cannot measure."""
+    """Wait for all ranks and check them.
+
+    Raises the same on all: ``Interrupted`` naming missing ranks, ``UserError`` naming a rank with other versions or a
+    rank that cannot measure.
+    """
     workers.rendezvous(
         {"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)}
     )
@@ -112,7 +117,7 @@ def rendezvous_and_check(workers: WorkerGroup) -> None:
 
 
 def preflight_error() -> str:
-    """What is wrong with this process's settings, found before any worker starts; empty if nothing is."""
+    """Return the error in this process's settings, before any worker starts; empty without one."""
     try:
         refuse_unknown_interfaces(os.environ)
     except UserError as error:
@@ -121,8 +126,10 @@ def preflight_error() -> str:
 
 
 def take_earlier(fingerprint: Fingerprint, config: CollectivesConfig, directory: Path) -> bool:
-    """Whether the history has a young profile of this fingerprint and these settings; it is then in the fresh
-    ``directory``."""
+    """Copy a recent profile of this fingerprint and these settings to the fresh ``directory``.
+
+    Returns False if the history has none.
+    """
     address = ProfileHistory(config.history, fingerprint).take(config.measuring, config.reuse_days, directory)
     if address:
         LOG.info("the network profile in %s is reused", address)

@@ -1,11 +1,11 @@
-"""What somebody should look at in a profile: who or what is slow, and whether the bandwidth is normal.
+"""Findings in a profile: slow ranks, slow links, low bandwidth.
 
-A rank is slow (all its pairs), a link (one pair), or a rank is short of its processor. Only a factor of two is named,
-seen in every launch: on a busy machine pairs differ by tens of percent for no reason.
+A rank is slow (all its pairs), a link is slow (one pair), or a rank lacks processor time. Only a factor of two in every
+launch is reported: on a busy machine pairs differ by tens of percent for no reason.
 
-The largest all_reduce is graded against what interconnects of its kind are known to reach. For an Ethernet that gloo
-really uses, the bound is arithmetic: its rate, less frames, IP and TCP. For GPUs in a node it is what others published,
-from ``LARGE`` bytes on.
+The largest all_reduce is graded against the known bandwidth of its kind of interconnect. For an Ethernet that gloo
+uses, the bound is computed: its rate less frames, IP and TCP headers. For GPUs in a node it is a published figure,
+valid from ``LARGE`` bytes on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FACTOR = 2.0
 
 
 def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
-    """One line for each."""
+    """Return one line per slow rank or link."""
     held_back = stragglers(profile)
     found = [
         f"rank {rank} is a straggler: {why}; look at its processor (quota, neighbours, frequency), not at its link"
@@ -42,10 +42,11 @@ def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
 
 
 def slow_pairs(pairs: Sequence[Measurement]) -> dict[tuple[int, int], float]:
-    """Pairs that take ``FACTOR`` times as long as the fastest half of all pairs in every launch, and how many times.
+    """Return the slow pairs and their factors.
 
-    Compared is a pair's fastest iteration: over a slow link none is fast, while a process that is held back runs at
-    full speed in between. Half of the pairs, because one slow rank of four makes half of all pairs slow.
+    A pair is slow if it takes ``FACTOR`` times as long as the fastest half of all pairs in every launch. Fastest
+    iterations are compared: over a slow link none is fast, while a delayed process runs at full speed in between. Half
+    of the pairs, because one slow rank in four makes half of all pairs slow.
     """
     if len(pairs) < 3:
         return {}
@@ -59,7 +60,10 @@ def slow_pairs(pairs: Sequence[Measurement]) -> dict[tuple[int, int], float]:
 
 
 def slow_ranks(pairs: dict[tuple[int, int], float], world: int) -> list[int]:
-    """Ranks all of whose pairs with ranks that are not slow themselves are slow. Of three ranks and more."""
+    """Return the ranks whose pairs are all slow, apart from pairs with other slow ranks.
+
+    Requires at least three ranks.
+    """
     counts = Counter(rank for pair in pairs for rank in pair)
     found: list[int] = []
     for rank, count in counts.most_common():
@@ -69,8 +73,11 @@ def slow_ranks(pairs: dict[tuple[int, int], float], world: int) -> list[int]:
 
 
 def stragglers(profile: NetworkProfile) -> dict[int, str]:
-    """Ranks that need ``FACTOR`` times as long as the median for the same product in every launch; or that arrive late:
-    in the smallest all_reduce they wait less than half as long as every other rank, in every launch."""
+    """Return the stragglers and the reason for each.
+
+    A straggler needs ``FACTOR`` times the median time for the same matmul in every launch. Or it arrives late: in the
+    smallest all_reduce it waits less than half as long as every other rank, in every launch.
+    """
     found: dict[int, str] = {}
     if profile.fingerprint.world < 2:
         return found
@@ -86,7 +93,7 @@ def stragglers(profile: NetworkProfile) -> dict[int, str]:
 
 
 def latecomers(smallest: Measurement | None) -> dict[int, str]:
-    """Ranks for which all others wait: they come late, and so find everybody there."""
+    """Return the ranks that all others wait for: latecomers do not wait themselves."""
     if smallest is None or not all(launch.by_rank for launch in smallest.launches):
         return {}
     found = {}
@@ -104,14 +111,14 @@ def latecomers(smallest: Measurement | None) -> dict[int, str]:
 LARGE = 256 << 20
 #: Shares of the expected bandwidth: from the first on it is normal, below the second far too low.
 NORMAL, FAR_TOO_LOW = 0.8, 0.5
-#: Bytes of a packet that are IP's and TCP's with timestamps, and those of a frame around it on the wire (IEEE 802.3:
-#: preamble, addresses, checksum, gap).
+#: Bytes per packet for IP and TCP with timestamps, and for the frame on the wire (IEEE 802.3: preamble, addresses,
+#: checksum, gap).
 HEADERS, FRAME = 52, 38
 
 
 @dataclass(frozen=True)
 class PublishedBandwidth:
-    """What eight GPUs of a node were seen to reach: busbw of a large all_reduce, in 1e9 bytes a second."""
+    """Published busbw of a large all_reduce over eight GPUs of a node, in 1e9 bytes per second."""
 
     device: str
     link: str
@@ -133,7 +140,7 @@ LOOK_AT = {
 
 
 def grade(profile: NetworkProfile) -> Iterator[str]:
-    """One line if there is something to compare with, and another on what to look at."""
+    """Yield the grade, if a reference exists, and advice if it is low."""
     measured = profile.of("all_reduce")
     found = expected(profile)
     if found is None or not measured:
@@ -151,11 +158,11 @@ def grade(profile: NetworkProfile) -> Iterator[str]:
 
 
 def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:
-    """The kind of interconnect, its bus bandwidth in 1e9 bytes a second, and where that is from."""
+    """Return the kind of interconnect, its busbw in 1e9 bytes per second, and the source."""
     its = profile.fingerprint
     if its.backend == "gloo":
         if profile.topology.loopback:
-            return None  # the interface's rate is no bound of what never leaves the machine
+            return None  # loopback traffic is not bound by the interface's rate
         used = {transport.partition(" ")[0] for transport in profile.topology.transports}
         rates = [found for line in its.interfaces if (found := ethernet(line)) and line.partition(":")[0] in used]
         return ("Ethernet", min(rates), "its slowest interface, less headers") if rates else None
@@ -168,7 +175,10 @@ def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:
 
 
 def ethernet(line: str) -> float | None:
-    """Payload in 1e9 bytes a second of ``eth0: 10000 Mbit/s, MTU 1500``; None if the speed is unknown."""
+    """Return the payload rate of ``eth0: 10000 Mbit/s, MTU 1500``; None if the speed is unknown.
+
+    The unit is 1e9 bytes per second.
+    """
     found = re.search(r": (\d+) Mbit/s, MTU (\d+)", line)
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""nccl-tests, rccl-tests and the OSU micro-benchmarks, where they are installed: run beside ours on the same machine.
+"""Comparison with installed nccl-tests, rccl-tests and OSU micro-benchmarks on the same machine.
 
-They measure the same operations by other code. Where theirs and ours differ much, one of the two was disturbed, or uses
+They measure the same operations by other code. A large difference means that one of the two was disturbed or uses
 another transport.
 """
 
@@ -18,7 +18,7 @@ from slipstream.logs import logger
 
 LOG = logger("collectives")
 SECONDS = 120
-#: Binaries by operation. rccl-tests has the names of nccl-tests.
+#: Binaries by operation. rccl-tests uses the names of nccl-tests.
 PERF = {
     "all_reduce": "all_reduce_perf",
     "all_gather": "all_gather_perf",
@@ -37,7 +37,7 @@ OSU = {
 
 @dataclass(frozen=True)
 class OtherBenchmark:
-    """A benchmark of one operation: its name, its command, and how its output is read: seconds by bytes."""
+    """Benchmark of one operation; ``read`` parses its output to seconds by bytes."""
 
     name: str
     operation: str
@@ -46,8 +46,10 @@ class OtherBenchmark:
 
 
 def compare_with_installed(profile: NetworkProfile, config: CollectivesConfig) -> tuple[str, ...]:
-    """A line for each operation and size that an installed benchmark measures, too. All ranks have to be on one
-    machine: across machines the others need a launcher of their own."""
+    """Return one line per operation and size that an installed benchmark also measures.
+
+    All ranks must be on one machine: across machines the others need their own launcher.
+    """
     if profile.fingerprint.nodes > 1 or profile.fingerprint.world == 1:
         return ()
     lines: list[str] = []
@@ -69,7 +71,7 @@ def compare_with_installed(profile: NetworkProfile, config: CollectivesConfig) -
 
 
 def installed_benchmarks(backend: str, world: int, config: CollectivesConfig) -> list[OtherBenchmark]:
-    """What is installed for this backend: nccl-tests where there are GPUs, OSU's (with mpirun) where there are none."""
+    """Return the installed benchmarks: nccl-tests for "nccl", else OSU's (with mpirun)."""
     first, last, step = config.smallest, config.largest, config.factor
     if backend == "nccl":
         sizes = ("-b", str(first), "-e", str(last), "-f", str(step), "-g", str(world), "-d", "float")
@@ -87,19 +89,19 @@ def installed_benchmarks(backend: str, world: int, config: CollectivesConfig) ->
 
 
 def read_nccl_tests(text: str) -> dict[int, float]:
-    """Lines such as ``1048576  262144  float  sum  -1  42.12  24.90  43.57  0 …``: the time out of place."""
+    """Parse lines like ``1048576  262144  float  sum  -1  42.12  24.90  43.57  0 …``: the out-of-place time."""
     line = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([\d.]+)\s")
     return {int(m[1]): float(m[2]) / 1e6 for m in map(line.match, text.splitlines()) if m}
 
 
 def read_osu(text: str) -> dict[int, float]:
-    """Lines such as ``1048576  812.33``: the mean latency in microseconds."""
+    """Parse lines like ``1048576  812.33``: the mean latency in microseconds."""
     line = re.compile(r"(\d+)\s+([\d.]+)\s*")
     return {int(m[1]): float(m[2]) / 1e6 for m in map(line.match, text.splitlines()) if m}
 
 
 def differences(other: OtherBenchmark, theirs: dict[int, float], profile: NetworkProfile) -> list[str]:
-    """Ours beside theirs at the sizes that both measured."""
+    """Return both times at the sizes that both measured."""
     return [
         f"{other.name} {m.operation} of {m.bytes} bytes: {theirs[m.bytes] * 1e6:.1f} us, ours {m.p50 * 1e6:.1f} us "
         f"({100 * (m.p50 / theirs[m.bytes] - 1):+.0f} %)"

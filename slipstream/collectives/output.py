@@ -1,4 +1,4 @@
-"""The artifact of the benchmark, and a network profile as text in the columns of nccl-tests and as CSV."""
+"""Benchmark artifact: a network profile as a table in the columns of nccl-tests and as CSV."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ UNITS = (
     "(+-%)",
     "",
 )
-#: The interval of the median over launches is from ``low_us`` to ``high_us``.
+#: ``low_us`` to ``high_us`` is the interval of the median over launches.
 CSV = (
     *("operation", "dtype", "reduction", "bytes", "world", "ranks", "mode", "in_place", "in_flight", "launches"),
     *("iterations", "narrow", "p10_us", "p50_us", "p90_us", "p99_us", "low_us", "high_us", "algbw_gbps", "busbw_gbps"),
@@ -69,8 +69,11 @@ def write_results(
     made_by: Mapping[str, object],
     above: str = "",
 ) -> None:
-    """Write the artifact into the fresh ``directory``: the profile, its table below the text ``above``, its CSV, and
-    what is drawn beside it. ``course`` are the largest all_reduces of the profiles before."""
+    """Write the artifact into the fresh ``directory``.
+
+    It contains the profile, its table below the text ``above``, its CSV, and data for charts. ``course`` are the
+    largest all_reduces of the earlier profiles.
+    """
     forms = {
         TABLE: (above + table(profile)).encode(),
         CSV_FILE: csv_text(profile).encode(),
@@ -81,8 +84,11 @@ def write_results(
 
 
 def table(profile: NetworkProfile) -> str:
-    """A line for each case, under a heading for each operation. A percentile that too few iterations lie beyond and an
-    interval of too few launches are a dash; ``*`` marks counts of iterations that ended when the time was over."""
+    """Return one line per case, under a heading per operation.
+
+    A dash replaces percentiles with too few iterations beyond them, and intervals of too few launches. ``*`` marks
+    iteration counts that ended with the time.
+    """
     lines = [f"# {line}" for line in heading(profile)]
     for (operation, world), found in groupby(profile.measurements, key=lambda m: (m.operation, m.world)):
         some = (
@@ -112,7 +118,7 @@ def heading(profile: NetworkProfile) -> Iterator[str]:
 
 
 def remarks(profile: NetworkProfile) -> Iterator[str]:
-    """What is not a line of the table: overlap, pairs, the model and the grade, findings, what was left out."""
+    """Yield the lines below the table: overlap, pairs, model, grade, findings, skipped cases."""
     for overlap in profile.overlaps:
         yield str(overlap)
     if profile.pairs:
@@ -149,7 +155,7 @@ def cells(m: Measurement) -> list[str]:
 
 
 def spread(m: Measurement) -> str:
-    """Half of the interval over launches, in percent of the median."""
+    """Return half the interval over launches, in percent of the median."""
     interval = m.interval()
     if interval is None:
         return "-"
@@ -162,7 +168,7 @@ def microseconds(seconds: float | None) -> str:
 
 
 def csv_text(profile: NetworkProfile) -> str:
-    """A line for each case, the pairs included; empty where a figure cannot be quoted."""
+    """Return one line per case, pairs included; figures that cannot be quoted are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV)

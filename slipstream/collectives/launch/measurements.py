@@ -1,4 +1,4 @@
-"""What the workers of one launch measure, in the process group that they have joined."""
+"""Measurements by the workers of one launch, in their process group."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from slipstream.interconnect.fingerprint import fingerprint_of
 from slipstream.interconnect.profile import Measurement, Mode, NetworkProfile, Overlap
 from slipstream.interconnect.topology import gather_from_ranks, topology_of
 
-#: The size of what a pair of ranks exchanges, unless the largest is smaller.
+#: Bytes that a pair of ranks exchanges, unless the largest size is smaller.
 PAIR_BYTES = 1 << 20
-#: The order of the matrices whose product is measured beside a collective, again and again. A small product does not
-#: fill a GPU, and would hide nothing: its launches take longer than it.
+#: Order of the matrices of the matmul that overlaps a collective. A small matmul does not fill a GPU and would hide
+#: nothing: launching it takes longer than running it.
 CPU_ORDER, GPU_ORDER = 192, 4096
 TURNS = 5
 ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
 
 
 def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
-    """What the group is, without measurements. Raises ``UserError`` for what cannot be measured in it."""
+    """Return the group's profile without measurements.
+
+    Raises ``UserError`` for settings that cannot be measured in it.
+    """
     world = dist.get_world_size()
     asked, left_out = select_kinds(config, dist.get_backend(), world)
     refuse_too_large(config, asked, free_memory_of(worker.device))
@@ -45,7 +48,7 @@ def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 
 
 def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
-    """Everything that the configuration asks for, measured in this process group."""
+    """Measure everything that the configuration requests in this process group."""
     several = dist.get_world_size() > 1
     warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
     measurements = tuple(measurements_of(worker, config))
@@ -53,7 +56,7 @@ def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
     pairs = tuple(measure_pairs(worker, config)) if several and config.pairs else ()
     products = (measure_matrix_products(worker),)
     return replace(
-        # Now that the backend has connections to look at.
+        # Only now the backend has connections to inspect.
         inspect_group(worker, config),
         measured_at=round(time.time(), 3),
         measurements=measurements,
@@ -64,7 +67,7 @@ def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 
 
 def measure_subgroup(worker: WorkerContext, config: CollectivesConfig) -> tuple[Measurement, ...]:
-    """What the models are fitted to and tested on, in a group of some of the ranks."""
+    """Measure the data that models are fitted to and tested on, in a group of some of the ranks."""
     warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
     return tuple(measurements_of(worker, config.plain))
 
@@ -81,7 +84,7 @@ def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterato
 
 
 def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: float, in_flight: int = 1) -> Measurement:
-    """One case of one launch."""
+    """Measure one case of one launch."""
     worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
     cases = [prepare(kind, size, worker.device) for _ in range(in_flight)]
     launch = time_cases(cases, mode, budget, worker.device)
@@ -101,15 +104,17 @@ def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: fl
 
 
 def measure_pairs(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
-    """Each pair of ranks by itself, while the others wait."""
+    """Measure every pair of ranks by itself, while the others wait."""
     for pair in combinations(range(dist.get_world_size()), 2):
         kind = Kind("send_recv", members=pair)
         yield measure(worker, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
 
 
 class MatrixProduct:
-    """A matrix product, as often as it takes to last for a given time on the slowest rank: in float32 on a CPU, and in
-    the 16 bits in which a GPU trains."""
+    """Repeated matmul that lasts for a given time on the slowest rank.
+
+    In float32 on a CPU, and in the 16-bit type of training on a GPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         order, dtype = CPU_ORDER, torch.float32
@@ -126,7 +131,7 @@ class MatrixProduct:
             torch.mm(self._left, self._right, out=self._out)
 
     def calibrate(self, seconds: float) -> None:
-        """Choose how often, all ranks alike."""
+        """Choose the number of repetitions, equal on all ranks."""
         self.times = 20
         once = float(np.median(slowest(np.array([self.seconds() for _ in range(FEWEST)]), self._device))) / self.times
         self.times = max(1, round(seconds / once))
@@ -140,7 +145,7 @@ class MatrixProduct:
 
 
 def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap:
-    """An all_reduce of the largest size alone, a product that takes as long, and both at once, in turns."""
+    """Measure the largest all_reduce, an equally long matmul, and both at once, in turns."""
     worker.set_activity(f"all_reduce of {config.largest} bytes beside a matrix product")
     case = prepare(ALL_REDUCE, config.largest, worker.device)
     case.clear()
@@ -171,8 +176,11 @@ def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap
 
 
 def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
-    """Seconds that the same product takes on each rank: who is short of its processor. The ranks of a host take turns,
-    as they may share cores. The mean, because a process that is held back may run at full speed in between."""
+    """Return the seconds of the same matmul on every rank, to find ranks short of processor time.
+
+    The ranks of a host take turns, since they may share cores. The mean is used, because a delayed process may run at
+    full speed in between.
+    """
     worker.set_activity("the same matrix product on each rank")
     product = MatrixProduct(worker.device)
     product.times = 20
@@ -197,7 +205,7 @@ def measure_launch(
     groups: Sequence[Sequence[Sequence[int]]],
     environment: Mapping[str, str],
 ) -> NetworkProfile | None:
-    """One launch of all ranks, and one of each smaller group; in the process of rank 0, and None in the others."""
+    """Measure one launch of all ranks and one of each smaller group; None outside rank 0's process."""
     whole = workers.launch(measure_group, config, environment=environment)
     smaller = [
         workers.launch(measure_subgroup, config, environment=environment, ranks_by_host=hosts) for hosts in groups
@@ -208,13 +216,16 @@ def measure_launch(
 
 
 def subgroups_of(empty: NetworkProfile, config: CollectivesConfig) -> list[list[list[int]]]:
-    """For each of ``collectives.worlds`` that is smaller than the group of ``empty``, the ranks by host."""
+    """Return the ranks by host for every ``collectives.worlds`` below the world of ``empty``."""
     hosts = [host.ranks for host in empty.topology.hosts]
     return [subgroup_ranks(hosts, world) for world in config.worlds if world < empty.fingerprint.world]
 
 
 def subgroup_ranks(hosts: Sequence[Sequence[int]], world: int) -> list[list[int]]:
-    """So many ranks, by host: of each host in turn, so that the slowest link is between them as it is between all."""
+    """Return ``world`` ranks by host.
+
+    They are taken from every host in turn, so that the slowest link is between them as between all.
+    """
     turns = max(map(len, hosts))
     taken = set([host[turn] for turn in range(turns) for host in hosts if turn < len(host)][:world])
     found = [[rank for rank in host if rank in taken] for host in hosts]

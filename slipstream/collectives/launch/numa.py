@@ -1,5 +1,8 @@
-"""What it is worth to bind each rank to one NUMA node: the largest all_reduce between fresh processes, as they are and
-bound, in turns. Measured only where every machine has two nodes or more."""
+"""Benefit of binding ranks to NUMA nodes.
+
+The largest all_reduce runs in fresh processes, unbound and bound in turns. Measured only if every machine has at least
+two nodes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ PCI = Path("/sys/bus/pci/devices")
 
 
 def reason_to_skip(profile: NetworkProfile) -> str:
-    """Why there is nothing to measure; empty if there is."""
+    """Return the reason why there is nothing to measure; empty otherwise."""
     if profile.fingerprint.world == 1:
         return "NUMA binding: a single process has no link"
     single = [host.ranks[0] for host in profile.topology.hosts if host.numa_nodes < 2]
@@ -29,30 +32,35 @@ def reason_to_skip(profile: NetworkProfile) -> str:
 
 
 def all_reduce_bound(worker: WorkerContext, config: CollectivesConfig, bind: bool, nodes: str) -> float:
-    """The median seconds of the largest all_reduce; with ``bind`` this rank's threads stay on one of the ``nodes``."""
+    """Return the median seconds of the largest all_reduce.
+
+    With ``bind``, this rank's threads stay on one of the ``nodes``.
+    """
     if bind:
         bind_threads(node_of(worker.device, node_cpus(Path(nodes))))
     return measure(worker, ALL_REDUCE, config.largest, "loop", config.budget).p50
 
 
 def node_cpus(root: Path) -> list[set[int]]:
-    """The CPUs of each NUMA node that this process may use; nodes without any are left out. Linux only, as is ``root``:
-    elsewhere no machine is known to have two nodes."""
+    """Return the usable CPUs of every NUMA node; nodes without any are skipped.
+
+    Linux only, like ``root``: no other machine is known to have two nodes.
+    """
     allowed = os.sched_getaffinity(0)
     nodes = sorted(root.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
     return [mine for path in nodes if (mine := numbers(read(path / "cpulist")) & allowed)]
 
 
 def numbers(ranges: str) -> set[int]:
-    """``0-3,8`` as the kernel writes it."""
+    """Parse the kernel's lists such as ``0-3,8``."""
     pairs = [part.partition("-") for part in ranges.split(",") if part]
     return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}
 
 
 def node_of(device: torch.device, nodes: Sequence[set[int]]) -> set[int]:
-    """The node of this rank's GPU, if it is known; otherwise the ranks of a machine take the nodes in turns."""
+    """Return the node of this rank's GPU if known; otherwise a machine's ranks take the nodes in turn."""
     if device.type == "cuda":
-        its: Any = torch.cuda.get_device_properties(device)  # whose PCI address torch's type stubs leave out
+        its: Any = torch.cuda.get_device_properties(device)  # torch's type stubs lack the PCI address
         address = f"{its.pci_domain_id:04x}:{its.pci_bus_id:02x}:{its.pci_device_id:02x}.0"
         known = read(PCI / address / "numa_node")
         if known.isdigit() and int(known) < len(nodes):
@@ -61,6 +69,6 @@ def node_of(device: torch.device, nodes: Sequence[set[int]]) -> set[int]:
 
 
 def bind_threads(cpus: set[int]) -> None:
-    """All threads of this process: those of the backend run already."""
+    """Bind all threads of this process: the backend's are already running."""
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), cpus)

@@ -1,16 +1,16 @@
-"""Time one case in the process group that this code runs in.
+"""Timing of one case in the current process group.
 
-No clocks are compared across ranks: each rank times every iteration by itself, and an iteration counts as long as on
-the slowest rank. Iterations are timed as they come, without resetting buffers in between: what the ranks' resets differ
-by would be inside the clock, and caches would be cold. In mode "loop" nothing is between two iterations; in mode
-"barrier" each begins after a barrier, so that it shows the skew with which ranks leave one (small sizes).
+No clocks are compared across ranks: every rank times its own iterations, and the slowest rank's time counts. Buffers
+are not reset between iterations: the ranks' resets would differ inside the measured time, and caches would be cold. In
+mode "loop" iterations follow one another. In mode "barrier" each starts after a barrier, so it includes the skew with
+which ranks leave it (relevant at small sizes).
 
 A GPU works on one call while the host launches the next. Events around a single small call would time its launch and
-then its work, since the device has nothing else to do between them. So in mode "loop" a pair of events stands around as
-many calls as take ``READING_S``, and what counts as an iteration of a GPU is their mean, as nccl-tests has it.
+then its work, since the device is otherwise idle between them. So in mode "loop" a pair of events encloses as many
+calls as take ``READING_S``. Their mean counts as a GPU's iteration, as in nccl-tests.
 
-Iterations go on until the median is known to within ``NARROW`` or the time is over. All ranks decide by the same
-numbers, as they have the same longest times.
+Iterations continue until the median is known to within ``NARROW`` or the time is over. All ranks decide by the same
+longest times.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from slipstream.interconnect.profile import Launch, Mode
 #: Runs before the measurement of a case: the first call of an operation opens connections and may take 50,000 times as
 #: long.
 WARM_UP = 3
-#: Seconds that fresh processes run something before anything is measured. Their first few hundred iterations take
-#: up to three times as long: the processor's clock, the allocator and the sockets' buffers adapt.
+#: Seconds of warm-up in fresh processes. Their first few hundred iterations take up to three times as long: the
+#: processor's clock, the allocator and the sockets' buffers adapt.
 WARM_UP_S = 0.3
-#: Below what any clock tells: of a single rank NCCL launches nothing.
+#: Below the resolution of any clock: with a single rank NCCL launches nothing.
 SHORTEST_S = 1e-7
 #: Half of the median's 95 % interval, as a share of the median.
 NARROW = 0.02
-#: Iterations from which that interval is believed; iterations in any case, and at most.
+#: Least iterations for that interval to be trusted; least and most iterations.
 BELIEVED, FEWEST, MOST = 20, 5, 5000
-#: Seconds between two readings of a GPU's clock, at least, and the most calls.
+#: Least seconds between two readings of a GPU's clock, and most calls.
 READING_S, MOST_CALLS = 0.001, 200
-#: Iterations between two decisions take about this share of the budget.
+#: Share of the budget between two decisions.
 BLOCK = 0.2
 
 
 def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device) -> Launch:
-    """Time the ``cases``, which are in flight together, for at most about ``budget`` seconds, after checking the result
-    of a run and before checking that of another. All ranks call it and get the same, but for errors.
+    """Time the ``cases``, in flight together, for at most about ``budget`` seconds.
 
-    Raises the same ``AgreedUserError`` on all ranks if a result is wrong.
+    The result of a run is checked before and after. All ranks call this and get the same result. Raises the same
+    ``AgreedUserError`` on all ranks if a result is wrong.
     """
     for _ in range(WARM_UP):
         run(cases)
@@ -75,7 +75,7 @@ def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.d
 
 
 def warm_up(case: Case, device: torch.device) -> None:
-    """Run ``case`` until ``WARM_UP_S`` seconds have passed on the slowest rank. All ranks call it."""
+    """Run ``case`` until ``WARM_UP_S`` seconds have passed on the slowest rank; all ranks call this."""
     case.clear()
     spent, count = 0.0, FEWEST
     while spent < WARM_UP_S:
@@ -92,7 +92,10 @@ def run(cases: Sequence[Case]) -> None:
 
 
 def is_narrow(seconds: np.ndarray) -> bool:
-    """Whether the median is known to within ``NARROW``: by order statistics, which assume no distribution."""
+    """Return True if the median is known to within ``NARROW``.
+
+    Uses order statistics, which assume no distribution.
+    """
     count = len(seconds)
     if count < BELIEVED:
         return False
@@ -102,14 +105,14 @@ def is_narrow(seconds: np.ndarray) -> bool:
 
 
 def slowest(seconds: np.ndarray, device: torch.device) -> np.ndarray:
-    """The longest over the ranks, iteration by iteration; equal on all ranks."""
+    """Return the longest time over the ranks per iteration; equal on all ranks."""
     longest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return longest.cpu().numpy()
 
 
 def calls_of_a_reading(cases: Sequence[Case], mode: Mode, device: torch.device) -> int:
-    """How many calls stand between two readings of the clock; equal on all ranks."""
+    """Return the number of calls between two clock readings; equal on all ranks."""
     if device.type != "cuda" or mode == "barrier":
         return 1
     once = slowest(np.array(time_block(cases, mode, FEWEST, device)), device)
@@ -117,14 +120,16 @@ def calls_of_a_reading(cases: Sequence[Case], mode: Mode, device: torch.device) 
 
 
 def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.device, calls: int = 1) -> list[float]:
-    """Seconds of ``count`` iterations by this rank's own clock: of a call, or the mean of so many ``calls``, which only
-    a GPU takes."""
+    """Return the seconds of ``count`` iterations by this rank's own clock.
+
+    An iteration is a call; on a GPU it is the mean of ``calls`` calls.
+    """
     dist.barrier()
     return time_on_gpu(cases, mode, count, calls) if device.type == "cuda" else time_on_cpu(cases, mode, count)
 
 
 def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
-    """By the wall clock; with gloo an operation has finished when its wait returns."""
+    """Time iterations by the wall clock; with gloo an operation has finished when its wait returns."""
     seconds = []
     for _ in range(count):
         if mode == "barrier":
@@ -136,8 +141,10 @@ def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
 
 
 def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int, calls: int) -> list[float]:
-    """By CUDA events on the current stream, which waits for the stream of the communication: a pair around each so many
-    ``calls``."""
+    """Time iterations of ``calls`` calls with pairs of CUDA events on the current stream.
+
+    That stream waits for the communication stream.
+    """
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for started, ended in events:
         if mode == "barrier":
@@ -151,7 +158,10 @@ def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int, calls: int) -> li
 
 
 def check(cases: Sequence[Case]) -> None:
-    """Run the cases on fresh data. Raises ``AgreedUserError`` on all ranks unless the output is right on every rank."""
+    """Run the cases on fresh data and check the output.
+
+    Raises ``AgreedUserError`` on all ranks unless the output is right on every rank.
+    """
     for case in cases:
         case.fill()
     dist.barrier()

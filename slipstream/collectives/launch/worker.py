@@ -1,7 +1,7 @@
-"""A worker: a fresh process of one rank, which joins the process group of the launch, runs a function and reports.
+"""Worker: a fresh process of one rank that joins the launch's process group and runs a function.
 
-It is forked from a server that has loaded torch, see :mod:`slipstream.distributed.fork_server`.
-How it ended says, with how the others did, who is to blame when nobody can go on.
+It is forked from a server with torch loaded, see :mod:`slipstream.distributed.fork_server`. The workers' endings
+together identify the rank at fault if a launch fails.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from slipstream.errors import Interrupted, UserError
 if TYPE_CHECKING:
     import torch
 
-#: "refused": a user's mistake; "failed": a bug; "died": the process ended without a word; "silent": it neither went on
-#: nor ended; "lost": another rank was gone or did not answer. The worst explains the others.
+#: "refused": user error; "failed": a bug; "died": the process ended without a message; "silent": it hung; "lost":
+#: another rank was gone or did not answer. The worst explains the others.
 Ending = Literal["done", "refused", "failed", "died", "silent", "lost"]
 WORST: tuple[Ending, ...] = ("refused", "failed", "died", "silent", "lost")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A rank's ending, why (in words), and what it was doing."""
+    """Ending of a rank, its reason and the activity at that time."""
 
     kind: Ending
     why: str = ""
@@ -38,8 +38,11 @@ class Outcome:
 
 
 def raise_if_failed(outcomes: Mapping[int, Outcome], timeout: float) -> None:
-    """Raise what the worst of the outcomes means, the same on all ranks: ``UserError`` for a refusal, ``Interrupted``
-    naming the ranks that died or did not answer, ``RuntimeError`` for a bug."""
+    """Raise the worst outcome, the same on all ranks.
+
+    ``UserError`` for a refusal, ``Interrupted`` naming the ranks that died or did not answer, ``RuntimeError`` for a
+    bug.
+    """
     for kind in WORST:
         found = [rank for rank, outcome in outcomes.items() if outcome.kind == kind]
         if not found:
@@ -57,11 +60,11 @@ def raise_if_failed(outcomes: Mapping[int, Outcome], timeout: float) -> None:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 1, 3``"""
+    """Return ``rank 3`` or ``ranks 1, 3``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-#: What a worker runs, called with its context and these arguments.
+#: Function of a worker, called with its context and these arguments.
 Work: TypeAlias = Callable[..., object]
 Arguments: TypeAlias = tuple[object, ...]
 PRELOADED = ("torch", "torch.distributed", "numpy", "slipstream.collectives.launch.measurements")
@@ -69,35 +72,35 @@ PRELOADED = ("torch", "torch.distributed", "numpy", "slipstream.collectives.laun
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The place of a worker in the process group of a launch."""
+    """Position of a worker in the process group of a launch."""
 
     rank: int
     world: int
     local_rank: int
     #: Number of ranks on this machine, which share its cores.
     local_world: int
-    #: The address of the parents' store, and the prefix of the keys of this process group in it.
+    #: Address of the parents' store, and the key prefix of this process group.
     host: str
     port: int
     prefix: str
-    #: Seconds to wait for a peer.
+    #: Timeout for a peer, in seconds.
     timeout: float
 
 
 class WorkerContext:
-    """What the function of a worker gets: the device, and a way to report its current activity."""
+    """Context of a worker's function: its device and activity reports."""
 
     def __init__(self, device: torch.device, pipe: Connection) -> None:
         self.device = device
         self._pipe = pipe
 
     def set_activity(self, activity: str) -> None:
-        """Tell the parent, which names the activity in its error if this worker fails or hangs."""
+        """Report the activity, which the parent names if this worker fails or hangs."""
         self._pipe.send(("activity", activity))
 
 
 class WorkerProcess:
-    """The parent's handle of a worker."""
+    """Parent's handle of a worker."""
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class WorkerProcess:
         self.result: Any = None
 
     def outcome(self, patience: float) -> Outcome | None:
-        """How the worker ended; None if it is still running after ``patience`` seconds."""
+        """Return the worker's outcome; None if it still runs after ``patience`` seconds."""
         wait([self._pipe, self._process.sentinel], timeout=patience)
         try:
             while self._outcome is None and self._pipe.poll():
@@ -155,7 +158,7 @@ def worker_main(
     work: Work,
     arguments: Arguments,
 ) -> None:
-    """The main function of a worker: its last message is "done", "refused", "lost" or "failed"."""
+    """Run a worker; its last message is "done", "refused", "lost", "died" or "failed"."""
     from slipstream.distributed.child_processes import end_with_parent
 
     end_with_parent()
@@ -171,12 +174,12 @@ def worker_main(
     ending = ending_of(lambda: run_in_group(spec, pipe, work, arguments))
     pipe.send(ending)
     pipe.close()
-    # Skips the destructors of the group's threads, which may wait for peers that are gone.
+    # Skip the destructors of the group's threads, which may wait for peers that are gone.
     os._exit(0)
 
 
 def ending_of(call: Callable[[], object]) -> tuple[str, object]:
-    """How ``call`` ended, and its result or the reason why it failed."""
+    """Return the ending of ``call``, with its result or the reason of its failure."""
     try:
         return "done", call()
     except UserError as error:

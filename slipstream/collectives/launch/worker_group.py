@@ -1,10 +1,10 @@
-"""A worker group: launches fresh processes that form a process group, any number of times.
+"""Worker group that launches fresh process groups, any number of times.
 
-Figures differ more between process groups than within one, and libraries read some variables once, when a process
-starts. So the ranks of a measurement (one per process under torchrun and Flyte, all of them in one process otherwise)
-join no process group themselves. They are parents: for each launch they start a worker per rank. The workers form a
-process group through the parents' store, under a prefix of their own. The parents agree on the outcome, name the rank
-that died or does not answer, and end the workers that are left.
+Figures differ more between process groups than within one, and libraries read some variables only at process start. So
+the ranks of a measurement (one per process under torchrun and Flyte, otherwise all in one process) join no process
+group themselves. They are parents: for every launch they start a worker per rank. The workers form a process group
+through the parents' store, under their own prefix. The parents agree on the outcome, name the rank that died or does
+not answer, and kill the remaining workers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slipstream.collectives.launch.worker import Outcome, WorkerProcess, WorkerS
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.errors import Interrupted, UserError
 
-#: Seconds between two polls of the store, and those that a worker gets to end once another rank's has failed.
+#: Seconds between two polls of the store, and a worker's time to end after another rank's has failed.
 POLL, GRACE = 0.2, 5.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LeaderUnreachable(Interrupted):
-    """The process of rank 0 cannot be reached, or does not answer."""
+    """Rank 0's process cannot be reached, or does not answer."""
 
 
 @dataclass
@@ -40,30 +40,33 @@ class WorkerGroup:
     store: dist.Store
     host: str
     port: int
-    #: Number of ranks, those whose workers this process starts, and how many of all are on this machine.
+    #: Number of ranks; the ranks whose workers this process starts; number of ranks on this machine.
     world: int
     ranks: tuple[int, ...]
     local_world: int
-    #: Seconds to wait for a rank that does not arrive or answer.
+    #: Timeout for a rank that does not arrive or answer, in seconds.
     timeout: float
-    #: The first of the local ranks, which choose the GPUs.
+    #: First of the local ranks, which choose the GPUs.
     first_local: int = 0
     prefix: str = ""
-    #: Closed when the rendezvous is over.
+    #: Closed after the rendezvous.
     _until_rendezvous: ExitStack = field(default_factory=ExitStack)
     _launches: int = field(default=0, init=False)
 
     @classmethod
     def local(cls, processes: int, timeout: float) -> WorkerGroup:
-        """All ranks on this machine, with this process as their only parent."""
+        """Create all ranks on this machine, with this process as their only parent."""
         with names_of_this_machine("127.0.0.1"):
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return cls(store, "127.0.0.1", store.port, processes, tuple(range(processes)), processes, timeout)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], timeout: float) -> WorkerGroup:
-        """One rank, as torchrun or Flyte's Elastic task started it. Raises ``UserError`` if a variable is missing,
-        ``LeaderUnreachable`` if rank 0's machine cannot be reached in time."""
+        """Create the rank that torchrun or Flyte's Elastic task started.
+
+        Raises ``UserError`` if a variable is missing, ``LeaderUnreachable`` if rank 0's machine cannot be reached in
+        time.
+        """
         missing = [name for name in ENVIRONMENT if name not in environment]
         if missing:
             raise UserError(
@@ -73,7 +76,7 @@ class WorkerGroup:
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         hosts_store = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        # Until all have arrived: the thread of the store asks for the name of each process that connects to it.
+        # Until the rendezvous: the store's thread looks up the name of every process that connects to it.
         until_rendezvous = ExitStack()
         until_rendezvous.enter_context(names_of_this_machine(host))
         try:
@@ -91,7 +94,7 @@ class WorkerGroup:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process has rank 0, which decides, writes and reports."""
+        """True if this process has rank 0, which decides, writes and reports."""
         return 0 in self.ranks
 
     # Communication between the parents
@@ -100,7 +103,10 @@ class WorkerGroup:
         self.store.set(self.prefix + key, json.dumps(value))
 
     def receive(self, key: str) -> Any:
-        """The value that was sent under ``key``. Raises ``LeaderUnreachable`` after the timeout."""
+        """Return the value that was sent under ``key``.
+
+        Raises ``LeaderUnreachable`` after the timeout.
+        """
         deadline = time.monotonic() + self.timeout
         while not self.store.check([self.prefix + key]):
             if time.monotonic() > deadline:
@@ -109,7 +115,7 @@ class WorkerGroup:
         return json.loads(self.store.get(self.prefix + key))
 
     def broadcast(self, key: str, value: Callable[[], object]) -> Any:
-        """The result of ``value`` on the leader (JSON), on all. A ``UserError`` there is raised on all."""
+        """Return the leader's result of ``value`` (JSON) on all; a ``UserError`` there is raised on all."""
         if self.is_leader:
             try:
                 message = {"value": value()}
@@ -122,7 +128,7 @@ class WorkerGroup:
         return message["value"]
 
     def gather(self, key: str, values: Mapping[int, object], patience: float) -> dict[int, Any]:
-        """The values of all ranks (JSON), without those of ranks that send none within ``patience`` seconds."""
+        """Return the values of all ranks (JSON) that arrive within ``patience`` seconds."""
         for rank, value in values.items():
             self.send(f"{key}/{rank}", value)
         deadline, waiting = time.monotonic() + patience, set(range(self.world))
@@ -135,8 +141,10 @@ class WorkerGroup:
         return {rank: json.loads(self.store.get(f"{self.prefix}{key}/{rank}")) for rank in arrived}
 
     def rendezvous(self, versions: Mapping[str, str]) -> None:
-        """Wait for all ranks, and check that they have the same ``versions`` (by name). Raises ``Interrupted`` naming
-        the ranks that did not arrive, ``UserError`` naming the first that differs."""
+        """Wait for all ranks, and check that they have the same ``versions`` (by name).
+
+        Raises ``Interrupted`` naming the ranks that did not arrive, ``UserError`` naming the first that differs.
+        """
         with self._until_rendezvous:
             arrived = self.gather("hello", dict.fromkeys(self.ranks, versions), self.timeout)
         if missing := [rank for rank in range(self.world) if rank not in arrived]:
@@ -151,11 +159,11 @@ class WorkerGroup:
 
     @contextmanager
     def exit_barrier(self) -> Iterator[None]:
-        """Rank 0's process, which hosts the store, leaves last."""
+        """Make rank 0's process, which hosts the store, exit last."""
         try:
             yield
         finally:
-            with suppress(dist.DistError, RuntimeError):  # rank 0's process has ended already
+            with suppress(dist.DistError, RuntimeError):  # rank 0's process has already ended
                 self.gather("done", dict.fromkeys(self.ranks, True), GRACE if self.is_leader else 0)
 
     # Workers
@@ -167,18 +175,17 @@ class WorkerGroup:
         environment: Mapping[str, str] | None = None,
         ranks_by_host: Sequence[Sequence[int]] = (),
     ) -> Any:
-        """The result of ``work(worker_context, *arguments)`` on rank 0 of a fresh process group, or None in processes
-        without rank 0.
+        """Return ``work(worker_context, *arguments)`` of rank 0 of a fresh process group.
 
-        ``environment`` is added to that of the workers. ``ranks_by_host`` are the ranks that take part, rank 0 one of
-        them; all ranks if it is empty. Raises on all ranks: ``UserError`` if a rank refused, ``Interrupted`` naming the
-        rank that died or did not answer, ``RuntimeError`` for anything else.
+        None in processes without rank 0. ``environment`` is added to that of the workers. ``ranks_by_host`` are the
+        participating ranks, rank 0 among them; all ranks if empty. Raises on all ranks: ``UserError`` if a rank
+        refused, ``Interrupted`` naming the rank that died or did not answer, ``RuntimeError`` for anything else.
         """
         self._launches += 1
         name = f"launch-{self._launches}"
         workers: dict[int, WorkerProcess] = {}
-        # The thread of rank 0's store asks for the name of each worker that connects. So none starts before rank 0 is
-        # in this block, which it leaves when all have ended.
+        # The thread of rank 0's store looks up the name of every worker that connects. So workers start only when rank
+        # 0 is in this block, which it leaves when all have ended.
         with names_of_this_machine(self.host):
             self.broadcast(f"{name}/open", lambda: True)
             try:
@@ -195,7 +202,7 @@ class WorkerGroup:
         return workers[0].result if self.is_leader else None
 
     def _gather_outcomes(self, key: str, own: Mapping[int, Outcome]) -> dict[int, Outcome]:
-        """How all ranks' workers ended, given this process's ``own``."""
+        """Return the outcomes of all ranks' workers, given this process's ``own``."""
         values = {rank: [outcome.kind, outcome.why, outcome.during] for rank, outcome in own.items()}
         succeeded = all(outcome.kind == "done" for outcome in own.values())
         received = self.gather(key, values, self.timeout if succeeded else 2 * GRACE)
@@ -203,7 +210,7 @@ class WorkerGroup:
         return {rank: Outcome(*received.get(rank, missing)) for rank in range(self.world)}
 
     def _worker_specs(self, ranks_by_host: Sequence[Sequence[int]], prefix: str) -> Iterator[tuple[WorkerSpec, int]]:
-        """The specifications of this process's workers in a process group, each with its rank outside of it."""
+        """Yield the specifications of this process's workers, each with its rank outside of their group."""
         members = sorted(chain.from_iterable(ranks_by_host)) or list(range(self.world))
         for number, rank in enumerate(self.ranks):
             if rank in members:
@@ -216,7 +223,10 @@ class WorkerGroup:
             time.sleep(POLL)
 
     def _watch(self, workers: Mapping[int, WorkerProcess], failure: str) -> dict[int, Outcome]:
-        """How each of this process's workers ended. Once any worker fails, the others get ``GRACE`` seconds."""
+        """Return the outcomes of this process's workers.
+
+        Once any worker fails, the others get ``GRACE`` seconds.
+        """
         outcomes: dict[int, Outcome] = {}
         deadline: float | None = None
         while waiting := workers.keys() - outcomes.keys():

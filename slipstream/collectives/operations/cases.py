@@ -1,4 +1,4 @@
-"""The operations that are measured: their buffers, how they are started, and what each rank has to hold afterwards.
+"""Measured operations: buffers, start, and expected result on every rank.
 
 Sizes follow nccl-tests (doc/PERFORMANCE.md), see :class:`slipstream.interconnect.profile.Measurement`.
 """
@@ -17,7 +17,7 @@ from slipstream.collectives.operations.reference_data import DTYPES, POISON, Ref
 
 ROOT = 0
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
-#: Operations that reduce, and those that can write into the buffer that they read or into another.
+#: Operations that reduce, and those that work both in and out of place.
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 IN_AND_OUT_OF_PLACE = ("all_gather", "reduce_scatter")
 ALWAYS_IN_PLACE = ("all_reduce", "broadcast", "reduce")
@@ -25,7 +25,7 @@ ALWAYS_IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 @dataclass(frozen=True)
 class Kind:
-    """What is run: an operation on a type of data. ``members`` are the ranks that take part, () for all."""
+    """Operation on a data type; ``members`` are the participating ranks, () for all."""
 
     operation: str
     dtype: str = "float32"
@@ -41,8 +41,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a buffer, and where its values come from: the input of ``rank`` (None: the reduced inputs of all)
-    from ``position`` on."""
+    """Range of a buffer and the source of its values.
+
+    The source is the input of ``rank`` (None: the reduced inputs of all) from ``position`` on.
+    """
 
     start: int
     count: int
@@ -61,8 +63,8 @@ class Case:
     #: By the convention, rounded down to whole elements per rank.
     bytes: int
     start: Start
-    #: The buffers that are read and written (the same if it is in place), and what they hold before and after. Empty
-    #: on a rank that sends or receives nothing.
+    #: Buffers read and written (the same if in place), and their contents before and after. Empty on a rank that sends
+    #: or receives nothing.
     source: Tensor
     target: Tensor
     before: tuple[Span, ...]
@@ -70,13 +72,13 @@ class Case:
     values: ReferenceData
 
     def run(self) -> None:
-        """Start it and wait for its end; on a GPU the current stream waits."""
+        """Start the operation and wait for its end; on a GPU the current stream waits."""
         for work in self.start():
             if work is not None:
                 work.wait()
 
     def fill(self) -> None:
-        """The inputs of a run that is checked."""
+        """Write the inputs of a checked run."""
         self.target.fill_(POISON)
         for span in self.before:
             for start, count in pieces(span.count):
@@ -84,12 +86,12 @@ class Case:
                 self.source[at : at + count].copy_(self.values_of(span, start, count))
 
     def clear(self) -> None:
-        """The inputs of timed runs: zeros, as sums that are added to themselves soon would be infinite."""
+        """Write the inputs of timed runs: zeros, since repeated sums would soon overflow."""
         self.source.zero_()
         self.target.zero_()
 
     def first_wrong(self) -> tuple[int, str, str] | None:
-        """The first wrong element of the output on this rank: its position, what it is and what it has to be."""
+        """Return position, actual and expected value of this rank's first wrong output element."""
         for span in self.after:
             for start, count in pieces(span.count):
                 at = span.start + start
@@ -105,7 +107,7 @@ class Case:
 
 
 def prepare(kind: Kind, size: int, device: torch.device) -> Case:
-    """Allocate the buffers of one case of about ``size`` bytes. All ranks of the initialised group call it."""
+    """Allocate the buffers of one case of about ``size`` bytes; all ranks of the group call this."""
     rank, world = dist.get_rank(), dist.get_world_size()
     return BUILDERS[kind.operation](kind, rank, world, size, device)
 
@@ -115,7 +117,7 @@ def elements(kind: Kind, size: int) -> int:
 
 
 class Buffer(NamedTuple):
-    """A buffer and its contents: the input of a run, or its expected output."""
+    """Buffer and its contents: the input of a run, or its expected output."""
 
     tensor: Tensor
     contents: Sequence[Span]
@@ -127,7 +129,7 @@ def make_case(kind: Kind, size: int, world: int, start: Start, source: Buffer, t
 
 
 def empty(kind: Kind, count: int, device: torch.device) -> Tensor:
-    # Written at once: pages of zeros that were never written are one page, and faster than memory is.
+    # Written at once: pages of zeros that were never written share one page, which is faster than memory.
     return torch.full((count,), POISON, dtype=DTYPES[kind.dtype], device=device)
 
 
@@ -208,14 +210,17 @@ def all_to_all(kind: Kind, rank: int, world: int, size: int, device: torch.devic
 
 
 def all_to_allv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
-    """Shares of one, two and three units in turn: as much is received as sent, but not from or to each peer alike."""
+    """Exchange shares of one, two and three units in turn.
+
+    A rank receives as much as it sends, but not the same amount from or to every peer.
+    """
     parts = [[1 + (sender + receiver) % 3 for receiver in range(world)] for sender in range(world)]
     unit = max(1, elements(kind, size) // max(sum(line) for line in parts))
     return exchange(kind, rank, world, [[unit * part for part in line] for line in parts], device)
 
 
 def exchange(kind: Kind, rank: int, world: int, counts: list[list[int]], device: torch.device) -> Case:
-    """Rank i sends ``counts[i][j]`` elements to rank j."""
+    """Send ``counts[i][j]`` elements from rank i to rank j."""
     sends, receives = counts[rank], [line[rank] for line in counts]
     source, target = empty(kind, sum(sends), device), empty(kind, sum(receives), device)
     start = lambda: [dist.all_to_all_single(target, source, receives, sends, async_op=True)]  # noqa: E731
@@ -226,7 +231,7 @@ def exchange(kind: Kind, rank: int, world: int, counts: list[list[int]], device:
 
 
 def send_recv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
-    """Each rank sends to the next and receives from the one before, in a ring of the members."""
+    """Send to the next rank and receive from the previous one, in a ring of the members."""
     ring = kind.members or tuple(range(world))
     count = elements(kind, size)
     size = count * DTYPES[kind.dtype].itemsize

@@ -1,8 +1,8 @@
-"""What can be measured at all: what a backend lacks, what one process cannot do, and what fits into memory.
+"""Limits of the measurements: unsupported operations, single processes, memory.
 
-An operation that a backend lacks is refused beforehand, because it may fail on some ranks only, give a wrong result, or
-break the group for the operations after it. Tests compare :func:`unsupported_reason` with fresh process groups of the
-installed torch.
+Operations that a backend lacks are refused in advance: they may fail on some ranks only, give a wrong result, or break
+the group for later operations. Tests compare :func:`unsupported_reason` with fresh process groups of the installed
+torch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from slipstream.machine.limits import MEMORY, memory_limit, memory_used, quantit
 
 
 def unsupported_reason(backend: str, kind: Kind) -> str:
-    """Why the backend cannot run this, or nothing (torch 2.13)."""
+    """Return the reason why the backend (torch 2.13) cannot run this; empty if it can."""
     if backend == "gloo" and kind.reduction == "avg" and kind.dtype.startswith("int"):
         return "gloo cannot average integers: it raises when waited for, and the next operation fails, too"
     return ""
 
 
 def kinds(config: CollectivesConfig) -> list[Kind]:
-    """All that is asked for: each operation on each type, by each reduction, in and out of place where torch has
-    both."""
+    """Return every requested operation on every type, by every reduction.
+
+    In and out of place where torch has both.
+    """
     found = []
     for operation in config.operations:
         reductions = config.reductions if operation in REDUCING else [""]
@@ -43,8 +45,10 @@ def kinds(config: CollectivesConfig) -> list[Kind]:
 
 
 def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[list[Kind], list[str]]:
-    """What is measured, and what is left out because one process has nobody to talk to. Raises ``UserError`` for what
-    the backend lacks."""
+    """Return the measured kinds, and lines about kinds that a single process skips.
+
+    Raises ``UserError`` for kinds that the backend lacks.
+    """
     asked = kinds(config)
     for kind in asked:
         if why := unsupported_reason(backend, kind):
@@ -57,8 +61,10 @@ def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[l
 
 
 def memory_needed(config: CollectivesConfig, asked: Iterable[Kind]) -> tuple[int, Kind]:
-    """The bytes that a rank needs for the largest case, and which that is: its buffers, for each operation in flight,
-    and as much again for the backend's own copies."""
+    """Return the bytes that a rank needs for the largest case, and that case's kind.
+
+    They include the buffers of every operation in flight, and the same again for the backend's copies.
+    """
     in_flight = max(config.in_flight)
 
     def bytes_of(kind: Kind) -> int:
@@ -69,8 +75,10 @@ def memory_needed(config: CollectivesConfig, asked: Iterable[Kind]) -> tuple[int
 
 
 def refuse_too_large(config: CollectivesConfig, asked: Sequence[Kind], places: Mapping[int, tuple[str, int]]) -> None:
-    """Raise ``UserError`` unless the largest case fits into the memory that is free. ``places`` is, for each rank,
-    where its memory is (ranks of a host share it) and how many bytes of it are free."""
+    """Raise ``UserError`` unless the largest case fits into the free memory.
+
+    ``places`` has for every rank the location of its memory (shared by the ranks of a host) and the free bytes there.
+    """
     needed, kind = memory_needed(config, asked)
     sharing: dict[str, list[int]] = defaultdict(list)
     for rank, (place, _) in places.items():
@@ -86,12 +94,12 @@ def refuse_too_large(config: CollectivesConfig, asked: Sequence[Kind], places: M
 
 
 def largest_that_fits(largest: int, needed: int, room: int) -> int:
-    """A power of two."""
+    """Return a power of two, in bytes."""
     return 1 << max(6, int(largest * room / needed).bit_length() - 1)
 
 
 def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
-    """Where each rank's memory for buffers is, and how many bytes of it are free."""
+    """Return the location of every rank's buffer memory, and the free bytes there."""
     if device.type == "cuda":
         place = f"{torch.cuda.get_device_name(device)} of {socket.gethostname()}, {device}"
         return dict(enumerate(gather_from_ranks((place, torch.cuda.mem_get_info(device)[0]))))
@@ -99,13 +107,13 @@ def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
 
 
 def free_memory() -> tuple[str, int]:
-    """This host (or pod), and the bytes that its processes may still take together."""
+    """Return this host (or pod), and the bytes that its processes may still allocate together."""
     available = next(
         (int(line.split()[1]) << 10 for line in read_meminfo() if line.startswith("MemAvailable:")), 1 << 62
     )
     if (limit := memory_limit()) is not None:
         available = min(available, max(0, int(limit) - memory_used()))
-    # What the placement gave the pod says nothing of a control group that holds more than the pod.
+    # The placement's memory says nothing about a control group that holds more than the pod.
     if (given := quantity_in_environment(MEMORY)) is not None:
         available = min(available, int(given))
     return socket.gethostname(), available

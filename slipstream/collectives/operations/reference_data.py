@@ -1,9 +1,9 @@
-"""The data that proves a result: what each rank puts in, and what has to come out.
+"""Reference data that proves a result: the inputs and expected outputs of every rank.
 
-Values carry rank and position, because a constant would hide data that went to the wrong place. They are integers that
-the type holds exactly: of a sum over up to 32 ranks even bfloat16 (8 bits of mantissa). Over more ranks than a type can
-add exactly, results are compared with the tolerance of nccl-tests. All data is built in pieces, so that a check needs
-no memory of the size of the buffers.
+Values encode rank and position, because a constant would hide misplaced data. They are integers that the type
+represents exactly, even a bfloat16 sum (8 bits of mantissa) over up to 32 ranks. Over more ranks than a type can add
+exactly, results are compared with the tolerance of nccl-tests. Data is built in chunks, so a check needs no memory of
+the buffers' size.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ DTYPES: dict[str, torch.dtype] = {
     "int32": torch.int32,
     "int64": torch.int64,
 }
-#: Up to here a type holds all integers.
+#: Largest integer up to which the type represents all integers.
 EXACT = {"float32": 1 << 24, "bfloat16": 1 << 8, "float16": 1 << 11, "int32": 1 << 31, "int64": 1 << 53}
 #: Relative; nccl-tests, `deltaMaxValue` in src/common.cu (until 2.12).
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2, "int32": 0.0, "int64": 0.0}
-#: Values of a rank repeat after so many elements, each time turned by ``TURN``, so that only shifts by a multiple of
-#: the square of this prime go unseen.
+#: Period of a rank's values in elements; each period is rotated by ``TURN``. Only shifts by a multiple of the square of
+#: this prime go unnoticed.
 PERIOD, TURN = 1021, 389
 FEWEST_LEVELS, MOST_LEVELS = 8, 1 << 15
-#: Fills outputs before a run that is checked, so that an earlier result cannot pass for this one's.
+#: Initial output of a checked run, so that an earlier result cannot pass as the new one.
 POISON = -1
 PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class ReferenceData:
-    """The inputs and expected outputs of all ranks in one case; ``reduction`` is "" for operations that move data."""
+    """Inputs and expected outputs of all ranks in one case.
+
+    ``reduction`` is "" for operations that only move data.
+    """
 
     dtype: str
     world: int
@@ -46,45 +49,48 @@ class ReferenceData:
 
     @property
     def levels(self) -> int:
-        """Inputs are whole numbers from 0 to below this."""
+        """Upper bound (exclusive) of the input integers, which start at 0."""
         ranks = self.world if self.reduction in ("sum", "avg") else 1
         return int(np.clip(EXACT[self.dtype] // ranks, FEWEST_LEVELS, min(MOST_LEVELS, EXACT[self.dtype])))
 
     @property
     def tolerance(self) -> float:
-        """The relative error that is no fault. An average is exact only where division by the ranks is."""
+        """Allowed relative error.
+
+        An average is exact only if the division by the ranks is.
+        """
         exact = self.reduction not in ("sum", "avg") or self.levels * self.world <= EXACT[self.dtype]
         exact &= self.reduction != "avg" or self.world & (self.world - 1) == 0
         return 0.0 if exact else TOLERANCE[self.dtype]
 
     def sent(self, rank: int, start: int, count: int) -> Tensor:
-        """What ``rank`` puts in from position ``start`` on: ``[count]`` on the CPU."""
+        """Return the input of ``rank`` from position ``start`` on: ``[count]`` on the CPU."""
         return tabulated(row(rank, self.levels), start, count, self.dtype)
 
     def reduced(self, start: int, count: int) -> Tensor:
-        """What all ranks' inputs reduce to from position ``start`` on: ``[count]`` on the CPU."""
+        """Return all ranks' reduced inputs from position ``start`` on: ``[count]`` on the CPU."""
         return tabulated(reduced_row(self.world, self.levels, self.reduction, self.dtype), start, count, self.dtype)
 
     def first_wrong(self, found: Tensor, expected: Tensor) -> int | None:
-        """The first position at which ``found`` is not what was expected."""
+        """Return the first position where ``found`` differs from the expected value; None without one."""
         if self.tolerance == 0:
             wrong = found != expected
         else:
             wanted = expected.double()
-            # A NaN compares as neither smaller nor larger.
+            # All comparisons with NaN are false, so the condition is negated.
             wrong = ~((found.double() - wanted).abs() <= self.tolerance * wanted.abs())
         return int(torch.nonzero(wrong)[0]) if bool(wrong.any()) else None
 
 
 @cache
 def row(rank: int, levels: int) -> np.ndarray:
-    """One period of a rank's values; int64 ``[PERIOD]``."""
+    """Return one period of a rank's values; int64 ``[PERIOD]``."""
     return np.random.Generator(np.random.PCG64(rank)).integers(0, levels, PERIOD)
 
 
 @cache
 def reduced_row(world: int, levels: int, reduction: str, dtype: str) -> np.ndarray:
-    """One period of the reduced values; ``[PERIOD]``."""
+    """Return one period of the reduced values; ``[PERIOD]``."""
     rows = [row(rank, levels) for rank in range(world)]
     if reduction == "max":
         return np.max(rows, axis=0)
@@ -95,10 +101,10 @@ def reduced_row(world: int, levels: int, reduction: str, dtype: str) -> np.ndarr
 
 
 def tabulated(values: np.ndarray, start: int, count: int, dtype: str) -> Tensor:
-    """``values`` of one period at the positions from ``start`` on."""
+    """Return ``values``, one period, extended to the positions from ``start`` on."""
     first, offset = divmod(start, PERIOD)
     rows = -(-(offset + count) // PERIOD)
-    # Row i of the periods is the first turned by i times TURN: a stretch of the values, repeated often enough.
+    # Row i of the periods is the first rotated by i times TURN: a window of the values, repeated often enough.
     turned = np.roll(values, -(first * TURN % PERIOD))
     repeats = (rows * TURN) // PERIOD + 2
     stretch = torch.from_numpy(turned).to(DTYPES[dtype]).repeat(repeats)
@@ -106,6 +112,6 @@ def tabulated(values: np.ndarray, start: int, count: int, dtype: str) -> Tensor:
 
 
 def pieces(count: int) -> Iterator[tuple[int, int]]:
-    """``count`` elements as (start, count) of pieces of at most ``PIECE``."""
+    """Yield (start, count) of chunks of at most ``PIECE`` elements."""
     for start in range(0, count, PIECE):
         yield start, min(PIECE, count - start)

@@ -1,8 +1,8 @@
-"""Is a setting faster than the one in use? Decided from turns, in which both were timed one after the other.
+"""Test whether a setting is faster than the one in use, from turns that time both in succession.
 
-The load of a machine changes from second to second, so times are compared within a turn only. A winner has to be
-faster by at least ``MATTERS``, at a level that is divided by the number of settings that are tried (Bonferroni), so
-that of all tunings without a better setting at most ``FALSE_ALARMS`` name one.
+The load of a machine changes from second to second, so times are compared only within a turn. A winner must be faster
+by at least ``MATTERS``. The level is divided by the number of settings tried (Bonferroni). So at most ``FALSE_ALARMS``
+of all tunings without a better setting name a winner.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ FEWEST_TURNS = 5
 
 @dataclass(frozen=True)
 class Decision:
-    """What the turns say: ``gain`` is the time of the setting in use over that of the other, 1 for no difference."""
+    """Result of the turns; ``gain`` is the time in use over the other's, 1 for no difference."""
 
-    #: Whether the other setting is to be taken.
+    #: True if the other setting wins.
     change: bool
     gain: float
-    #: The interval of the gain at the corrected level.
+    #: Interval of the gain at the corrected level.
     low: float
     high: float
     turns: int
-    #: A gain of less than this share may have gone unseen.
+    #: A smaller gain may have been missed.
     unseen: float
 
     def __str__(self) -> str:
@@ -38,10 +38,10 @@ class Decision:
 
 
 def decide(in_use: Sequence[float], other: Sequence[float], tried: int) -> Decision:
-    """Judge the seconds of each turn; ``tried`` is how many settings are tried altogether.
+    """Decide from the seconds of every turn; ``tried`` is the number of settings tried altogether.
 
-    The interval is Student's t for the mean of the logarithms of the turns' ratios. A one-sided test at the level
-    ``FALSE_ALARMS / tried``; a gain that is too small to matter is none.
+    The interval is Student's t for the mean of the logarithms of the turns' ratios. The test is one-sided at the level
+    ``FALSE_ALARMS / tried``; smaller gains than ``MATTERS`` do not count.
     """
     if len(in_use) != len(other) or len(in_use) < FEWEST_TURNS:
         raise ValueError(f"a decision takes {FEWEST_TURNS} turns of both settings, not {len(in_use)} and {len(other)}")

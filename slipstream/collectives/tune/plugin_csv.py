@@ -1,7 +1,7 @@
-"""A tuning as the table that NCCL's example tuner plugin reads (``NCCL_TUNER_CONFIG_FILE``; nccl, ext-tuner/example).
+"""Table of a tuning for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``; nccl, ext-tuner/example).
 
-A size or operation without a row runs on a single channel, and so do rows that leave the channels open. So every row
-names its channels, and together they cover all sizes of all operations.
+A size or operation without a row runs on a single channel, and so do rows without channels. So every row names its
+channels, and the rows cover all sizes of all operations.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from slipstream.errors import UserError
 from slipstream.interconnect.tuning import FOR_ALL_REDUCE, Tuning
 
 HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
-#: What a table must say, and the variables that say it.
+#: Required columns of a table, and their variables.
 NEEDED = {"algorithm": "NCCL_ALGO", "protocol": "NCCL_PROTO", "channels": "NCCL_MAX_CTAS"}
-#: The tuner times all_reduce only; a ring is what NCCL has for all of these.
+#: The tuner times only all_reduce; NCCL has a ring for all of these.
 OTHERS = ("broadcast", "reduce", "allgather", "reducescatter")
 LARGEST = 2**62
 
 
 def plugin_csv(tuning: Tuning) -> str:
-    """The table for the hardware that was tuned. Raises ``UserError`` unless the tuner chose all that a row needs."""
+    """Return the table for the tuned hardware.
+
+    Raises ``UserError`` unless the tuner chose everything that a row needs.
+    """
     its = tuning.fingerprint
     if its.backend != "nccl":
         raise UserError(f"--nccl-csv: NCCL's plugin is of no use over {its.backend}")

@@ -1,4 +1,4 @@
-"""Steps of distributed training with one setting and with another, in turns: what a child of the tuner does."""
+"""Distributed training steps with two settings in turns, run by a child of the tuner."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from slipstream.models.factory import build, zeros
 
 WARM_UP, COMPUTE_STEPS = 3, 7
 MOST_TURNS = 60
-#: Seconds that a setting runs in each turn, at least: a single step may be too short for the clock.
+#: Least seconds per setting and turn: a single step may be too short for the clock.
 SLOT_S = 0.05
 
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """The model of a configuration on prepared data."""
+    """Configured model on prepared data."""
 
     model: ModelConfig
     signature: Signature
-    #: Rows of each rank's share of a batch.
+    #: Rows of one rank's batch.
     rows: int
     seed: int = 0
     arithmetic: Arithmetic = Arithmetic()
@@ -44,13 +44,16 @@ class ConfiguredModel:
         return f"model {self.model.name} with {self.rows} rows on each rank"
 
     def build(self) -> tuple[nn.Module, list[Tensor]]:
-        """Raises ``UserError`` if it cannot be built."""
+        """Build the model and its inputs.
+
+        Raises ``UserError`` if that fails.
+        """
         return build(self.model, self.signature, self.seed), zeros(self.signature, self.rows)
 
 
 @dataclass(frozen=True)
 class SyntheticModel:
-    """Linear layers with about so many megabytes of gradients, where there is no model of the user's."""
+    """Linear layers with about ``megabytes`` of gradients, used without a model of the user's."""
 
     megabytes: int = 16
     width: int = 512
@@ -66,12 +69,12 @@ class SyntheticModel:
 
 
 Model = ConfiguredModel | SyntheticModel
-#: A module and its inputs.
+#: Module and its inputs.
 Built = tuple[nn.Module, list[Tensor]]
 
 
 class DdpTrainer:
-    """A copy of the ``built`` model, trained with its own settings and in the arithmetic of its training."""
+    """Copy of the ``built`` model with its own DDP settings, trained in its configured precision."""
 
     def __init__(self, model: Model, built: Built, settings: DdpSettings, device: torch.device) -> None:
         module, inputs = copy.deepcopy(built[0]).to(device), built[1]
@@ -99,7 +102,7 @@ class DdpTrainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def seconds(self, steps: int) -> float:
-        """Of each of ``steps`` steps, by this rank's clock."""
+        """Return the seconds per step over ``steps`` steps, by this rank's clock."""
         dist.barrier()
         started = now(self._device)
         for _ in range(steps):
@@ -108,7 +111,10 @@ class DdpTrainer:
 
 
 def measure_compute(worker: WorkerContext, model: Model) -> Compute:
-    """Medians of the steps of a single rank, without communication; all ranks at once, as they compute in training."""
+    """Return median times of single-rank steps without communication.
+
+    All ranks run at once, as they compute in training.
+    """
     worker.set_activity("steps without communication")
     module, inputs = model.build()
     module, inputs = module.to(worker.device), [x.to(worker.device) for x in inputs]
@@ -131,7 +137,7 @@ def measure_compute(worker: WorkerContext, model: Model) -> Compute:
 
 
 def gradients_of(module: nn.Module) -> tuple[int, ...]:
-    """The bytes of each gradient, in the order of the parameters."""
+    """Return the bytes of every gradient, in the order of the parameters."""
     return tuple(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
 
 
@@ -144,9 +150,11 @@ def now(device: torch.device) -> float:
 def time_alternately(
     worker: WorkerContext, model: Model, in_use: DdpSettings, other: DdpSettings, budget: float
 ) -> tuple[list[float], list[float]]:
-    """Seconds of a step with each of two settings, turn by turn: the longest over the ranks. It takes about ``budget``
-    seconds with the warm-up, or as long as ``FEWEST_TURNS`` take. Who begins changes with every turn, so that a load
-    that rises or falls favours neither."""
+    """Return the seconds of a step with each of two settings per turn, the longest over the ranks.
+
+    Takes about ``budget`` seconds with the warm-up, or as long as ``FEWEST_TURNS`` take. The order alternates with
+    every turn, so that a rising or falling load favours neither.
+    """
     worker.set_activity(f"steps with {other}")
     started = time.perf_counter()
     built = model.build()
@@ -170,8 +178,10 @@ def time_alternately(
 def time_in_one_launch(
     worker: WorkerContext, model: Model, settings: DdpSettings, budget: float
 ) -> tuple[float, float]:
-    """The median seconds of an all_reduce of the model's largest bucket, and of a training step: for settings that
-    only fresh processes can take."""
+    """Return the median seconds of an all_reduce of the largest bucket, and of a training step.
+
+    For settings that only fresh processes can take.
+    """
     worker.set_activity(f"steps with {settings}")
     built = model.build()
     buffer = torch.zeros(max(buckets_of(gradients_of(built[0]))) // 4, device=worker.device)

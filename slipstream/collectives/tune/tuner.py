@@ -1,12 +1,12 @@
-"""The tuner: coordinate descent over what may be tried, each candidate against the best so far, on training steps.
+"""Tuner: coordinate descent over the candidates, measured on training steps.
 
-All processes of a worker group run it alike; that of rank 0 decides, and tells the others. What a running process can
-change is compared in turns within one launch. What libraries read once, at their start, is compared over interleaved
-launches of fresh processes, and has to be faster in a bare all_reduce, too. A candidate that fails is dropped with the
-reason.
+Every candidate is compared with the best settings so far. All processes of a worker group run the tuner alike; rank 0's
+process decides for all. Settings that a running process can change are compared in turns within one launch. Settings
+that libraries read only at start are compared over interleaved launches of fresh processes, and must also be faster in
+a bare all_reduce. A failing candidate is dropped with the reason.
 
-Never tried: LL128, which can corrupt data where it is not supported. Values that make the same buckets of a model as
-an earlier one are left out, as they are the same setting.
+Never tried: LL128, which can corrupt data where it is not supported. Values that yield the same buckets as an earlier
+value are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from slipstream.interconnect.tuning import (
 from slipstream.logs import logger
 
 BUCKETS_MB = (5, 10, 50, 100, 250)
-#: Variables that are set together, and what else than their default is sane. NCCL and RCCL read them once.
+#: Variables that are set together, and sane alternatives to their default. NCCL and RCCL read them once.
 NCCL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("NCCL_ALGO",), tuple(FOR_ALL_REDUCE + algorithm for algorithm in ("ring", "tree", "nvls"))),
     (("NCCL_PROTO",), ("Simple", "LL")),
@@ -54,12 +54,12 @@ NCCL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class TuningCandidate:
-    """A value of one coordinate, to be tried on top of what is in use."""
+    """Value of one coordinate, tried on top of the settings in use."""
 
     name: str
     #: Fields of :class:`~slipstream.interconnect.tuning.DdpSettings`.
     ddp: dict[str, Any] = field(default_factory=dict)
-    #: Variables for fresh processes; empty for what a running process can change.
+    #: Variables for fresh processes; empty for settings that a running process can change.
     environment: dict[str, str] = field(default_factory=dict)
 
     def may_change_numbers(self, world: int) -> bool:
@@ -72,10 +72,9 @@ class TuningCandidate:
 def candidates(
     backend: str, gradients: Sequence[int], interfaces: Iterable[str], used: Container[str]
 ) -> tuple[TuningCandidate, ...]:
-    """In the order in which they are tried: first what can gain most, before the time is over.
+    """Return the candidates in the order of their possible gain, as the time may run out.
 
-    ``gradients`` are the bytes of each, ``interfaces`` those that all hosts have, ``used`` those that gloo uses by
-    itself.
+    ``gradients`` are bytes each, ``interfaces`` exist on all hosts, ``used`` are gloo's own choice.
     """
     found = [
         TuningCandidate("fp16 compression hook", {"hook": "fp16"}),
@@ -111,8 +110,8 @@ LOG = logger("collectives")
 def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tuning | None:
     """Find settings with which steps of ``model`` are faster; all processes of ``workers`` call this.
 
-    Returns the recommendation in the process of rank 0, and None in the others. Raises the same on all ranks:
-    ``UserError``; ``Interrupted`` naming a rank that did not come or died.
+    Returns the recommendation in rank 0's process, None in the others. Raises the same on all ranks: ``UserError``;
+    ``Interrupted`` naming a rank that is missing or died.
     """
     with workers.exit_barrier():
         rendezvous_and_check(workers)
@@ -144,12 +143,15 @@ def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tunin
 
 
 def share_of_time(ends: float, left: int) -> float:
-    """Seconds for each of the candidates that are ``left``; 0 when the time is over."""
+    """Return the seconds per remaining candidate; 0 when the time is over."""
     return max(0.0, ends - time.monotonic()) / left
 
 
 def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[TuningCandidate, ...]:
-    """For the group as it was looked at; interfaces are known as ``eth0: 10000 Mbit/s, MTU 1500``."""
+    """Return the candidates for the inspected group.
+
+    Its interfaces have the form ``eth0: 10000 Mbit/s, MTU 1500``.
+    """
     names = [{line.partition(":")[0] for line in host.interfaces} for host in empty.topology.hosts]
     shared = sorted(set.intersection(*names)) if names else []
     used = {line.partition(" ")[0] for line in empty.topology.transports}
@@ -158,11 +160,11 @@ def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[TuningCand
 
 @dataclass
 class Tuner:
-    """The best settings so far, and how candidates are compared with them."""
+    """Best settings so far, and the comparison of candidates with them."""
 
     workers: WorkerGroup
     model: Model
-    #: How many candidates there are altogether.
+    #: Number of candidates altogether.
     candidates: int
     may_change_numbers: bool
     ddp: DdpSettings = field(default_factory=DdpSettings)
@@ -173,7 +175,7 @@ class Tuner:
         self.environment |= candidate.environment
 
     def evaluate(self, candidate: TuningCandidate, seconds: float) -> Trial:
-        """Compare a candidate with what is in use. Only the process of rank 0 gets a trial that means something."""
+        """Compare a candidate with the settings in use; only rank 0's process gets a meaningful trial."""
         if not seconds:
             return Trial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
         try:
@@ -191,8 +193,11 @@ class Tuner:
         return [decide(turns[0], turns[1], self.candidates)] if turns else []
 
     def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
-        """Launches without and with the variables, in turns: the decisions for a bare all_reduce and for a step."""
-        budget = seconds / (4 * FEWEST_TURNS)  # the other half goes into starting processes
+        """Compare launches without and with the variables, in turns.
+
+        Returns the decisions for a bare all_reduce and for a step.
+        """
+        budget = seconds / (4 * FEWEST_TURNS)  # the other half starts processes
         found: list[list[tuple[float, float]]] = [[], []]
         for turn in range(FEWEST_TURNS):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
@@ -205,7 +210,10 @@ class Tuner:
         return [decide(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
 
     def _judged(self, candidate: TuningCandidate, decisions: list[Decision]) -> Trial:
-        """All decisions have to be for it; the figures are those of the last, the training step."""
+        """Return the trial's verdict: all decisions must favour it.
+
+        The figures are those of the last decision, the training step.
+        """
         verdict: TrialVerdict = "no change"
         if all(decision.change for decision in decisions):
             allowed = self.may_change_numbers or not candidate.may_change_numbers(self.workers.world)
