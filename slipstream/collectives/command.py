@@ -89,9 +89,9 @@ def main(
     Alone it starts processes of its own on this machine; under torchrun it uses torchrun's processes, on any number of
     machines.
 
-    \b
     Example: slipstream collectives compare --processes 2
-             torchrun --nproc-per-node 8 -m slipstream collectives
+
+    Example: torchrun --nproc-per-node 8 -m slipstream collectives
     """
     run = RunConfig.from_file(file) if file else RunConfig()
     config = run.collectives

@@ -1,4 +1,4 @@
-"""Regression test of the interconnect against earlier profiles of the same fingerprint.
+"""Comparison of the interconnect with earlier profiles of the same fingerprint.
 
 Launches are added until the answer is clear or the time is over. Every look at them may err, so the looks share the
 error: the k-th gets 1 / (k (k + 1)) of it, which sums to the whole (alpha spending; Lan and DeMets, "Discrete

@@ -60,7 +60,7 @@ def slow_pairs(pairs: Sequence[Measurement]) -> dict[tuple[int, int], float]:
 
 
 def slow_ranks(pairs: dict[tuple[int, int], float], world: int) -> list[int]:
-    """Return the ranks whose pairs with all ranks that are not slow are slow.
+    """Return the ranks whose pairs are all slow, apart from pairs with other slow ranks.
 
     Requires at least three ranks.
     """

@@ -1,1 +1,1 @@
-"""Whether it is shown that one model loses no more against another than it may: on the same rows, with limits."""
+"""Non-inferiority tests of one model against another: on the same rows, with confidence limits."""

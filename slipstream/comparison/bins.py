@@ -1,4 +1,4 @@
-"""Values counted in bins: fitted to some rows, and the same bins for others."""
+"""Histograms with bins fitted to some rows and reused for others."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ import pyarrow.compute as pc
 from slipstream.artifacts.results.distributions import Bins
 from slipstream.comparison.stability import BINS
 
-#: Texts that have a bin of their own, the most frequent.
+#: Number of texts with their own bin, the most frequent.
 OWN_BIN = 30
 
 
 def fit_numbers(numbers: np.ndarray) -> Bins:
-    """Bins of about as many of the ``numbers`` (float64 ``[rows]``, NaN for missing) each, with their counts.
+    """Return bins with about equal counts of ``numbers`` (float64 ``[rows]``, NaN for missing).
 
-    An edge lies between two numbers that occur: what rounding makes of a number stays in its bin.
+    Edges lie between two numbers that occur, so that rounding moves no number to another bin.
     """
     values, counts = np.unique(numbers[np.isfinite(numbers)], return_counts=True)
     below = np.cumsum(counts) / max(counts.sum(), 1)
     ends = np.unique(np.searchsorted(below, np.arange(1, BINS) / BINS))
     ends = ends[ends < len(values) - 1]
-    # Halved before they are added: the largest numbers have no sum.
+    # Halved before the addition: the sum of the largest numbers overflows.
     edges = np.unique(values[ends] / 2 + values[ends + 1] / 2).tolist()
     empty = Bins(edges, [], [0] * (len(edges) + 2))
     return replace(empty, counts=count_numbers(empty, numbers).tolist())
 
 
 def fit_texts(counts: Counter[str], missing: int, others: int = 0) -> Bins:
-    """A bin for each of the most frequent texts. ``others`` are rows of texts that nobody knows any more."""
+    """Return a bin for each of the most frequent texts; ``others`` counts rows of unrecorded texts."""
     texts = [text for text, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:OWN_BIN]]
     own = [counts[text] for text in texts]
     return Bins([], texts, [missing, *own, others + counts.total() - sum(own)])
 
 
 def count_numbers(bins: Bins, numbers: np.ndarray) -> np.ndarray:
-    """int64 ``[bins]``: how many of the ``numbers`` (float64 ``[rows]``, NaN for missing) are in each."""
+    """Return the counts per bin, int64 ``[bins]``, of ``numbers`` (float64 ``[rows]``, NaN for missing)."""
     places = 1 + np.searchsorted(bins.edges, numbers, side="left")
     places[np.isnan(numbers)] = 0
     return np.bincount(places, minlength=len(bins.counts))
 
 
 def count_texts(bins: Bins, texts: pa.DictionaryArray) -> np.ndarray:
-    """int64 ``[bins]``: how many of the ``texts`` are in each. Missing ones are null, or codes of a null."""
+    """Return the counts of ``texts`` per bin, int64 ``[bins]``.
+
+    Missing texts are null, or codes of a null.
+    """
     known = pc.fill_null(pc.index_in(texts.dictionary, value_set=pa.array(bins.texts, pa.string())), len(bins.texts))
     there = texts.dictionary.is_valid().to_numpy(zero_copy_only=False)
     places = np.append(np.where(there, 1 + known.to_numpy(zero_copy_only=False), 0), 0)
@@ -56,7 +59,7 @@ def count_texts(bins: Bins, texts: pa.DictionaryArray) -> np.ndarray:
 
 
 def fit_predictions(outputs: np.ndarray, classes: Sequence[str]) -> Bins:
-    """Bins of what a model predicts, ``outputs`` as :func:`count_predictions` takes them."""
+    """Return bins of a model's predictions; ``outputs`` as for :func:`count_predictions`."""
     if len(classes) <= 2:
         return fit_numbers(score_of(outputs, classes))
     predicted = np.bincount(outputs.argmax(axis=1), minlength=len(classes))
@@ -64,7 +67,10 @@ def fit_predictions(outputs: np.ndarray, classes: Sequence[str]) -> Bins:
 
 
 def count_predictions(bins: Bins, outputs: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    """int64 ``[bins]``, of probabilities ``[rows, classes]``, or of values ``[rows, 1]`` where there are no classes."""
+    """Return the counts of predictions per bin, int64 ``[bins]``.
+
+    ``outputs`` are probabilities ``[rows, classes]``, or values ``[rows, 1]`` without classes.
+    """
     if len(classes) <= 2:
         return count_numbers(bins, score_of(outputs, classes))
     names = pa.array(classes, pa.string())
@@ -72,5 +78,5 @@ def count_predictions(bins: Bins, outputs: np.ndarray, classes: Sequence[str]) -
 
 
 def score_of(outputs: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    """The probability of the second class, or the value."""
+    """Return the probability of the second class, or the value."""
     return outputs[:, 1 if classes else 0].astype(np.float64)

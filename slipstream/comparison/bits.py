@@ -1,8 +1,8 @@
-"""How many bits of a byte one model of text needs less than another, from the same documents.
+"""Gain in bits per byte of one text model over another, from the same documents.
 
-The bytes of a document are no independent evidence, the documents are. The figure is a ratio of two sums over them, so
-its interval is that of a ratio estimator (Cochran, "Sampling Techniques", 3rd edition, section 2.11): Student's
-distribution of the mean of what each document's difference lies above what its bytes make one expect.
+The bytes of a document are not independent, the documents are. The figure is a ratio of two sums over documents, so its
+interval is that of a ratio estimator (Cochran, "Sampling Techniques", 3rd edition, section 2.11). It is Student's
+interval of the mean residual: a document's difference less the expectation from its bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ LEVEL = 0.95
 
 
 def bits_per_byte(bits: np.ndarray, sizes: np.ndarray) -> float:
-    """Of all documents, of which each has so many ``bits`` and is so many bytes long."""
+    """Return the bits per byte of all documents; ``bits`` and ``sizes`` (bytes) are ``[documents]``."""
     return float(bits.sum() / sizes.sum())
 
 
 def gain(before: np.ndarray, after: np.ndarray, sizes: np.ndarray) -> Gain:
-    """The bits per byte that ``after`` needs less than ``before`` (both bits ``[documents]``), with a 95 % interval;
-    of one document there is none."""
+    """Return the bits per byte that ``after`` saves over ``before``, with a 95 % interval.
+
+    Both are bits ``[documents]``. A single document gives no interval.
+    """
     from scipy.stats import t
 
     less, documents = before - after, len(sizes)

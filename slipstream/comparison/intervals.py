@@ -1,4 +1,4 @@
-"""Intervals of what was timed."""
+"""Confidence intervals of timings."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import numpy as np
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
-#: A percentile is quoted if so many calls lie beyond it.
+#: Least calls beyond a percentile for it to be quoted.
 BEYOND = 10
 LEVEL = 0.95
 
 
 def calls_needed(share: float) -> int:
-    """Calls from which ``BEYOND`` lie beyond the percentile: 20 for p50, 100 for p90, 1,000 for p99."""
+    """Return the least number of calls with ``BEYOND`` of them beyond the percentile.
+
+    20 for p50, 100 for p90, 1,000 for p99.
+    """
     return round(BEYOND / (1 - share))
 
 
 def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
-    """A percentile of sorted latencies with its 95 % interval; None if too few calls lie beyond it.
+    """Return a percentile of sorted latencies with its 95 % interval; None for too few calls beyond it.
 
-    The interval is between order statistics whose ranks the binomial distribution gives (David and Nagaraja, "Order
-    Statistics", 2003, section 7.1); it takes the calls as independent.
+    The interval lies between order statistics whose ranks come from the binomial distribution (David and Nagaraja,
+    "Order Statistics", 2003, section 7.1). It assumes independent calls.
     """
     from scipy.stats import binom
 
@@ -36,11 +39,11 @@ def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
 
 
 def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
-    """How many times as fast, from the logarithms of the ratios of paired turns, one array per load of the files.
+    """Return the speedup from the logarithms of the ratios of paired turns, one array per load.
 
-    Two loads of one file differ by some percent for as long as they live, so rounds with the same loads are no
-    independent evidence: each load gives one figure, the median of its rounds, and Student's distribution of their mean
-    gives a 95 % limit on each side.
+    Two loads of one file differ by some percent for their lifetime, so rounds with the same loads are not independent.
+    Each load gives one figure, the median of its rounds. Student's distribution of their mean gives a 95 % limit on
+    each side.
     """
     from scipy.stats import t
 
@@ -51,7 +54,7 @@ def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
 
 
 def latency(nanoseconds: np.ndarray, speedup: Estimate | None) -> LatencyFigures:
-    """The percentiles of all calls of a variant at one batch size."""
+    """Return the percentiles of all calls of a variant at one batch size."""
     milliseconds = np.sort(nanoseconds) / 1e6
     quoted = {name: percentile(milliseconds, share) for name, share in PERCENTILES.items()}
     mean = float(milliseconds.mean())

@@ -1,4 +1,4 @@
-"""Latencies of variants by batch size, and how many times as fast as the reference each is."""
+"""Latencies of variants by batch size, and their speedups over the reference."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slipstream.artifacts.results.export import LatencyFigures
 from slipstream.comparison.intervals import latency, ratio
 from slipstream.models.predict import ModelFunction, inputs_of
 
-#: A turn is at most so many calls and seconds, so that a change of the machine's load affects all variants alike.
+#: Most calls and seconds per turn: short, so that changes of the machine's load affect all variants alike.
 TURN_CALLS = 10
 TURN_SECONDS = 0.02
-#: How often the files are loaded, and at least if the time is over before: where a load puts its memory makes percents
-#: of difference while it lives.
+#: Loads of the files, and the least if the time is over before: the memory location of a load makes differences of some
+#: percent for its lifetime.
 LOADS, FEWEST_LOADS = 5, 3
 
 Call = Callable[[], object]
@@ -28,13 +28,16 @@ Call = Callable[[], object]
 
 @dataclass
 class Turns:
-    """What one variant took at one batch size: nanoseconds of every call, and the medians of its turns by load."""
+    """Timings of one variant at one batch size.
+
+    ``calls`` are nanoseconds of every call, ``medians`` those of its turns by load.
+    """
 
     calls: list[int] = field(default_factory=list)
     medians: list[list[float]] = field(default_factory=list)
 
     def against(self, reference: Turns) -> list[np.ndarray]:
-        """The logarithms of the reference's median over this one's, round by round, for each load."""
+        """Return log(reference / this) of the medians per round, one array per load."""
         pairs = zip(reference.medians, self.medians, strict=True)
         return [np.log(np.array(theirs) / np.array(ours)) for theirs, ours in pairs]
 
@@ -42,7 +45,7 @@ class Turns:
 def take_turns(
     calls: Mapping[str, Call], taken: Mapping[str, Turns], seconds: float, order: np.random.Generator
 ) -> None:
-    """Add the rounds of one load, for about ``seconds`` and at least one, to what the variants have taken."""
+    """Add the rounds of one load to ``taken``, for about ``seconds`` and at least one round."""
     for turns in taken.values():
         turns.medians.append([])
     names, deadline = list(calls), time.perf_counter() + seconds
@@ -56,7 +59,10 @@ def take_turns(
 
 
 def turn(run: Call, calls: int = TURN_CALLS, seconds: float = TURN_SECONDS) -> list[int]:
-    """Nanoseconds of each call of a turn. The first call does not count: the caches still hold another's weights."""
+    """Return nanoseconds of each call of a turn.
+
+    The first call does not count: the caches still hold another variant's weights.
+    """
     run()
     taken: list[int] = []
     while len(taken) < calls and sum(taken) < seconds * 1e9:
@@ -81,23 +87,23 @@ def torch_threads(count: int) -> Iterator[None]:
 
 #: Calls at one batch size, of all variants together: six of them, loaded three times, in turns of two.
 FEWEST_CALLS = 36
-#: Loads a variant anew.
+#: Function that loads a fresh copy of a variant.
 Load = Callable[[], ModelFunction]
-#: Screening: the number of rounds, and the most calls and seconds of each turn.
+#: Screening: number of rounds, and most calls and seconds per turn.
 SCREENING_ROUNDS = 3
 SCREENING_CALLS, SCREENING_SECONDS = 3, 0.003
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed: predictions for ``records`` of prepared data, with so many threads."""
+    """Timed predictions for ``records`` of prepared data, with ``threads`` threads."""
 
     signature: Signature
     records: np.ndarray
     threads: int
 
     def inputs(self, rows: int) -> tuple[np.ndarray, ...]:
-        """The inputs of a batch of ``rows``; the records are repeated if they are fewer."""
+        """Return the inputs of a batch of ``rows``; fewer records are repeated."""
         return inputs_of(self.signature, np.resize(self.records, rows))
 
 
@@ -108,8 +114,10 @@ def measure_latencies(
     seconds: float,
     batches: Sequence[int],
 ) -> dict[str, dict[str, LatencyFigures]]:
-    """The latencies by variant and batch size, and each variant's speedup over ``reference``, measured for about
-    ``seconds`` altogether."""
+    """Return latencies by variant and batch size, with speedups over ``reference``.
+
+    The measurement takes about ``seconds`` altogether.
+    """
     order, deadline = np.random.default_rng(0), time.perf_counter() + seconds
     inputs = {rows: workload.inputs(rows) for rows in batches}
     taken = {rows: {name: Turns() for name in loads} for rows in batches}
@@ -132,7 +140,10 @@ def measure_latencies(
 def affordable_batches(
     run: ModelFunction, workload: Workload, seconds: float, batches: Sequence[int]
 ) -> tuple[int, ...]:
-    """The batch sizes at which ``FEWEST_CALLS`` take at most ``seconds``, and always the first of ``batches``."""
+    """Return the batch sizes at which ``FEWEST_CALLS`` take at most ``seconds``.
+
+    The first of ``batches`` is always included.
+    """
     affordable = list(batches[:1])
     with torch_threads(workload.threads):
         for rows in sorted(batches[1:]):
@@ -152,10 +163,9 @@ def screen_speedups(
     rounds: int,
     deadline: float = math.inf,
 ) -> dict[str, list[float]]:
-    """A quick estimate of each variant's speedup over the reference at one batch size: one figure per round of short
-    turns.
+    """Return quick estimates of each variant's speedup over the reference, one per round of short turns.
 
-    There is at least one round, and none begins after ``deadline`` (``time.perf_counter``). The estimate is good enough
+    There is at least one round, and none starts after ``deadline`` (``time.perf_counter``). The estimate is good enough
     to drop variants that are clearly slower, but not to name the fastest.
     """
     order, names = np.random.default_rng(0), list(runs)

@@ -1,4 +1,4 @@
-"""Whether a variant's quality is shown: passed, failed, or can't tell with so many rows."""
+"""Quality test of a variant: passed, failed, or not significant ("can't tell") with the available rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.comparison import rmse, tokens
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
 
 Answer = Literal["passed", "failed", "can't tell"]
-#: The probability that a variant passes which truly loses ``max_loss``, over all variants that are judged on the rows.
+#: Probability that any variant passes whose true loss is ``max_loss``, over all variants tested on the rows.
 ERROR = 0.05
 UNITS = {
     "classification": "points of accuracy",
@@ -23,18 +23,21 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss against FP32 in points of accuracy or percent of RMSE, with limits that hold with ``level`` each."""
+    """Loss against FP32 in points of accuracy or percent of RMSE.
+
+    Each limit holds with probability ``level``.
+    """
 
     loss: float
     low: float
     high: float
     level: float
     rows: int
-    #: How many rows would show a loss below the allowed one; None if none would, or if it cannot be said (RMSE).
+    #: Rows that would show a loss below the allowed one; None if no number would, or if unknown (RMSE).
     rows_enough: int | None
 
     def answer(self, most: float) -> Answer:
-        """Whether a loss below ``most`` is shown, or one above it, or neither."""
+        """Return "passed" or "failed" if a loss below or above ``most`` is significant, else "can't tell"."""
         if self.high < most:
             return "passed"
         return "failed" if self.low > most else "can't tell"
@@ -44,7 +47,7 @@ class Loss:
 
 
 def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:
-    """The loss of ``variant`` on rows with these outputs, as :func:`slipstream.models.predict.predict` gives them.
+    """Return the loss of ``variant``; outputs are those of :func:`slipstream.models.predict.predict`.
 
     ``judged`` variants share the rows: by Bonferroni's correction each may err with ``ERROR / judged``.
     """
@@ -52,14 +55,14 @@ def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray,
 
 
 def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
-    """Class numbers or values ``[rows]``; of tokens whether each was right, bool ``[rows, length]``."""
+    """Return class numbers or values ``[rows]``; for tokens correctness, bool ``[rows, length]``."""
     if task == "next token":
         return outputs[..., 0] > 0
     return outputs.argmax(axis=1) if task == "classification" else outputs[:, 0].astype(np.float64)
 
 
 def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Whether the answers are right: of classes ``[rows]``, of tokens ``[learned]``; bool."""
+    """Return the correctness of the answers, bool: classes ``[rows]``, tokens ``[learned]``."""
     answers = answers_of(task, outputs)
     return answers[truth >= 0] if task == "next token" else answers == truth
 
@@ -67,7 +70,7 @@ def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def paired_loss(
     task: str, truth: np.ndarray, before: np.ndarray, after: np.ndarray, most: float, judged: int = 1
 ) -> Loss:
-    """The loss of ``after`` against ``before``, both as of :func:`answers_of`, with what is right of ``truth``."""
+    """Return the loss of ``after`` against ``before``, both from :func:`answers_of`, given ``truth``."""
     error, rows = ERROR / judged, len(before)
     if task == "next token":
         # Tokens that are not learned are right in neither.
@@ -88,7 +91,7 @@ def paired_loss(
 
 
 def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
-    """The answer as half a sentence: what is shown, with its interval and the rows that it rests on."""
+    """Return the answer as half a sentence, with its interval and number of rows."""
     unit, answer = UNITS[task], loss.answer(most)
     limit = f"at most {loss.high:.2f}" if loss.high < NO_LIMIT else "and may have lost any amount"
     seen = f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, {limit} ({100 * loss.level:.3g} % limit)"

@@ -1,19 +1,19 @@
-"""How much RMSE a variant loses against FP32, with confidence limits, from the same rows.
+"""RMSE loss of a variant against FP32, with confidence limits from paired rows.
 
 A ratio r of the two mean squared errors is possible if the mean of ``after - r * before``, which is 0 at the true
-ratio, is not shown to be below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal Statistical
-Society B 16, 1954), by Johnson's skewness-corrected t (:mod:`slipstream.comparison.skewed_mean`). As this mean is a
-combination of moments, no resampling is needed.
+ratio, is not significantly below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal Statistical
+Society B 16, 1954). The test is Johnson's skewness-corrected t (:mod:`slipstream.comparison.skewed_mean`). This mean is
+a combination of moments, so no resampling is needed.
 
-Where few rows make most of the difference, what counts is their number, not that of all rows: Student's quantile has
-half as many degrees of freedom as there are such rows. Below ``FEW`` no distribution is believed. The limit is then
-this: a share of the rows as large as Clopper and Pearson's exact limit of the share that differs is wrong by
-``UNSEEN`` times the largest error seen.
+If few rows make most of the difference, their number counts, not that of all rows: Student's quantile has half as many
+degrees of freedom as there are such rows. Below ``FEW`` no distribution is trusted. The limit then assumes an error of
+``UNSEEN`` times the largest observed error on a share of the rows: Clopper and Pearson's exact limit of the share that
+differs.
 
 In simulations (``tests/comparison/test_rmse.py``: errors in 2 to 100 % of 100 to 3,000 rows, normal, Laplace, Student
 and lognormal, losses of 1 and 10 %) a nominal 5 % limit lies below the truth in at most 6 % of the draws; the
-percentile bootstrap's in up to 98 %. What no row shows, no limit shows: a variant that fails by more than ``UNSEEN``
-times the largest error, on rows so rare that none was seen, passes.
+percentile bootstrap's in up to 98 %. Limits cannot cover unobserved rows: a variant passes that fails by more than
+``UNSEEN`` times the largest error on rows too rare to be in the sample.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from slipstream.comparison import skewed_mean
 from slipstream.comparison.skewed_mean import effective_rows
 from slipstream.models import shares
 
-#: Rows that make the difference, below which their distribution is not believed.
+#: Least number of rows that make the difference for their distribution to be trusted.
 FEW = 20
 UNSEEN = 2.0
-#: The share of the error that Student's limit is asked for, as heavy tails take more than that of it.
+#: Share of the error for Student's limit, because heavy tails exceed the nominal error.
 ASKED = 0.8
-#: Halvings of the range of possible growths; the limit is exact to 1e-9 of it and better.
+#: Bisections of the range of possible growths; the limit is exact to 1e-9 of it and better.
 HALVINGS = 60
-#: What is larger is given as this share.
+#: Larger shares are reported as this one.
 MOST = 1e4
 
 
 def loss(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """The share by which the RMSE grew. Both are squared errors ``[..., rows]``, float64."""
+    """Return the relative growth of the RMSE; both are squared errors ``[..., rows]``, float64."""
     then, now = before.sum(axis=-1), after.sum(axis=-1)
     ratio = np.divide(now, then, where=then > 0, out=np.where(now > 0, np.inf, 1.0))
     return np.minimum(np.sqrt(ratio) - 1, MOST)
 
 
 def upper_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
-    """What the true share does not exceed, with probability 1 - ``error``. Both are squared errors ``[..., rows]``."""
+    """Return the upper limit of the true share at level 1 - ``error``.
+
+    Both are squared errors ``[..., rows]``.
+    """
     lost = after - before
     unlike = effective_rows(lost)
     limits = growth_of_few(before, after, error), growth_limit(before, lost, unlike, error)
@@ -52,13 +55,16 @@ def upper_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarr
 
 
 def lower_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
-    """What the true share is not below, with probability 1 - ``error``."""
+    """Return the lower limit of the true share at level 1 - ``error``."""
     return 1 / np.maximum(1 + upper_limit(after, before, error), 1 / (1 + MOST)) - 1
 
 
 def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error: float) -> np.ndarray:
-    """The largest growth g of the mean squared error for which the mean of ``lost - g * before`` may be 0; beyond
-    ``MOST`` squared if even that of ``before`` may be. ``unlike`` rows make the difference."""
+    """Return the largest possible growth of the mean squared error.
+
+    Growth g is possible if the mean of ``lost - g * before`` may be 0. The result exceeds ``MOST`` squared if even the
+    mean of ``before`` may be 0. ``unlike`` rows make the difference.
+    """
     from scipy.stats import t
 
     rows = before.shape[-1]
@@ -69,7 +75,8 @@ def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error
     mean_u, mean_v = u.mean(axis=-1), v.mean(axis=-1)
     u, v = u - mean_u[..., None], v - mean_v[..., None]
     uu, uv, vv = u * u, u * v, v * v
-    # Of the difference and of FP32's errors, not of both errors: these are alike to many digits, which would cancel.
+    # Moments of the difference and of FP32's errors, not of both errors: these agree in many digits, which would
+    # cancel.
     second = [each.mean(axis=-1) * rows / max(rows - 1, 1) for each in (uu, uv, vv)]
     third = [each.mean(axis=-1) for each in (uu * u, uu * v, vv * u, vv * v)]
 
@@ -79,7 +86,7 @@ def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error
         skewness = cubed / np.maximum(spread, 1e-100) ** 3
         return skewed_mean.upper_limit(mean_u - growth * mean_v, spread, skewness, rows, quantile) >= 0
 
-    # Growths from the one that was seen on are those of 0 to almost 1 here, where they are beyond what is quoted.
+    # Maps 0 to almost 1 to growths from the observed one to beyond the largest reported.
     def growth_at(place: np.ndarray) -> np.ndarray:
         return mean_u + place / (1 - place)
 
@@ -92,7 +99,7 @@ def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error
 
 
 def growth_of_few(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
-    """The limit where too few rows make the difference for any distribution to be believed."""
+    """Return the limit if too few rows make the difference for any distribution to be trusted."""
     share = shares.upper_limit(np.count_nonzero(after != before, axis=-1), before.shape[-1], error)
     worst = UNSEEN**2 * np.maximum(before, after).max(axis=-1)
     mean = before.mean(axis=-1)

@@ -1,9 +1,9 @@
-"""Is a column distributed differently than in other rows? By the population stability index of both counts in bins.
+"""Drift test of a column by the population stability index of its counts in bins.
 
-Random samples differ, too: without a drift the index of n and m rows in k bins is about (1/n + 1/m) times chi-squared
+Random samples differ, too: without drift, the index of n and m rows in k bins is about (1/n + 1/m) times chi-squared
 with k - 1 degrees of freedom (Yurdakul and Naranjo, "Statistical Properties of the Population Stability Index", Journal
-of Risk Model Validation 14, 2020). A drift is called one if it matters by the customary threshold, and if no more than
-1 % of tables without any would show one in any of their columns (Bonferroni).
+of Risk Model Validation 14, 2020). A drift is reported if it exceeds the customary threshold and is significant: at
+most 1 % of tables without drift report any column (Bonferroni).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import numpy as np
 
-#: An index below this does not matter, however many rows show it (Siddiqi, Credit Risk Scorecards, 2006).
+#: A smaller index is irrelevant, however many rows show it (Siddiqi, Credit Risk Scorecards, 2006).
 MATTERS = 0.1
-#: The share of tables without a drift in which one may be called so.
+#: Share of tables without drift that may report one.
 FALSE_ALARMS = 0.01
-#: Fewer rows say too little.
+#: Fewest rows for a test.
 ENOUGH = 50
-#: The fewest rows expected in each bin, for chi-squared to hold, and the most bins of numbers: each more adds noise.
+#: Fewest rows expected in each bin, for chi-squared to hold, and most bins of numbers: each more adds noise.
 FEWEST, BINS = 15, 10
 
 Place = TypeVar("Place", bound=Hashable)
@@ -28,20 +28,20 @@ Place = TypeVar("Place", bound=Hashable)
 
 @dataclass(frozen=True)
 class Drift:
-    """The population stability index, and the probability of one so large where nothing drifts."""
+    """Population stability index, and its p-value without drift."""
 
     index: float
     chance: float
 
 
 def found(drifts: Mapping[Place, Drift], matters: float = MATTERS) -> dict[Place, Drift]:
-    """Those of all that were looked at whose index is above ``matters``, and which are no chance."""
+    """Return the significant drifts above ``matters``, corrected for the number of ``drifts``."""
     most = FALSE_ALARMS / max(len(drifts), 1)
     return {place: each for place, each in drifts.items() if each.index > matters and each.chance < most}
 
 
 def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> Drift:
-    """Of counts in the same bins, both of which have rows."""
+    """Return the drift between counts in the same bins, both with rows."""
     from scipy.special import chdtrc
 
     before, now = merged(before, now) if ordered else with_rare_ones_together(before, now)
@@ -52,12 +52,12 @@ def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> Drift:
 
 
 def expected(before: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """Of the fewer rows in each bin, if nothing drifts."""
+    """Return the rows of the smaller sample expected per bin without drift."""
     return (before + now) * (min(before.sum(), now.sum()) / (before.sum() + now.sum()))
 
 
 def with_rare_ones_together(before: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bins in which few rows are expected, as one; with the next rarest if that still has too few."""
+    """Merge the bins with few expected rows, and the next rarest if that is still too few."""
     rows = expected(before, now)
     order = np.argsort(rows, kind="stable")
     rare = max(int(np.sum(rows < FEWEST)), 1)
@@ -69,7 +69,7 @@ def with_rare_ones_together(before: np.ndarray, now: np.ndarray) -> tuple[np.nda
 
 
 def merged(before: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Neighbouring bins together, until enough of the fewer rows are expected in each."""
+    """Merge neighbouring bins until each expects enough rows of the smaller sample."""
     rows = expected(before, now)
     least, starts, inside = max(FEWEST, rows.sum() / BINS), [0], 0.0
     for at, more in enumerate(rows.tolist()):

@@ -1,12 +1,13 @@
-"""How much accuracy over tokens a variant loses against FP32, with confidence limits, from the same rows of tokens.
+"""Loss of token accuracy of a variant against FP32, with confidence limits from paired rows of tokens.
 
-The tokens of a row are no independent evidence, the rows are: each gives one figure, the share of its tokens that were
-lost. Student's distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A
+The tokens of a row are not independent, the rows are: each gives one figure, the share of its tokens that were lost.
+Student's distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A
 Practitioner's Guide to Cluster-Robust Inference", 2015, section II), corrected for rows that lose much more than most
-(:mod:`slipstream.comparison.skewed_mean`). It does not reach far: where fewer than ``FEW`` rows make most of the loss,
-the limit is at least Clopper and Pearson's exact one of the share of rows that lose anything, times the most that one
-of them lost, or all of it if none was seen. Where ``FEW`` rows gain something, the lower limit of the gain is set
-against that, each of the two with half of the error.
+(:mod:`slipstream.comparison.skewed_mean`).
+
+If fewer than ``FEW`` rows make most of the loss, that is unreliable. The limit is then at least Clopper and Pearson's
+exact limit of the share of rows with a loss, times the largest loss of a row (all of it if none was observed). If
+``FEW`` rows gain something, the lower limit of the gain is subtracted; each of the two gets half of the error.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ FEW = 30
 
 
 def lost_by_row(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """The share of each row's tokens that were right before and no more, less those gained; both are bool
-    ``[rows, length]``."""
+    """Return each row's share of tokens lost less tokens gained; both are bool ``[rows, length]``."""
     return (before.astype(np.float64) - after).mean(axis=1)
 
 
 def upper_limit(lost: np.ndarray, error: float) -> float:
-    """The share of all tokens that the true loss does not exceed, with probability 1 - ``error``."""
+    """Return the upper limit of the true loss, as a share of all tokens, at level 1 - ``error``."""
     from scipy.stats import t
 
     rows = len(lost)
@@ -55,7 +55,10 @@ def lower_limit(lost: np.ndarray, error: float) -> float:
 
 
 def rows_enough(lost: np.ndarray, most: float, error: float) -> int | None:
-    """About how many rows would show a loss below ``most``, if they are like these; None if it is not below it here."""
+    """Return about how many similar rows would show a loss below ``most``.
+
+    None if the observed loss is not below ``most``.
+    """
     from scipy.stats import norm
 
     if lost.mean() >= most:

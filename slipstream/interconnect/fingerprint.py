@@ -1,4 +1,4 @@
-"""The fingerprint of a group: what decides how fast its network should be."""
+"""Fingerprint of a process group: everything that determines the expected speed of its interconnect."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from slipstream.interconnect.profile import Fingerprint, Host, Topology
 from slipstream.interconnect.topology import device_name, gather_from_ranks, interfaces, rdma_devices, this_host
 from slipstream.machine.limits import read
 
-#: By backend, the variable that chooses interfaces.
+#: Variable that selects interfaces, by backend.
 CHOICES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") -> Fingerprint:
-    """The same on all ranks, for work over ``backend`` (by default that of the group). Names and addresses of machines
-    are no part of it."""
+    """Return the fingerprint for ``backend`` (default: the group's), the same on all ranks.
+
+    Names and addresses of machines are excluded.
+    """
     backend = backend or dist.get_backend()
     used = {line for mine in gather_from_ranks(interfaces_for(backend)) for line in mine}
     return fingerprint_from(topology.hosts, used, device, backend)
 
 
 def fingerprint_on_cpu(processes: int) -> Fingerprint:
-    """That of a gloo group of so many processes on this machine's CPU, which need not run to know it."""
+    """Return the fingerprint of a gloo group of ``processes`` on this CPU, without running it."""
     cpu = torch.device("cpu")
     ranks, devices = tuple(range(processes)), (device_name(cpu),) * processes
     host = replace(this_host(rdma_devices()), ranks=ranks, devices=devices)
@@ -42,7 +44,7 @@ def interfaces_for(backend: str) -> list[str]:
 
 
 def fingerprint_from(hosts: Sequence[Host], used: set[str], device: torch.device, backend: str) -> Fingerprint:
-    """``used`` are the interfaces of all ``hosts`` that the backend may use."""
+    """Return the fingerprint; ``used`` are the backend's possible interfaces on all ``hosts``."""
     lines = used | {line for host in hosts for line in (*host.rdma, *host.links)}
     cores = {rank: host.cores for host in hosts for rank in host.ranks}
     by_rank = {rank: name for host in hosts for rank, name in zip(host.ranks, host.devices, strict=True)}
@@ -66,7 +68,7 @@ def libraries(backend: str) -> dict[str, str]:
 
 
 def driver_of(device: torch.device) -> str:
-    """The GPU's driver, or Linux' version where the network is the kernel's."""
+    """Return the GPU's driver, or Linux' version if the kernel does the networking."""
     if device.type == "cuda":
         versions = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
         return next((version for path in versions if (version := read(path))), "unknown")
@@ -74,7 +76,7 @@ def driver_of(device: torch.device) -> str:
 
 
 def refuse_unknown_interfaces(environment: Mapping[str, str]) -> None:
-    """Raise ``UserError`` if gloo or NCCL is told to use an interface that this machine does not have."""
+    """Raise ``UserError`` if gloo or NCCL is configured for an interface that this machine lacks."""
     present = sorted(path.name for path in Path("/sys/class/net").glob("*"))
     for variable in CHOICES.values():
         chosen = environment.get(variable, "")

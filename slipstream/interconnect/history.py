@@ -1,4 +1,4 @@
-"""The history: profiles and the tuner's results by fingerprint, in a directory or a store.
+"""History of profiles and tunings by fingerprint, in a directory or a store.
 
 Those of a fingerprint are below ``<history>/<digest>`` and ``<history>/<digest>.tuning``.
 """
@@ -30,14 +30,13 @@ T = TypeVar("T", NetworkProfile, Tuning)
 
 
 class FingerprintHistory(ABC, Generic[T]):
-    """The artifacts of one kind and one fingerprint below ``root``.
+    """Artifacts of one kind and one fingerprint below ``root``.
 
-    ``<address>/<time>-<id>/`` is an artifact. Its manifest is written last: a directory without one is incomplete, and
+    ``<address>/<time>-<id>/`` is an artifact. Its manifest is written last: a directory without one is incomplete and
     is not listed. Names sort by time.
     """
 
-    #: The file that says it all, what the address ends with, and what an artifact is called. Forms of the file to read
-    #: may lie beside it.
+    #: Main file, suffix of the address, and noun for an artifact. Readable forms of the file may lie next to it.
     file: str
     suffix: str
     noun: str
@@ -49,15 +48,21 @@ class FingerprintHistory(ABC, Generic[T]):
 
     @abstractmethod
     def read(self, directory: Path) -> T:
-        """The artifact in ``directory``. Raises ``UserError``."""
+        """Return the artifact in ``directory``.
+
+        Raises ``UserError``.
+        """
 
     def names(self) -> list[str]:
-        """The names of all artifacts, the oldest first."""
+        """Return the names of all artifacts, the oldest first."""
         keys = self._storage.list()
         return sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}"))
 
     def fetch(self, name: str) -> T:
-        """Fetch and read an artifact. Raises ``UserError`` (``DamagedArtifact``) naming what is wrong."""
+        """Fetch and read an artifact.
+
+        Raises ``UserError`` (``DamagedArtifact``) naming the fault.
+        """
         with tempfile.TemporaryDirectory(prefix="history-") as scratch:
             for file in (MANIFEST, self.file):
                 path = self._storage.get(f"{name}/{file}", Path(scratch))
@@ -67,7 +72,10 @@ class FingerprintHistory(ABC, Generic[T]):
         return content
 
     def newest(self, most: int = 0) -> Iterator[T]:
-        """All that can be read, the newest first, among the newest ``most``. A warning names the others."""
+        """Yield the readable artifacts among the newest ``most``, the newest first.
+
+        Warnings name the others.
+        """
         for name in reversed(self.names()[-most:]):
             try:
                 yield self.fetch(name)
@@ -75,19 +83,24 @@ class FingerprintHistory(ABC, Generic[T]):
                 LOG.warning("skipped: %s", error.message)
 
     def latest(self) -> T | None:
-        """The newest artifact that can be read, if any; a warning names newer ones that cannot."""
+        """Return the newest readable artifact, if any; warnings name newer ones that are unreadable."""
         return next(self.newest(), None)
 
     def add(self, directory: Path, made_at: float) -> str:
-        """Publish the artifact in ``directory``, of the time ``made_at`` in seconds since 1970; returns its address.
-        Raises ``UserError`` if nothing can be written there."""
+        """Publish the artifact in ``directory`` and return its address.
+
+        ``made_at`` is its time in seconds since 1970. Raises ``UserError`` if the history cannot be written.
+        """
         name = f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime(made_at))}-{uuid.uuid4().hex[:6]}"
         for file in sorted(directory.iterdir(), key=lambda file: file.name == MANIFEST):
             self._storage.put(f"{name}/{file.name}", file.read_bytes())
         return f"{self.address}/{name}"
 
     def copy(self, name: str, directory: Path) -> None:
-        """Copy all of an artifact into the fresh ``directory``. Raises ``MissingObject`` if it is being deleted."""
+        """Copy a whole artifact into the fresh ``directory``.
+
+        Raises ``MissingObject`` if it is being deleted.
+        """
         directory.mkdir()
         with tempfile.TemporaryDirectory(prefix="history-") as scratch:
             for key in self._storage.list(f"{name}/"):
@@ -95,14 +108,14 @@ class FingerprintHistory(ABC, Generic[T]):
                 (directory / file.name).write_bytes(file.read_bytes())
 
     def check_writable(self) -> None:
-        """Raise ``UserError`` unless something can be written here: called before a long measurement."""
+        """Raise ``UserError`` unless the history is writable; called before a long measurement."""
         probe = f".probe-{uuid.uuid4().hex}"
         self._storage.put(probe, b"")
         self._storage.delete([probe])
 
 
 class ProfileHistory(FingerprintHistory[NetworkProfile]):
-    """The profiles of one fingerprint."""
+    """Profiles of one fingerprint."""
 
     file, suffix, noun = network_profile.FILE, "", "profile"
 
@@ -110,16 +123,21 @@ class ProfileHistory(FingerprintHistory[NetworkProfile]):
         return read_profile(directory)
 
     def profiles(self, most: int = 0) -> list[NetworkProfile]:
-        """All profiles that can be read, the oldest first, among the newest ``most``. A warning names the others."""
+        """Return the readable profiles among the newest ``most``, the oldest first.
+
+        Warnings name the others.
+        """
         return [*self.newest(most)][::-1]
 
     def course(self, most: int = 30) -> list[TrendPoint]:
-        """The largest all_reduce of the youngest profiles that have one, the oldest first."""
+        """Return the largest all_reduces of the newest ``most`` profiles, the oldest first."""
         return list(chain.from_iterable(map(trend_points, self.profiles(most))))
 
     def take(self, settings: Mapping[str, object], days: float, directory: Path) -> str:
-        """Copy the newest profile into the fresh ``directory``, if it is younger than so many ``days`` and was measured
-        with these ``settings``. Returns its address, or "" if there is none."""
+        """Copy the newest profile into the fresh ``directory`` and return its address.
+
+        Returns "" unless it is younger than ``days`` and was measured with these ``settings``.
+        """
         for name in reversed(self.names()):
             try:
                 profile = self.fetch(name)
@@ -135,7 +153,7 @@ class ProfileHistory(FingerprintHistory[NetworkProfile]):
 
 
 def trend_points(profile: NetworkProfile) -> list[TrendPoint]:
-    """The largest all_reduce of a profile, if it has one."""
+    """Return the largest all_reduce of a profile, if any."""
     points = []
     for m in profile.of("all_reduce")[-1:]:
         low, high = m.interval() or (None, None)
@@ -153,15 +171,20 @@ class TuningHistory(FingerprintHistory[Tuning]):
         return read_tuning(directory)
 
     def publish(self, tuning: Tuning, made_by: Mapping[str, object]) -> str:
-        """Write the result; returns its address. Raises ``UserError`` if the history cannot be written."""
+        """Write the result and return its address.
+
+        Raises ``UserError`` if the history cannot be written.
+        """
         with tempfile.TemporaryDirectory(prefix="tuning-") as scratch:
             write_tuning(Path(scratch) / "tuning", tuning, made_by)
             return self.add(Path(scratch) / "tuning", time.time())
 
 
 def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:
-    """The tuner's result at ``address``, or the newest of this fingerprint if that is a history; a warning says why
-    there is none. Raises ``UserError`` if what is there cannot be read."""
+    """Return the tuner's result at ``address``, or the newest of this fingerprint in a history there.
+
+    A warning explains a missing result. Raises ``UserError`` if the result cannot be read.
+    """
     storage = storage_for(address)
     if network_tuning.FILE not in storage.list(network_tuning.FILE):
         tuning = TuningHistory(address, fingerprint).latest()

@@ -1,4 +1,4 @@
-"""What NCCL or RCCL really uses, by its own log (``NCCL_DEBUG=INFO``): nothing else says it."""
+"""Transports that NCCL or RCCL uses, from its log (``NCCL_DEBUG=INFO``), the only source."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BETWEEN_HOSTS = "NET/"
 
 
 def environment(directory: str, present: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which NCCL writes its log into ``directory``; what the user chose stays."""
+    """Return variables that make NCCL log into ``directory``; the user's choices stay."""
     chosen = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH", FILE: f"{directory}/nccl-%h-%p.log"}
     return {name: value for name, value in chosen.items() if name not in present}
 
 
 def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The transports of this process, and what somebody should look at."""
+    """Return the transports of this process, and findings about them."""
     pattern = os.environ.get(FILE, "")
     if "%p" not in pattern:
         return (), ()
@@ -39,11 +39,11 @@ def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def parse(log: str) -> tuple[str, ...]:
-    """What is used between GPUs and between hosts, one line each, as NCCL calls it."""
+    """Return the transports between GPUs and between hosts, one line each, in NCCL's words."""
     transports: list[str] = []
     for line in log.splitlines():
         if match := CHANNEL.search(line):
-            # NET/Socket/0 and NET/Socket/1 are channels of the same; GDRDMA is worth keeping.
+            # NET/Socket/0 and NET/Socket/1 are channels of the same transport; GDRDMA is kept.
             transports.append(re.sub(r"/\d+(?=/|$)", "", match["via"]).removesuffix("/Shared"))
         elif match := NETWORK.search(line):
             transports.append(f"network {match['network']}")
@@ -55,7 +55,7 @@ def parse(log: str) -> tuple[str, ...]:
 
 
 def fallbacks(transports: Sequence[str], rdma: Sequence[str]) -> tuple[str, ...]:
-    """Findings: sockets although there is EFA, InfiniBand or RoCE; RDMA through the host's memory."""
+    """Return findings: sockets despite EFA, InfiniBand or RoCE; RDMA through host memory."""
     findings = []
     devices = ", ".join(rdma)
     sockets = "network Socket" in transports or any(line.startswith("NET/Socket") for line in transports)

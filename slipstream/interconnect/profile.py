@@ -1,6 +1,6 @@
-"""The network profile: how fast collective operations are between the processes of a group (``profile.json``).
+"""Network profile: measured speed of collectives between the processes of a group (``profile.json``).
 
-A profile keeps the raw times of all iterations; percentiles, bandwidths and intervals are computed from them, so that
+A profile keeps the raw times of all iterations. Percentiles, bandwidths and intervals are computed from them, so that
 two profiles can be compared by any statistic. Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md).
 """
 
@@ -20,20 +20,20 @@ from slipstream.artifacts.records import read_record, write_record
 
 KIND = "collectives"
 FILE = "profile.json"
-#: Forms of it to read, which the benchmark leaves beside it: in the columns of nccl-tests, and for a spreadsheet.
+#: Readable forms next to the profile: in the columns of nccl-tests, and for a spreadsheet.
 TABLE, CSV = "profile.txt", "profile.csv"
-#: And what earlier profiles of the same fingerprint say of the largest all_reduce: a list of :class:`TrendPoint`.
+#: The largest all_reduce in earlier profiles of the same fingerprint: a list of :class:`TrendPoint`.
 COURSE = "course.json"
-#: And what the model says of all_reduce, by size: a list of :class:`ModelPoint`.
+#: The model's all_reduce times by size: a list of :class:`ModelPoint`.
 MODEL = "model.json"
-#: The version of the way of measuring: profiles of different versions are not compared.
+#: Version of the measurement method: profiles of different versions are not compared.
 METHOD = 2
 #: A percentile is quoted only with this many iterations beyond it.
 BEYOND = 10
-#: "loop": iterations follow one another; "barrier": each begins after a barrier, which adds the skew of leaving it.
+#: "loop": iterations follow one another; "barrier": each starts after a barrier, which adds the skew of leaving it.
 Mode = Literal["loop", "barrier"]
 
-#: busbw / algbw is this factor times (world - 1) / world; 1.0 for the operations that are not listed.
+#: busbw / algbw is this factor times (world - 1) / world; 1.0 for operations that are not listed.
 LINK_SHARES = {
     "all_reduce": 2,
     "all_gather": 1,
@@ -47,14 +47,14 @@ LINK_SHARES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """What one process group measured in one case."""
+    """Measurements of one process group in one case."""
 
-    #: Seconds of each iteration: the longest over the ranks, by their own clocks. In mode "loop" an iteration of a
-    #: GPU is the mean of as many calls as its clock needs between two readings.
+    #: Seconds of every iteration: the longest over the ranks, by their own clocks. In mode "loop" a GPU's iteration is
+    #: the mean of as many calls as its clock needs between two readings.
     seconds: tuple[float, ...]
     #: True if the interval of the median became narrow, False if the time was over before.
     narrow: bool = True
-    #: Seconds of each rank's own iterations, their median, by rank: one that arrives late waits less than the others.
+    #: Median seconds of each rank's own iterations, by rank: a late rank waits less than the others.
     by_rank: tuple[float, ...] = ()
 
     @property
@@ -74,14 +74,14 @@ class Measurement:
     #: By the convention of nccl-tests: the buffer of one rank, or the data of all ranks together for all_gather,
     #: reduce_scatter, all_to_all, gather and scatter; for all_to_allv the most that a rank sends or receives.
     bytes: int
-    #: How many processes took part.
+    #: Number of participating processes.
     world: int
     mode: Mode
     in_place: bool
     launches: tuple[Launch, ...]
-    #: Operations that are started before the first is waited for; an iteration lasts until all have ended.
+    #: Operations started before the first is waited for; an iteration lasts until all have ended.
     in_flight: int = 1
-    #: The ranks that took part; empty for all ranks of the group.
+    #: Participating ranks; empty for all ranks of the group.
     ranks: tuple[int, ...] = ()
 
     @property
@@ -89,16 +89,16 @@ class Measurement:
         return sum(len(launch.seconds) for launch in self.launches)
 
     def percentile(self, percent: float) -> float | None:
-        """Seconds over all iterations, in which each launch counts alike; None with fewer than ``BEYOND`` beyond it.
+        """Return seconds over all iterations; None with fewer than ``BEYOND`` of them beyond it.
 
-        The median is always quoted.
+        All launches have equal weight. The median is always quoted.
         """
         beyond = self.iterations * min(percent, 100 - percent) / 100
         return None if percent != 50 and beyond < BEYOND else self._quantile(percent / 100)
 
     @property
     def p50(self) -> float:
-        """Seconds: the median over all iterations, in which each launch counts alike."""
+        """Median seconds over all iterations, with equal weight of all launches."""
         return self._quantile(0.5)
 
     def _quantile(self, share: float) -> float:
@@ -107,8 +107,10 @@ class Measurement:
         return float(np.quantile(values, share, weights=weights, method="inverted_cdf"))
 
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of a launch's median, in seconds, from the spread between launches (Student's t over their
-        logarithms); None for fewer than 3 launches."""
+        """Return the 95 % interval of a launch's median, in seconds; None for fewer than 3 launches.
+
+        It comes from the spread between launches (Student's t over their logarithms).
+        """
         if len(self.launches) < 3:
             return None
         from scipy.stats import t
@@ -118,29 +120,31 @@ class Measurement:
         return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 
     def algbw(self, seconds: float | None = None) -> float:
-        """Algorithm bandwidth in 1e9 bytes a second, at the median or at ``seconds`` per iteration."""
+        """Return algorithm bandwidth in 1e9 bytes per second, at the median or ``seconds`` per iteration."""
         return self.bytes * self.in_flight / (self.p50 if seconds is None else seconds) / 1e9
 
     def busbw(self, seconds: float | None = None) -> float:
-        """Bus bandwidth in 1e9 bytes a second; 0 for a single process, which uses no link."""
+        """Return bus bandwidth in 1e9 bytes per second; 0 for a single process, which uses no link."""
         return self.algbw(seconds) * bus_factor(self.operation, self.world)
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much of a collective is hidden behind a matrix product that takes as long."""
+    """Overlap of a collective with a matmul of the same duration."""
 
     operation: str
     dtype: str
     bytes: int
     world: int
-    #: Seconds of each turn, the longest over the ranks: (the collective alone, the product alone, both together).
+    #: Seconds of every turn, the longest over the ranks: (collective alone, matmul alone, both together).
     turns: tuple[tuple[float, float, float], ...]
 
     @property
     def hidden(self) -> float:
-        """The share of the shorter of the two that is hidden: the median over the turns; negative if both together
-        take longer than one after the other."""
+        """Hidden share of the shorter of the two: the median over the turns.
+
+        Negative if both together take longer than one after the other.
+        """
         return float(np.median([(alone + product - both) / min(alone, product) for alone, product, both in self.turns]))
 
     def __str__(self) -> str:
@@ -152,23 +156,23 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What decides how fast a network should be: profiles of the same fingerprint can be compared."""
+    """Everything that determines the expected speed; profiles of equal fingerprints are comparable."""
 
     world: int
     nodes: int
     backend: str
-    #: What each rank computes on, by rank: the GPU's name, or the CPU's.
+    #: Device of every rank, by rank: the GPU's name, or the CPU's.
     devices: tuple[str, ...]
-    #: Of all nodes, without doubles: name, speed and kind of the interfaces that the backend may use.
+    #: Distinct interfaces of all nodes that the backend may use: name, speed and kind.
     interfaces: tuple[str, ...]
     driver: str
-    #: Versions: torch, and the backend's.
+    #: Versions of torch and of the backend.
     libraries: dict[str, str]
     method: int = METHOD
 
     @property
     def digest(self) -> str:
-        """16 hex digits: the name of its place in the history."""
+        """Name in the history: 16 hex digits."""
         return hashlib.sha256(canonical_json(asdict(self))).hexdigest()[:16]
 
 
@@ -180,9 +184,9 @@ class Host:
     cpu: str
     cores: int
     numa_nodes: int
-    #: What each of its ranks computes on.
+    #: Devices of its ranks.
     devices: tuple[str, ...] = ()
-    #: How its GPUs are linked ("NVLink (NV18): 28 pairs"), one line for each kind.
+    #: Links between its GPUs ("NVLink (NV18): 28 pairs"), one line per kind.
     links: tuple[str, ...] = ()
     #: Network interfaces, RDMA and EFA devices, one line each.
     interfaces: tuple[str, ...] = ()
@@ -191,18 +195,21 @@ class Host:
 
 @dataclass(frozen=True)
 class Topology:
-    """The group as seen: its hosts, and what the backend really uses between them."""
+    """Hosts of the group, and the transports that the backend uses between them."""
 
     hosts: tuple[Host, ...]
     #: "eth0 (10.0.0.7)" for gloo, "NET/OFI", "NET/IB", "NET/Socket" or "P2P/CUMEM" for NCCL; one line each.
     transports: tuple[str, ...] = ()
-    #: What somebody should look at, such as a fall-back to sockets.
+    #: Findings, such as a fall-back to sockets.
     findings: tuple[str, ...] = ()
 
     @property
     def loopback(self) -> bool:
-        """Whether gloo's messages never leave the machine: what is sent to one of its own addresses takes loopback,
-        whichever interface has that address. Namespaces of one machine have an interface of a name each."""
+        """True if gloo's messages never leave the machine.
+
+        Messages to one of the machine's own addresses take loopback, whichever interface has that address. Namespaces
+        of one machine have differently named interfaces.
+        """
         ends = [re.fullmatch(r"(\S+) \(\S+\)", line) for line in self.transports]
         names = [end[1] for end in ends if end]
         return len(self.hosts) == 1 and bool(names) and len(set(names)) == len(ends)
@@ -210,8 +217,11 @@ class Topology:
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """The largest all_reduce of a profile: when it was measured, and the bus bandwidth (1e9 bytes a second) at the
-    median and at the ends of its interval; None for fewer than 3 launches."""
+    """Largest all_reduce of a profile.
+
+    ``busbw`` is in 1e9 bytes per second at the median, ``low`` and ``high`` at the ends of its interval; None for fewer
+    than 3 launches.
+    """
 
     measured_at: float
     bytes: int
@@ -222,8 +232,7 @@ class TrendPoint:
 
 @dataclass(frozen=True)
 class ModelPoint:
-    """What the model says of all_reduce at one size: seconds, and the interval in which another launch's median is
-    expected."""
+    """The model's all_reduce at one size: seconds, and the interval expected for another launch's median."""
 
     bytes: int
     seconds: float
@@ -233,28 +242,28 @@ class ModelPoint:
 
 @dataclass(frozen=True)
 class NetworkProfile:
-    """The contents of ``profile.json``."""
+    """Contents of ``profile.json``."""
 
     MEND: ClassVar = "measure again"
     fingerprint: Fingerprint
-    #: When it was measured: seconds since 1970, UTC.
+    #: Time of the measurement, seconds since 1970, UTC.
     measured_at: float
     measurements: tuple[Measurement, ...]
     topology: Topology
     #: One pair of ranks at a time, the others idle: measurements of send_recv with ``ranks``.
     pairs: tuple[Measurement, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
-    #: For each launch the seconds of the same matrix product on each rank, all at once: who is short of its processor.
+    #: Per launch, the seconds of the same matmul on all ranks at once: shows ranks short of processor time.
     products: tuple[tuple[float, ...], ...] = ()
-    #: For each turn the seconds of the largest all_reduce: (ranks as they are, each bound to a NUMA node).
+    #: Per turn, the seconds of the largest all_reduce: (ranks unbound, each bound to a NUMA node).
     numa: tuple[tuple[float, float], ...] = ()
-    #: What other benchmarks that are installed say of the same, one line each.
+    #: Results of other installed benchmarks, one line each.
     beside: tuple[str, ...] = ()
-    #: Whether only the collectives of training were measured, at few sizes: what the main job does on one machine.
+    #: True if only training's collectives were measured, at few sizes, as the main job does on one machine.
     short: bool = False
-    #: What was asked for but not measured, and why.
+    #: Requested measurements that were skipped, and why.
     left_out: tuple[str, ...] = ()
-    #: The settings it was measured with: the configuration's section "collectives".
+    #: Settings of the measurement: the configuration's section "collectives".
     settings: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -262,8 +271,10 @@ class NetworkProfile:
         return max((len(m.launches) for m in self.measurements), default=0)
 
     def of(self, operation: str, mode: Mode = "loop", world: int = 0) -> list[Measurement]:
-        """The measurements of an operation in float32 and by sum, one in flight, by size; out of place if there is;
-        between all processes or ``world`` of them."""
+        """Return the float32 sum measurements of an operation, one in flight, by size.
+
+        Out of place if measured so; between all processes or ``world`` of them.
+        """
         world = world or self.fingerprint.world
         alike = [
             m
@@ -277,15 +288,17 @@ class NetworkProfile:
 
 
 def bus_factor(operation: str, world: int) -> float:
-    """Bus bandwidth divided by algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md); 0 for a single process."""
+    """Return bus over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md); 0 for a single process."""
     if world == 1:
         return 0.0
     return LINK_SHARES[operation] * (world - 1) / world if operation in LINK_SHARES else 1.0
 
 
 def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
-    """The profiles of several launches of the same group as one: the launches of each case beside each other, and
-    whatever else the first says."""
+    """Return the profiles of several launches of one group as one.
+
+    It has the launches of every case; other fields come from the first profile.
+    """
     turns: dict[Overlap, tuple[tuple[float, float, float], ...]] = {}
     for overlap in (each for profile in profiles for each in profile.overlaps):
         case = replace(overlap, turns=())
@@ -300,7 +313,7 @@ def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
 
 
 def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """One measurement for each case, with the launches of all that were given."""
+    """Return one measurement per case, with all its launches."""
     launches: dict[Measurement, tuple[Launch, ...]] = {}
     for each in measurements:
         case = replace(each, launches=())
@@ -311,7 +324,7 @@ def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
 def write_profile(
     directory: Path, profile: NetworkProfile, made_by: Mapping[str, object], beside: Mapping[str, bytes] | None = None
 ) -> Artifact:
-    """Write the artifact into the fresh ``directory``, and beside the profile the contents of other files."""
+    """Write the profile and the files ``beside`` as an artifact into the fresh ``directory``."""
     writer = ArtifactWriter(directory)
     write_record(writer, FILE, profile)
     for name, content in (beside or {}).items():
@@ -320,6 +333,8 @@ def write_profile(
 
 
 def read_profile(directory: Path) -> NetworkProfile:
-    """Raises ``DamagedArtifact`` if the directory does not hold a whole network profile; the forms of it to read may
-    be elsewhere."""
+    """Read a network profile.
+
+    Raises ``DamagedArtifact`` if ``directory`` does not hold a whole profile; its readable forms may be missing.
+    """
     return read_record(Artifact.open(directory, KIND, only=[FILE]), FILE, NetworkProfile)

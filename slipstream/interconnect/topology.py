@@ -1,6 +1,6 @@
-"""The group as its ranks see it: hosts, devices and how they are linked, NUMA nodes, network interfaces, RDMA.
+"""Topology of the group: hosts, devices and their links, NUMA nodes, network interfaces, RDMA.
 
-Which interfaces gloo really uses is seen at its connections; how GPUs are linked is asked of the vendor's own tool.
+The interfaces in use by gloo are found from its connections, the links of GPUs with the vendor's tool.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 def gather_from_ranks(mine: T) -> list[T]:
-    """What each rank has, by rank."""
+    """Return every rank's ``mine``, by rank."""
     everyones = [mine] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return everyones
 
 
 def topology_of(device: torch.device) -> Topology:
-    """The same on all ranks."""
+    """Return the topology, the same on all ranks."""
     backend = dist.get_backend()
     rdma = rdma_devices()
     if backend == "nccl":
@@ -58,13 +58,13 @@ def topology_of(device: torch.device) -> Topology:
 
 
 def machine() -> tuple[str, int, int]:
-    """What is the same for two processes of a machine or pod."""
+    """Return values that processes of one machine or pod have in common."""
     root = Path("/").stat()
     return socket.gethostname(), root.st_dev, root.st_ino
 
 
 def this_host(rdma: Sequence[str]) -> Host:
-    """This machine without its ranks and their devices."""
+    """Return this machine without its ranks and their devices."""
     return Host(
         ranks=(),
         cpu=this_machine().cpu,
@@ -85,7 +85,7 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:
 
 
 def interfaces(named: str = "") -> list[str]:
-    """The network interfaces that are up, or those ``named`` (by comma), one line each."""
+    """Return the network interfaces that are up, or those ``named`` (comma-separated), one line each."""
     wanted = [name for name in named.split(",") if name]
     lines = []
     for name, stats in sorted(psutil.net_if_stats().items()):
@@ -101,7 +101,7 @@ def has_address(name: str) -> bool:
 
 
 def rdma_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
-    """InfiniBand, RoCE and EFA devices, one line each: ``mlx5_0: InfiniBand, 400 Gb/sec (4X NDR)``."""
+    """Return InfiniBand, RoCE and EFA devices, like ``mlx5_0: InfiniBand, 400 Gb/sec (4X NDR)``."""
     lines = []
     for device in sorted(root.glob("*")):
         driver = (device / "device/driver").resolve().name
@@ -112,8 +112,10 @@ def rdma_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
 
 
 def gloo_transports() -> tuple[str, ...]:
-    """``eth0 (10.0.0.7)``, one line for each interface over which this process is connected, but for the connection
-    to the store."""
+    """Return every interface with connections of this process, like ``eth0 (10.0.0.7)``.
+
+    The connection to the store is excluded.
+    """
     store = os.environ.get("MASTER_PORT", "")
     names = {
         address.address: name
@@ -130,11 +132,11 @@ def gloo_transports() -> tuple[str, ...]:
 
 
 def unmapped(address: str) -> str:
-    """An IPv4 address that was written as one of IPv6."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address."""
     return address.removeprefix("::ffff:")
 
 
-#: Levels of the matrix of `nvidia-smi topo -m`, as its legend explains them.
+#: Levels of the matrix of `nvidia-smi topo -m`, as in its legend.
 NVIDIA = {
     "PIX": "PCIe, one switch",
     "PXB": "PCIe, several switches",
@@ -146,7 +148,10 @@ SECONDS = 20
 
 
 def links() -> list[str]:
-    """``NVLink (NV18): 28 pairs``, one line for each kind of link between GPUs; empty without a vendor's tool."""
+    """Return one line per kind of link between GPUs, like ``NVLink (NV18): 28 pairs``.
+
+    Empty without a vendor's tool.
+    """
     for tool, arguments, parse in (
         ("nvidia-smi", ("topo", "-m"), nvidia_links),
         ("rocm-smi", ("--showtopotype",), amd_links),
@@ -164,25 +169,25 @@ def links() -> list[str]:
 
 
 def matrix(text: str) -> list[list[str]]:
-    """The cells of a matrix of GPUs: ``[GPU, GPU]``, whatever columns follow; colours are removed."""
+    """Return the cells of a ``[GPU, GPU]`` matrix, without further columns and colours."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
-    # The heading is indented.
+    # Skips the indented heading.
     rows = [line.split()[1:] for line in lines if re.match(r"GPU\d+\s", line)]
     return [row[: len(rows)] for row in rows]
 
 
 def pairs(cells: list[list[str]]) -> list[str]:
-    """The cells above the diagonal."""
+    """Return the cells above the diagonal."""
     return [cell for index, row in enumerate(cells) for cell in row[index + 1 :]]
 
 
 def nvidia_links(text: str) -> Counter[str]:
-    """Of the output of ``nvidia-smi topo -m``."""
+    """Count the links in the output of ``nvidia-smi topo -m``."""
     return Counter(
         f"NVLink ({cell})" if cell.startswith("NV") else NVIDIA.get(cell, cell) for cell in pairs(matrix(text))
     )
 
 
 def amd_links(text: str) -> Counter[str]:
-    """Of the output of ``rocm-smi --showtopotype``."""
+    """Count the links in the output of ``rocm-smi --showtopotype``."""
     return Counter("PCIe" if cell == "PCIE" else "xGMI" if cell == "XGMI" else cell for cell in pairs(matrix(text)))

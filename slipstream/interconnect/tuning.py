@@ -1,4 +1,4 @@
-"""What the tuner recommends for a network and a model, and everything that it tried (``tuning.json``)."""
+"""Tuning: recommended settings for an interconnect and a model, with all trials (``tuning.json``)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from slipstream.errors import UserError
 from slipstream.interconnect.profile import KIND, Fingerprint
 
 FILE = "tuning.json"
-#: What decides in which order gradients are added.
+#: Settings that decide the order in which gradients are added.
 ORDER = ("bucket_cap_mb", "static_graph", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
-#: All that the tuner tries. What else a file names is not set: some variables of NCCL name a library that is loaded.
+#: Variables that the tuner tries. Others in a file are not set: some of NCCL's name a library to load.
 VARIABLES = (
     *("GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_MAX_CTAS"),
     *("NCCL_MIN_CTAS", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_PROTO"),
 )
-#: Characters of a variable's value, and what it looks like.
+#: Most characters of a variable's value, and its pattern.
 SHOWN = 100
 VALUE = re.compile(rf"[!-~]{{1,{SHOWN}}}")
-#: What stands before an algorithm in NCCL_ALGO, so that it is all_reduce's only. Since NCCL 2.24 a plain one is that of
-#: all operations, and every operation that lacks it fails: broadcast and all_gather know no tree (nccl, tuning.cc).
+#: Prefix of an algorithm in NCCL_ALGO that limits it to all_reduce. Since NCCL 2.24 an algorithm without it applies to
+#: all operations, and operations that lack it fail: broadcast and all_gather have no tree (nccl, tuning.cc).
 FOR_ALL_REDUCE = "allreduce:"
-#: The trial of gradients that are copied to where they are reduced.
+#: Trial that copies gradients to the buffers that are reduced.
 COPIED = "gradient_as_bucket_view=False"
 TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
 
 
 @dataclass(frozen=True)
 class DdpSettings:
-    """How gradients are exchanged by ``DistributedDataParallel``; the defaults are training's."""
+    """``DistributedDataParallel`` settings of the gradient exchange; the defaults are training's."""
 
-    #: Megabytes (1 << 20 bytes) of gradients that are reduced at once; None for torch's own, whose first is smaller.
+    #: Megabytes (1 << 20 bytes) of gradients per reduction; None for torch's default, whose first bucket is smaller.
     bucket_cap_mb: int | None = None
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
-    #: "fp16": gradients travel in half the bytes.
+    #: "fp16": gradients are exchanged in half the bytes.
     hook: Literal["", "fp16"] = ""
 
     def __str__(self) -> str:
@@ -49,25 +49,28 @@ class DdpSettings:
 
 
 def changes_numbers(setting: str, world: int) -> bool:
-    """Whether a field of :class:`DdpSettings`, or an environment variable, can change the numbers of a training: a hook
-    rounds, and from three ranks on it matters in which order gradients are added."""
+    """Return True if a setting can change the numbers of a training.
+
+    ``setting`` is a field of :class:`DdpSettings` or an environment variable. A hook rounds; from three ranks on, the
+    order of additions matters.
+    """
     return setting == "hook" or (world > 2 and setting in ORDER)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting beside the best that was known then."""
+    """One setting compared with the best at that time."""
 
     setting: str
     verdict: TrialVerdict
-    #: Seconds of a training step in use over those with the setting, and the interval; 0 if it could not be measured.
+    #: Step time in use over that with the setting, and the interval; 0 if it could not be measured.
     gain: float = 0.0
     low: float = 0.0
     high: float = 0.0
     turns: int = 0
-    #: A smaller gain may have gone unseen.
+    #: A smaller gain may have been missed.
     unseen: float = 0.0
-    #: Why it failed or was not tried.
+    #: Reason why it failed or was not tried.
     why: str = ""
 
     def __str__(self) -> str:
@@ -82,17 +85,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The contents of ``tuning.json``."""
+    """Contents of ``tuning.json``."""
 
     MEND: ClassVar = "tune again"
     fingerprint: Fingerprint
-    #: What was trained while it was measured.
+    #: Model that was trained for the measurement.
     model: str
     ddp: DdpSettings
-    #: Environment variables that the libraries read at their start.
+    #: Environment variables that the libraries read at start.
     environment: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
-    #: Steps between more ranks, as the network's model predicts them; a line each.
+    #: Steps between more ranks as predicted by the network model; one line each.
     expected: tuple[str, ...] = ()
 
     @property
@@ -100,7 +103,7 @@ class Tuning:
         return self.ddp != DdpSettings() or bool(self.environment)
 
     def __str__(self) -> str:
-        """The recommendation, with lines to paste, and the trials."""
+        """Return the recommendation, with lines to paste, and the trials."""
         lines = [f"Steps of {self.model} between {self.fingerprint.world} processes over {self.fingerprint.backend}"]
         if not self.changes:
             lines.append(f"no change: {self._why_not()}")
@@ -121,7 +124,10 @@ class Tuning:
 
 
 def check_variables(environment: Mapping[str, str], where: str) -> None:
-    """Raise ``UserError`` naming ``where`` they came from for environment variables that the tuner would not set."""
+    """Raise ``UserError`` for environment variables that the tuner would not set.
+
+    The message names their source, ``where``.
+    """
     for name, value in environment.items():
         if name not in VARIABLES:
             raise UserError(
@@ -142,11 +148,14 @@ def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, object])
 
 
 def read_tuning(directory: Path) -> Tuning:
-    """Raises ``UserError`` if the directory does not hold a whole tuning of this version."""
+    """Read a tuning.
+
+    Raises ``UserError`` if ``directory`` does not hold a whole tuning of this version.
+    """
     artifact = Artifact.open(directory, KIND)
     tuning = read_record(artifact, FILE, Tuning)
     check_variables(tuning.environment, str(artifact.path(FILE)))
     if any(trial.setting == COPIED and trial.verdict == "taken" for trial in tuning.trials):
         return tuning
-    # From when False was the default it is in results that found nothing.
+    # Results without a gain contain False from the time when it was the default.
     return replace(tuning, ddp=replace(tuning.ddp, gradient_as_bucket_view=True))

@@ -29,7 +29,10 @@ def unsupported_reason(backend: str, kind: Kind) -> str:
 
 
 def kinds(config: CollectivesConfig) -> list[Kind]:
-    """Return all requested operations, types, reductions and, where torch supports both, places."""
+    """Return every requested operation on every type, by every reduction.
+
+    In and out of place where torch has both.
+    """
     found = []
     for operation in config.operations:
         reductions = config.reductions if operation in REDUCING else [""]

@@ -1,11 +1,11 @@
-"""How long a message takes by its size: a latency and a time per byte (Hockney 1994), in pieces, with error bars.
+"""Message time by size: a latency and a time per byte (Hockney 1994), piecewise linear, with error bars.
 
-One latency and one bandwidth fit badly over many sizes, because caches and protocols change with the size. So the time
-per byte may change at measured sizes; how often is decided by how well left-out sizes are predicted.
+One latency and one bandwidth fit poorly over many sizes, because caches and protocols change with the size. So the time
+per byte may change at measured sizes; cross-validation over sizes decides how often.
 
-Sizes count by how well they are known: small messages wait for processors as well as for the link, and their medians
-may differ by a factor of 4 between launches whose large messages agree to 0.1 %. Over a link of 200 Mbit/s 4 MB were
-predicted from 16 KB to 1 MB with an error of 4.4 % (root mean square) when all counted alike, and of 0.4 % so.
+Sizes are weighted by their precision: small messages wait for processors as well as for the link. Their medians may
+differ by a factor of 4 between launches whose large messages agree to 0.1 %. Over a link of 200 Mbit/s, 4 MB were
+predicted from 16 KB to 1 MB with an error of 4.4 % (root mean square) with equal weights, and of 0.4 % with these.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import t as student
 
-#: Another piece is tried while the error on left-out sizes is above this, and has to make it smaller by this factor.
+#: A break is added while the error on left-out sizes is above the first, if it reduces that by the second factor.
 GOOD_ENOUGH, WORTH_A_PIECE = 0.02, 0.8
-#: No size is taken to be known better than to this share of its time.
+#: Best relative precision that a size is trusted to have.
 BEST_KNOWN = 0.01
 MOST_BREAKS = 2
 CONFIDENCE = 0.95
@@ -28,7 +28,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds, and the 95 % interval in which the median of another launch is expected."""
+    """Seconds, and the 95 % interval expected for the median of another launch."""
 
     seconds: float
     low: float
@@ -47,15 +47,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Hockney:
-    """A latency, and a time per byte in each piece, for each launch that was fitted."""
+    """Latency and time per byte between breaks, for every fitted launch."""
 
-    #: Bytes at which the time per byte changes, ascending; none for a single piece.
+    #: Bytes at which the time per byte changes, ascending; empty for a single line.
     breaks: tuple[float, ...]
-    #: By launch: the latency in seconds, then the seconds per byte in each piece.
+    #: By launch: latency in seconds, then seconds per byte between breaks.
     launches: tuple[tuple[float, ...], ...]
-    #: The relative error of sizes that were left out of the fit: root mean square.
+    #: Relative error of sizes left out of the fit: root mean square.
     error: float
-    #: The smallest and the largest size that was fitted.
+    #: Smallest and largest fitted size.
     sizes: tuple[float, float]
 
     @property
@@ -65,11 +65,14 @@ class Hockney:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second for the last bytes of large messages: the median over launches."""
+        """Bytes per second for the last bytes of large messages: the median over launches."""
         return 1 / max(float(np.median([launch[-1] for launch in self.launches])), 1e-18)
 
     def seconds(self, size: float) -> Estimate:
-        """The interval comes from the spread between launches and from the error on left-out sizes."""
+        """Return the estimate for ``size`` bytes.
+
+        The interval combines the spread between launches with the error on left-out sizes.
+        """
         row = basis([size], self.breaks)[0]
         logs = np.log([max(float(row @ launch), 1e-12) for launch in self.launches])
         count = len(logs)
@@ -81,14 +84,14 @@ class Hockney:
 
 
 def basis(sizes: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
-    """For each size 1, and the bytes of it that lie in each piece; float64 ``[sizes, 2 + breaks]``."""
+    """Return the regressors: 1, and a size's bytes between breaks; float64 ``[sizes, 2 + breaks]``."""
     x = np.asarray(sizes, dtype=np.float64)[:, None]
     starts, ends = np.array([0.0, *breaks]), np.array([*breaks, np.inf])
     return np.hstack([np.ones_like(x), np.clip(np.minimum(x, ends) - starts, 0, None)])
 
 
 def weights_of(launches: Sequence[Sequence[float]]) -> np.ndarray:
-    """How much each size counts, by its seconds in each launch: 1 / the standard deviation of their logarithms."""
+    """Return the weight of each size: 1 / standard deviation of the logarithms of its launches' seconds."""
     spreads = [np.log(seconds).std(ddof=1) if len(seconds) > 1 else 0.0 for seconds in launches]
     return 1 / np.maximum(BEST_KNOWN, spreads)
 
@@ -96,7 +99,7 @@ def weights_of(launches: Sequence[Sequence[float]]) -> np.ndarray:
 def least_squares(
     sizes: Sequence[float], seconds: Sequence[float], weights: np.ndarray, breaks: Sequence[float]
 ) -> np.ndarray:
-    """Latency and seconds per byte, none below 0, of the least sum of squared relative errors times their weights."""
+    """Return the non-negative latency and seconds per byte of the weighted fit to relative errors."""
     relative = basis(sizes, breaks) / np.asarray(seconds)[:, None]
     return nnls(relative * weights[:, None], weights)[0]
 
@@ -104,7 +107,7 @@ def least_squares(
 def left_out_error(
     sizes: Sequence[float], seconds: Sequence[float], weights: np.ndarray, breaks: Sequence[float]
 ) -> float:
-    """The relative error of each size when it is left out of the fit: the weighted root mean square."""
+    """Return the relative error of sizes left out of the fit: the weighted root mean square."""
     errors = []
     for out in range(len(sizes)):
         rest = [i for i in range(len(sizes)) if i != out]
@@ -114,7 +117,7 @@ def left_out_error(
 
 
 def fit(points: Mapping[float, Sequence[float]]) -> Hockney:
-    """Fit to the seconds of each launch by size; launches are matched across sizes by their order.
+    """Fit to the seconds of every launch by size; launches are matched across sizes by their order.
 
     Raises ``ValueError`` for fewer than 3 sizes, or no launch.
     """
@@ -127,7 +130,7 @@ def fit(points: Mapping[float, Sequence[float]]) -> Hockney:
     best: tuple[float, ...] = ()
     error = left_out_error(sizes, typical, weights, best)
     for pieces in range(1, MOST_BREAKS + 1):
-        # A piece needs two sizes of its own, or its bandwidth would be that of a single point.
+        # A bandwidth needs two sizes, or it would be that of a single point.
         inner = range(1, len(sizes) - 2)
         allowed = [c for c in combinations(inner, pieces) if all(b - a >= 2 for a, b in pairwise(c))]
         found = [(left_out_error(sizes, typical, weights, [sizes[i] for i in c]), c) for c in allowed]

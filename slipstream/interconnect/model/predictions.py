@@ -1,7 +1,6 @@
-"""What a model of the messages says about a profile, in lines to read.
+"""Predictions from a profile as text: other operations and more ranks.
 
-What all_reduce follows and how long its messages take is fitted to the profile; from that follow other operations and
-more ranks.
+The scheme of all_reduce and its message time are fitted to the profile; the predictions follow from them.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ RING = SCHEMES["all_reduce"][0]
 
 @dataclass(frozen=True)
 class AllReduce:
-    """How all_reduce works, and how long a message takes that was fitted to it."""
+    """Scheme of all_reduce and its fitted message time."""
 
     scheme: Scheme
     message: Hockney
-    #: What each number of processes said of the schemes fitted to the others; None if one number was measured.
+    #: Test of the schemes on each number of processes, fitted to the others; None if only one was measured.
     tested: SchemeFit | None
 
     def seconds(self, world: int, size: float) -> Estimate:
@@ -45,10 +44,10 @@ class AllReduce:
 
 
 def model_of(profile: NetworkProfile) -> AllReduce | str:
-    """The model of all_reduce, fitted to every number of processes that was measured; or why there is none.
+    """Return the all_reduce model fitted to every number of processes, or the reason for its absence.
 
-    Of one number alone a ring is assumed. Otherwise each in turn is held out of a fit to the others, which says what
-    all_reduce follows.
+    With one measured number, a ring is assumed. Otherwise each is held out in turn from a fit to the others, which
+    selects the scheme of all_reduce.
     """
     here = profile.fingerprint.world
     if here < 2:
@@ -69,7 +68,7 @@ def model_of(profile: NetworkProfile) -> AllReduce | str:
 
 
 def smaller_worlds(profile: NetworkProfile) -> list[int]:
-    """The numbers of processes below the whole between which all_reduce was measured."""
+    """Return the measured numbers of processes of all_reduce below the whole group."""
     return sorted({m.world for m in profile.measurements if m.operation == "all_reduce"} - {profile.fingerprint.world})
 
 
@@ -82,7 +81,7 @@ NO_STEPS = "steps between more ranks are not predicted"
 
 
 def lines(profile: NetworkProfile) -> Iterator[str]:
-    """The messages of the all_reduce, what each operation follows, and the all_reduce between more ranks."""
+    """Yield the message model of all_reduce, every operation's scheme, and all_reduce between more ranks."""
     here, model = profile.fingerprint.world, model_of(profile)
     if isinstance(model, str):
         if profile.of("all_reduce") and here > 1:
@@ -113,7 +112,7 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
 
 
 def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
-    """The model of all_reduce between its smallest and its largest size; empty where it explains nothing."""
+    """Return the all_reduce model between its smallest and largest size; empty without a model."""
     model = model_of(profile)
     if isinstance(model, str):
         return []
@@ -124,8 +123,10 @@ def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
 
 
 def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str]:
-    """The steps of a model whose computation was measured, between these and more ranks; or why they are not predicted.
-    ``profile`` is None if there is none of this hardware."""
+    """Yield the predicted steps between these and more ranks, or the reason why there are none.
+
+    ``compute`` was measured; ``profile`` is None if there is none of this hardware.
+    """
     if profile is None:
         yield f"{NO_STEPS}: the history has no profile of this hardware; run the benchmark first"
         return

@@ -1,8 +1,8 @@
-"""Ring, tree and star: which known scheme an operation follows, and what it predicts for other numbers of ranks.
+"""Ring, tree and star schemes, which predict an operation's time for other numbers of ranks.
 
-A scheme says in how many rounds an operation works and which share of its size a rank sends in each: n ranks reduce in
-a ring in 2 (n - 1) rounds of 1/n each (Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005). A scheme is a
-hypothesis: it is used for predictions only after it has predicted measurements that it was not fitted to.
+A scheme gives an operation's number of rounds and the share of its size that a rank sends in each. For example, n ranks
+reduce in a ring in 2 (n - 1) rounds of 1/n each (Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005). A
+scheme is a hypothesis: it is used for predictions only after it has predicted held-out measurements.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from slipstream.interconnect.model.hockney import Estimate, Hockney, fit
 from slipstream.interconnect.profile import Measurement, NetworkProfile
 
-#: A scheme that is off by more than this share of the measured time is given up.
+#: Largest relative error before a scheme is rejected.
 TOLERATED = 0.2
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """``rounds(n)`` rounds, in each of which a rank sends ``share(n)`` of the operation's size."""
+    """Communication scheme of ``rounds(n)`` rounds; a rank sends ``share(n)`` of the size per round."""
 
     name: str
     rounds: Callable[[int], int]
     share: Callable[[int], float]
 
     def seconds(self, message: Hockney, world: int, size: float) -> Estimate:
-        """How long the operation takes if a message takes as long as ``message`` says."""
+        """Return the operation's time, given the message model."""
         return message.seconds(size * self.share(world)).times(self.rounds(world))
 
 
@@ -45,7 +45,7 @@ SCHEMES: dict[str, tuple[Scheme, ...]] = {
     "all_gather": (RING,),
     "reduce_scatter": (RING,),
     "all_to_all": (RING,),
-    # A chain that is cut into small pieces takes as long as one message.
+    # A chain that is cut into small chunks takes as long as one message.
     "broadcast": (TREE, Scheme("ring", lambda n: 1, lambda n: 1.0)),
     "reduce": (TREE, Scheme("ring", lambda n: 1, lambda n: 1.0)),
     "gather": (Scheme("star", lambda n: n - 1, lambda n: 1 / n),),
@@ -55,12 +55,12 @@ SCHEMES: dict[str, tuple[Scheme, ...]] = {
 
 @dataclass(frozen=True)
 class SchemeFit:
-    """What held-out measurements said about the schemes of an operation."""
+    """Result of an operation's schemes on held-out measurements."""
 
     operation: str
-    #: The scheme that predicted all of them to within ``TOLERATED``, or None.
+    #: Scheme that predicted all of them to within ``TOLERATED``, or None.
     scheme: Scheme | None
-    #: The worst relative error of each scheme: (predicted - measured) / measured.
+    #: Worst relative error of every scheme: (predicted - measured) / measured.
     errors: tuple[tuple[str, float], ...]
 
     def __str__(self) -> str:
@@ -71,9 +71,9 @@ class SchemeFit:
 
 
 def message_model(scheme: Scheme, measured: Sequence[Measurement]) -> Hockney:
-    """How long one message takes, fitted to an operation of which ``scheme`` is assumed, at one or more world sizes.
+    """Fit the message model to measurements of an operation that is assumed to follow ``scheme``.
 
-    Raises ``ValueError`` for fewer than 3 sizes of messages.
+    They may have one or more world sizes. Raises ``ValueError`` for fewer than 3 sizes of messages.
     """
     points: dict[float, list[float]] = {}
     for each in measured:
@@ -83,15 +83,15 @@ def message_model(scheme: Scheme, measured: Sequence[Measurement]) -> Hockney:
 
 
 def evaluate_schemes(operation: str, message: Hockney, held_out: Sequence[Measurement]) -> SchemeFit:
-    """Test each scheme of the operation on measurements that ``message`` was not fitted to."""
+    """Test the operation's schemes on measurements that ``message`` was not fitted to."""
     return best_fit(operation, {scheme: error_of(scheme, message, held_out) for scheme in SCHEMES.get(operation, ())})
 
 
 def evaluate_schemes_by_world(operation: str, worlds: Sequence[Sequence[Measurement]]) -> SchemeFit:
-    """Test each scheme of the operation on each number of processes: the largest size of it is predicted from the other
-    numbers. ``worlds`` has the measurements of each, by size.
+    """Test the operation's schemes by leaving out every number of processes in turn.
 
-    Raises ``ValueError`` for fewer than 3 sizes of messages.
+    The largest size of each is predicted from the others. ``worlds`` has the measurements of each, by size. Raises
+    ``ValueError`` for fewer than 3 sizes of messages.
     """
 
     def errors(scheme: Scheme) -> Iterator[float]:
@@ -103,7 +103,7 @@ def evaluate_schemes_by_world(operation: str, worlds: Sequence[Sequence[Measurem
 
 
 def error_of(scheme: Scheme, message: Hockney, held_out: Sequence[Measurement]) -> float:
-    """The worst: (predicted - measured) / measured."""
+    """Return the worst relative error: (predicted - measured) / measured."""
     return max((scheme.seconds(message, m.world, m.bytes).seconds / m.p50 - 1 for m in held_out), key=abs)
 
 
@@ -114,8 +114,7 @@ def best_fit(operation: str, errors: Mapping[Scheme, float]) -> SchemeFit:
 
 
 def shared_cores(profile: NetworkProfile, world: int) -> str:
-    """Why ``world`` ranks like those of this profile would be timed by their processors and not by a network, or
-    nothing."""
+    """Return the reason why processors would limit ``world`` such ranks, not a network; empty otherwise."""
     cores = sum(host.cores for host in profile.topology.hosts)
     if profile.topology.loopback and world > cores:
         return f"{world} ranks share {cores} cores over loopback"

@@ -1,8 +1,8 @@
-"""How long a training step takes on other numbers of ranks: the user's gradients and compute, the model's all_reduce.
+"""Predicted training step time for other numbers of ranks, from compute, gradients and all_reduce.
 
-DistributedDataParallel fills buckets with gradients in the reverse order of the parameters and reduces each bucket once
-all its gradients are there, while the backward pass goes on (Li et al., VLDB 2020). Buckets are reduced one after the
-other; the step ends when the backward pass and the last bucket have ended, and the optimiser has run.
+DistributedDataParallel fills buckets with gradients in the reverse order of the parameters. It reduces each bucket once
+all its gradients are there, while the backward pass continues (Li et al., VLDB 2020). Buckets are reduced one after the
+other. The step ends when the backward pass and the last bucket have ended and the optimiser has run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from slipstream.interconnect.model.hockney import Estimate
 
-#: torch.distributed: the first bucket is smaller, so that the communication begins early.
+#: torch.distributed's bucket sizes: the first is smaller, so that communication starts early.
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds of one step on a single rank, without communication, and the bytes of each gradient."""
+    """Seconds of one step on a single rank without communication, and bytes per gradient."""
 
     forward: float
     backward: float
@@ -33,14 +33,14 @@ class Compute:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, and the share of them that is computation: 1 for perfect weak scaling."""
+    """Seconds of a step, and the share of computation: 1 for perfect weak scaling."""
 
     step: Estimate
     efficiency: Estimate
 
 
 def buckets_of(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = BUCKET) -> list[int]:
-    """The bytes of each bucket, in the order in which they are reduced."""
+    """Return the bytes of every bucket, in the order of reduction."""
     buckets: list[int] = []
     filling = 0
     for size in reversed(gradients):
@@ -52,7 +52,10 @@ def buckets_of(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = B
 
 
 def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[[int], float]) -> float:
-    """Gradients appear evenly over the backward pass, by their bytes."""
+    """Return the seconds of a step.
+
+    Gradients are assumed to appear evenly over the backward pass, by their bytes.
+    """
     total, ready, ended = sum(buckets), 0, 0.0
     for size in buckets:
         ready += size
@@ -62,7 +65,10 @@ def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[
 
 
 def predict(compute: Compute, all_reduce: Callable[[int], Estimate]) -> StepTime:
-    """The step with buckets as DDP makes them. The interval is that of the all_reduce, carried through the step."""
+    """Return the step time with DDP's buckets.
+
+    The interval is that of the all_reduce, carried through the step.
+    """
     buckets = buckets_of(compute.gradients)
     step = Estimate(
         step_seconds(compute, buckets, lambda size: all_reduce(size).seconds),
