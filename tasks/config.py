@@ -48,6 +48,8 @@ class Sections(NamedTuple):
     size: str
     #: The only factory from outside this project that trained models may be made by.
     factory: str
+    #: The limit of ``export``, which training checks before it starts.
+    most_parameters: int
 
 
 @task(**on("fingerprint"))
@@ -122,4 +124,5 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
         training.seed,
         ("searched" if compression.searches else "given") if smaller else "none",
         config.model.factory,
+        config.export.most_parameters,
     )

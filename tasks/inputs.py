@@ -56,6 +56,7 @@ class RunInputs(NamedTuple):
     seed: int
     size: str
     factory: str
+    most_parameters: int
     machine: str
 
 
@@ -73,11 +74,12 @@ def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
 def check_model(fitting: BuiltIn, config: RunConfig) -> None:
     """Raise ``UserError`` for a built-in model that is for other data, or is certainly too large to leave as ONNX."""
     name = config.model.name_for(fitting)
-    if config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters:
+    exported = config.compression.method == "none"
+    if exported and (config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters):
         # A second or two, which others need not spend.
-        from slipstream.export.before_training import refuse_too_large
+        from slipstream.export.before_training import check_for_any_data
 
-        refuse_too_large(config.model, name, config.export)
+        check_for_any_data(config.model, name, config.export)
 
 
 class ModelInputs(NamedTuple):

@@ -51,6 +51,10 @@ def check(inputs: TaskInputs, placement: Placement) -> None:
     check_training(prepared, model, inputs["training"], placement.world_size, placement.nodes)
     if start is None:  # a pruned model takes less than its factory's
         check_fits(prepared, model, inputs["training"], placement.world_size, placement.nodes)
+    if most_parameters := inputs.get("most_parameters"):
+        from slipstream.export.before_training import check_exportable
+
+        check_exportable(prepared, model, most_parameters)
 
 
 class TrainedModels(TypedDict, total=False):
@@ -114,12 +118,21 @@ def watch(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
 @task(
     task_config=distributed("train", fetch_prepared, check, unfinished=UnfinishedTraining(), watch=watch),
     **WITH_DECK,
-    **on("train"),
+    **on("train", besides=("most_parameters",)),
 )
 def train(
-    workspace: Workspace, prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str
+    workspace: Workspace,
+    prepared: Prepared,
+    model: ModelConfig,
+    training: TrainingConfig,
+    code: str,
+    most_parameters: int = 0,
 ) -> MadeTrained:
-    """Train the model in a process group. ``code`` is an input so that edited model code invalidates the cache."""
+    """Train the model in a process group.
+
+    ``code`` is an input so that edited model code invalidates the cache. A model with more than ``most_parameters``
+    that could be exported to ONNX only is refused before training; 0 if it is not exported.
+    """
     return run_in(workspace, prepared, model, training, {"model": to_dict(model), "model_code": code})
 
 

@@ -114,9 +114,11 @@ def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
 
 
 @workflow
-def train_alone(prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str) -> ChosenModel:
+def train_alone(
+    prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, most_parameters: int
+) -> ChosenModel:
     """Train, with the outputs of :func:`train_and_compress`, as both are branches of one conditional."""
-    trained = train(prepared=prepared, model=model, training=training, code=code)
+    trained = train(prepared=prepared, model=model, training=training, code=code, most_parameters=most_parameters)
     return ChosenModel(trained.artifact, trained.run, None)
 
 
@@ -159,6 +161,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
+    most_parameters: int,
 ) -> ChosenModel:
     """Train and, unless ``size`` is "none", make the model smaller."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
@@ -173,7 +176,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     made = (
         conditional("compression")
         .if_(size == "none")
-        .then(train_alone(**inputs))
+        .then(train_alone(**inputs, most_parameters=most_parameters))
         .else_()
         .then(train_and_compress(**inputs, **how))
     )

@@ -67,6 +67,7 @@ def stages_after_preparation(prepared: Promise, sections: Promise, machine: Prom
         model=sections.model,
         training=sections.training,
         code=sections.model_code,
+        most_parameters=sections.most_parameters,
         **how_to_compress(sections),
     )
     judged = evaluate_and_export(

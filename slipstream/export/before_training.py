@@ -1,13 +1,20 @@
-"""Early check that a built-in model can be exported to ONNX, from its settings alone."""
+"""Checks before training that the model can be exported to ONNX."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from torch import nn
+
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
 from slipstream.export.weights_alone import parameters_of
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
+from slipstream.models.hugging_face.files import config_of
+from slipstream.models.transformer import Transformer
 
 #: Data signatures with the fewest model parameters: one column for a regression, and small grey images of two classes.
 #: The transformer is missing because it can be exported as Hugging Face files instead.
@@ -24,13 +31,32 @@ SMALLEST = {
 }
 
 
-def refuse_too_large(model: ModelConfig, name: str, config: ExportConfig) -> None:
-    """Raise ``UserError`` if the model ``name`` has more than ``most_parameters`` on any data."""
-    if name not in SMALLEST:
+def check_for_any_data(model: ModelConfig, name: str, config: ExportConfig) -> None:
+    """Raise ``UserError`` if the built-in model ``name`` has more than ``most_parameters`` on any data."""
+    if name in SMALLEST:
+        network = build(model, SMALLEST[name], seed=0, shapes_alone=True).network
+        refuse_too_large(network, name, config.most_parameters, "at least ")
+
+
+def check_exportable(prepared: Path, model: ModelConfig, most_parameters: int) -> None:
+    """Raise ``UserError`` if the model has more than ``most_parameters`` on these data.
+
+    Not checked are a model whose shapes alone cannot be built, and a transformer that can be exported as Hugging Face
+    files.
+    """
+    signature = open_prepared(prepared).signature
+    try:
+        network = build(model, signature, seed=0, shapes_alone=True).network
+    except UserError:
         return
-    count = parameters_of(build(model, SMALLEST[name], seed=0, shapes_alone=True).network)
-    if count > config.most_parameters:
+    if not isinstance(network, Transformer) or config_of(network) is None:
+        refuse_too_large(network, model.name, most_parameters)
+
+
+def refuse_too_large(network: nn.Module, name: str, most: int, bound: str = "") -> None:
+    count = parameters_of(network)
+    if count > most:
         raise UserError(
-            f"export.most_parameters: {config.most_parameters:,} are too few for {name}, which has at least {count:,} "
-            "and can leave as ONNX only; raise it (ONNX's files hold 2 GiB), or train a smaller model"
+            f"export.most_parameters: {most:,} are too few for {name}, which has {bound}{count:,} "
+            "parameters and can be exported to ONNX only; raise it (ONNX files hold 2 GiB), or train a smaller model"
         )

@@ -289,7 +289,7 @@ class DistributedTask(PytorchElasticFunctionTask):
                 for name, value in inputs.items()
             }
             config.check(here, placement)
-            home, holder, reused = self._take(here, placement, directory)
+            home, holder, reused = self._take(self._deciding(here), placement, directory)
             if not reused:
                 started_by_agent = placement.processes if agent_starts else 0
                 so_far = f"{directory.absolute()}.so_far.json" if config.watch and not local else ""
@@ -312,8 +312,15 @@ class DistributedTask(PytorchElasticFunctionTask):
             Artifact.open(directory, config.stage)
             return reused
 
-        made = run_stage(config.stage, {**inputs, "world": [placement.nodes, placement.processes]}, make)
+        made = run_stage(
+            config.stage, {**self._deciding(inputs), "world": [placement.nodes, placement.processes]}, make
+        )
         return config.returns(made)
+
+    def _deciding(self, inputs: TaskInputs) -> dict[str, Any]:
+        """Return the inputs that decide the result: those that Flyte's cache does not ignore."""
+        ignored = self.metadata.cache_ignore_input_vars
+        return {name: value for name, value in inputs.items() if name not in ignored}
 
     def _progress(self, home: str) -> str:
         unfinished = self.task_config.unfinished

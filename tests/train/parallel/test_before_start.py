@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from flytekit.types.directory import FlyteDirectory
 
+from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.errors import UserError
 from slipstream.models.arithmetic import precision_of
 from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from slipstream.profiles.profile import Profile, load
 from slipstream.train import checks
 from slipstream.train.config import TrainingConfig
+from tasks.flyte import elastic, stage
 from tasks.flyte.elastic import DistributedTask
 from tasks.train import train
 from tests.support.layout_runs import SIZES, token_rows
@@ -53,9 +56,9 @@ def on_processes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Profile, "placement", lambda self, stage: place)
 
 
-def begin(data: Path, model: ModelConfig, training: dict[str, Any]) -> None:
+def begin(data: Path, model: ModelConfig, training: dict[str, Any], **inputs: Any) -> None:
     config = TrainingConfig.from_dict(training)
-    train.execute(prepared=FlyteDirectory(str(data)), model=model, training=config, code="")
+    train.execute(prepared=FlyteDirectory(str(data)), model=model, training=config, code="", **inputs)
 
 
 BATCH = {"batch_size": 12}
@@ -184,6 +187,41 @@ def test_what_can_work_is_started(
     on_processes(monkeypatch, processes)
     with pytest.raises(Started):
         begin(data[kind], model, {**BATCH, **training})
+
+
+@pytest.mark.parametrize("model", [MLP, BATCH_NORM], ids=["built in", "a factory"])
+def test_a_model_that_is_too_large_for_its_export(
+    model: ModelConfig, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_processes(monkeypatch, 1)
+    signature = open_prepared(data["table"]).signature
+    count = sum(weight.numel() for weight in build(model, signature, seed=0).network.parameters())
+    with pytest.raises(UserError) as error:
+        begin(data["table"], model, BATCH, most_parameters=count - 1)
+    expected = f"export.most_parameters: {count - 1:,} are too few for {model.name}, which has {count:,} parameters"
+    assert error.value.message.startswith(expected)
+    with pytest.raises(Started):
+        begin(data["table"], model, BATCH, most_parameters=count)
+
+
+def test_a_transformer_leaves_without_onnx(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_processes(monkeypatch, 1)
+    with pytest.raises(Started):
+        begin(data["tokens"], TRANSFORMER, BATCH, most_parameters=1)
+
+
+def test_the_limit_of_the_export_is_part_of_no_key(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of Flyte's cache, nor of the store on one machine, nor of the checkpoint directory."""
+    on_processes(monkeypatch, 1)
+    keys: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "key_of", lambda name, inputs: keys.append(str(sorted(inputs))) or "key")
+        patched.setattr(elastic, "home_of", lambda name, inputs, *_: keys.append(str(sorted(inputs))) or "home")
+        for most in (10**6, 10**7):
+            with pytest.raises(Started):
+                begin(data["table"], MLP, BATCH, most_parameters=most)
+    assert len(keys) == 4 and not any("most_parameters" in key for key in keys), keys
+    assert train.metadata.cache_ignore_input_vars == ("most_parameters",)
 
 
 def test_more_processes_than_gpus(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
