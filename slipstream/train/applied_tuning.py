@@ -1,8 +1,8 @@
 """Tuner results applied to a training (``training.network_profile``).
 
-They must be known before the process group exists, because libraries read their environment variables once. So the
-processes first meet in a gloo group that only inspects the hardware. A resumed run keeps its checkpoint's tuning, even
-if the tuner has newer results: the tuning is part of the checkpoint's identity.
+Libraries read their environment variables once, before the process group exists. So the processes first meet in a gloo
+group that only inspects the hardware. A resumed run keeps its checkpoint's tuning, which is part of the identity, even
+if the tuner has newer results.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def agree_on_tuning(
 ) -> AppliedTuning:
     """Return the tuning that all ranks apply, and set its variables in ``environment``.
 
-    All ranks must call this before they join a group. ``of_checkpoint`` is called on rank 0. It returns the tuning
-    record of the run to resume, None without one. Raises ``UserError`` on all ranks if the tuner's result cannot be
-    read, or if it or the checkpoint sets anything that the tuner never sets.
+    All ranks must call this before they join a group. ``of_checkpoint``, called on rank 0, returns the tuning record of
+    the run to resume, None without one. Raises ``UserError`` on all ranks if the tuner's result cannot be read, or if
+    it or the record sets anything that the tuner never sets.
     """
     leads = environment["RANK"] == "0"
     resumed = from_rank_0(store, "resumed", leads, lambda: checked_record(of_checkpoint()))

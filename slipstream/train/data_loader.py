@@ -1,9 +1,9 @@
 """Data loader that reads batches from stored blocks to the device, ahead of the training loop.
 
-One thread reads ahead. It verifies every block when an epoch first uses it, gathers the rows of a batch into a reused
-buffer and copies them to the device on a separate stream. A thread suffices because its work (hashing, copying rows)
-releases the GIL; processes would have to send every byte through a pipe or shared memory. Small batches are read and
-handed over several at a time: whenever the threads request the GIL, one of them waits for the other.
+One thread verifies every block when an epoch first uses it, gathers the rows of a batch into a reused buffer and copies
+them to the device on a separate stream. Its work (hashing, copying rows) releases the GIL, whereas processes would have
+to send every byte through a pipe or shared memory. Small batches are read and handed over several at a time: whenever
+the threads request the GIL, one of them waits for the other.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ class Batch(NamedTuple):
     """One rank's batch.
 
     ``inputs`` are ``[rows, *shape]`` in the signature's order, ``target`` is ``[rows]``, as is ``weight`` (float32,
-    mean 1) if rows are weighted. The tensors are views of one reused buffer of whole records, so their row stride is a
+    mean 1) if rows are weighted. They are views of one reused buffer of whole records, so their row stride is a
     record's size. They are valid until the next batch is requested; on a GPU, for all work enqueued on the current
-    stream by then. The first ``rows`` rows are data, any others padding. ``size`` is the number of rows of the global
-    batch, ``consumed`` the number of samples that the run has consumed after it. ``wait`` is the consumer's wait in
-    seconds.
+    stream by then. Rows after the first ``rows`` are padding. ``size`` is the number of rows of the global batch,
+    ``consumed`` the number of samples consumed by the run after it, ``wait`` the consumer's wait in seconds.
     """
 
     inputs: tuple[Tensor, ...]
@@ -73,11 +72,11 @@ def training_batches(  # noqa: PLR0913 - the data to read, and options of its co
 ) -> Generator[Batch, None, None]:
     """Return this rank's batches of the training split on its device, from ``start`` consumed samples on.
 
-    ``group`` is this rank's place among the ranks that divide the rows. Batches of fewer than ``padded`` rows are
-    padded with copies of their first row, or with zeros if they are empty. Without ``stop`` the iterator is endless.
-    ``waiting`` is called about every second while a batch is not ready; an exception from it ends the wait. Raises
+    ``group`` is this rank's position among the ranks that divide the rows. Batches of fewer than ``padded`` rows are
+    padded with copies of their first row; empty ones with zeros. Without ``stop`` the iterator is endless. ``waiting``
+    is called about every second while a batch is not ready; an exception from it ends the wait. Raises
     ``DamagedArtifact`` if a block's digest is wrong. The reading thread ends when the iterator is exhausted, closed or
-    garbage-collected; its timings are added to ``times``.
+    garbage-collected; it adds its timings to ``times``.
     """
     stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
     buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
@@ -96,8 +95,8 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Return one pass over this rank's contiguous rows of ``split``, in stored order.
 
-    Otherwise like :func:`training_batches`. Ranks may have different numbers of batches. With ``rounds`` every rank has
-    at least that many, the additional ones without rows. ``size`` is the number of rows of this rank's batch.
+    Otherwise like :func:`training_batches`. Ranks may have different numbers of batches; ``rounds`` is a minimum,
+    reached with batches without rows. ``size`` is the number of rows of this rank's batch.
     """
     order = StoredOrder(stored_blocks(prepared, split), batch_size)
     stored = StoredRows(prepared, split, order.blocks)
@@ -371,7 +370,6 @@ def make_buffers(
 
 
 def make_buffer(batches: int, rows: int, signature: Signature, device: torch.device) -> HostBuffer:
-    """Return a buffer for ``batches`` batches of ``rows`` records."""
     if device.type == "cuda":
         return DeviceBuffer(batches, rows, signature, device)
     return HostBuffer(batches, rows, signature)

@@ -1,20 +1,20 @@
 """Order of the training rows: a pure function of seed, epoch and consumed samples, for any number of processes.
 
-A global batch is an ordered list of G rows; rank r of W reads those from ``floor(rG/W)`` to ``floor((r+1)G/W)``. The
-number of consumed samples is therefore the only state of the loader. Sizes need not be divisible, every row occurs
-exactly once per epoch, and the last batch of an epoch may be short.
+A global batch is an ordered list of G rows; rank r of W reads those from ``floor(rG/W)`` to ``floor((r+1)G/W)``. So the
+number of consumed samples is the only state of the loader. Sizes need not be divisible, every row occurs exactly once
+per epoch, and the last batch of an epoch may be short.
 
 Rows are stored shuffled within each segment (which may be several files), so any block is a random sample of its
 segment. An epoch can therefore read block by block, which suits disk and cache, and its batches are still as mixed as
 random ones:
 
-* The *sequence* of an epoch lists all rows. It is divided into strata; a stratum is a segment, or several segments that
+* The *sequence* of an epoch lists all rows. It is divided into strata. A stratum is a segment, or several segments that
   are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows are in
-  random order, which is the same for all blocks of equal length; this suffices, as a row's position in its block is
-  random already. It allows large batches to read a few neighbouring rows at once.
+  random order, the same for all blocks of equal length; this suffices, as a row's position in its block is random
+  already. It allows large batches to read a few neighbouring rows at once.
 * Each stratum is divided into *lanes*, intervals of the sequence of equal length, about :data:`LANES` in all. Every
-  batch takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes,
-  and contains all segments in the proportion in which they occur.
+  batch takes rows from every lane in proportion to its length. So it mixes as many blocks as there are lanes, and
+  contains all segments in the proportion of their sizes.
 * After D samples of an epoch of N samples, the lanes before position P of the sequence have given ``floor(P·D/N)`` rows
   in all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane has at least N/G
   rows.
@@ -76,9 +76,9 @@ def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
 class StoredBlocks:
     """Storage layout of a split: files of blocks of ``block_rows`` rows.
 
-    ``segments`` holds the number of rows of every file. Rows and blocks are numbered consecutively through all files; a
-    file's last block may be short. ``shuffled`` holds the number of rows of every set of files that were shuffled
-    together; by default each file is its own set.
+    ``segments`` holds the row count of every file. Rows and blocks are numbered consecutively through all files; a
+    file's last block may be short. ``shuffled`` holds the row count of every set of files that were shuffled together,
+    by default of every file.
     """
 
     def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:
@@ -96,16 +96,15 @@ class StoredBlocks:
         self.first = np.cumsum(self.length) - self.length
 
     def block_of(self, row: int) -> int:
-        """Return the number of the block that contains ``row``."""
         return bisect_right(self.first, row) - 1
 
 
 class BatchPlan(NamedTuple):
     """One rank's reads for one batch.
 
-    ``rows`` are row numbers (int64) in order. ``blocks`` are the numbers of the blocks that this rank reads for the
-    first time in the epoch, or since it started. ``size`` is the number of rows of the global batch, ``consumed`` the
-    number of samples that the run has consumed after it.
+    ``rows`` are row numbers (int64) in order. ``blocks`` are the blocks that this rank reads for the first time in the
+    epoch, or since it started. ``size`` is the number of rows of the global batch, ``consumed`` the number of samples
+    consumed by the run after it.
     """
 
     rows: np.ndarray
@@ -183,9 +182,9 @@ class GlobalOrder:
     ) -> tuple[list[BatchPlan], set[int]]:
         """Return the plans of ``steps`` steps and the blocks that they use.
 
-        ``verified`` are the blocks used before. The arrays are int64 ``[steps, lanes]``. A lane fills some positions of
-        the batch. The rank's part of these is from ``begin`` to ``end``, and its rows are those of the sequence from
-        ``first`` to ``last``.
+        ``verified`` are the blocks used before. The arrays are int64 ``[steps, lanes]``. A lane fills an interval of
+        the batch. This rank's part is from ``begin`` to ``end``; its rows are those of the sequence from ``first`` to
+        ``last``.
         """
         sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
         done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.blocks.rows)
@@ -288,7 +287,6 @@ class StoredOrder:
         return min(self.batch_size, self.blocks.rows)
 
     def batches(self, rank: int, world: int) -> int:
-        """Return the number of batches of ``rank`` of ``world``."""
         mine = share(rank, world, self.blocks.rows)
         return -(-(mine.stop - mine.start) // self.batch_size)
 

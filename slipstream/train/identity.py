@@ -2,7 +2,7 @@
 
 It holds the meaning of the work: data, model, settings, the user's model code, the base, the order of the samples and
 :data:`STEP_VERSION`. It holds no code version, so a training resumes after an edit of the code. The digests of all
-modules are stored separately, to name the changed ones.
+modules are stored separately, to name changed ones.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def identity(
 ) -> dict[str, object]:
     """Return the values that must equal the checkpoint's to resume it.
 
-    These are everything that determines the result, and the applied tuning. The number of micro-batches, the checkpoint
-    interval and the code do not count. A base and adapters that training starts from count by their digests. On disks
-    the same files have the same digest at every path. In a store the digest follows the store's metadata, so the same
-    files elsewhere may be another base.
+    They are everything that determines the result, and the applied tuning, but not the number of micro-batches, the
+    checkpoint interval or the code. A base and adapters to start from count by their digests. On disks the same files
+    have the same digest at every path. In a store it follows the store's metadata, so the same files elsewhere may be
+    another base.
     """
     code = model_code(model)
     return {

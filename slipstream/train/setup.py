@@ -1,9 +1,9 @@
 """Setup of one training attempt, before a checkpoint is read.
 
 It comprises the data, the model and its division among the ranks, the start model and the teacher, and the conditions
-of bitwise reproducibility. If all conditions are equal, a resumed run ends with the same bits as an uninterrupted one.
-Otherwise the samples and their order are the same. The numbers then differ by rounding, or by more if a layer depends
-on how a batch is divided among processes.
+of bitwise reproducibility. If these are equal, a resumed run ends with the same bits as an uninterrupted one. Otherwise
+the samples and their order are the same, but numbers differ by rounding, or by more if a layer depends on how a batch
+is divided among processes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TrainingRequest:
     #: Trained model to distil from, and how.
     teacher: Path | None = None
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
-    #: The user's configured factory, the only untrusted one that may make these two models.
+    #: The user's configured factory, the only untrusted factory that may make these two models.
     factory: str = ""
     #: File to which rank 0 writes live progress; None for none.
     so_far: Path | None = None
