@@ -1,12 +1,12 @@
 """Background publication of checkpoints.
 
-The snapshot is completed while steps run. A low-priority thread then publishes it, and yields to steps that need the
-same core. Steps go on while a store is unavailable; the cost of a loss is logged now and then. At most one snapshot
-waits for the save in progress. A newer one replaces it, since there is one set of buffers. A save that the store did
-not accept also waits, and is retried.
+The snapshot is completed while steps run. A low-priority thread then publishes it, and yields to steps on the same
+core. Steps go on while a store is unavailable; the cost of a loss is logged now and then. At most one snapshot waits
+for the save in progress; a newer one replaces it, since there is one set of buffers. A save that the store did not
+accept waits, too, and is retried.
 
 All ranks call :meth:`BackgroundSave.begin`, :meth:`~BackgroundSave.resume` and :meth:`~BackgroundSave.finish` at the
-same points, knowing whether a save is in progress on any of them. So all publish the same snapshots in the same order.
+same points, knowing if a save is in progress on any rank. So all publish the same snapshots in the same order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slipstream.train.checkpoint.publish import Publisher, Snapshot
 from slipstream.train.device_clock import DeviceClock, Mark
 from slipstream.train.gpu_threads import same_gpu
 
-#: Niceness of the publishing thread. Beside steps on every core, a save of 300 MB took 14 s at 19; at 12 the steps took
+#: Niceness of the publishing thread. With steps on every core, a save of 300 MB took 14 s at 19; at 12 the steps took
 #: 1.15 times as long.
 NICENESS = 16
 SCHEDULING = Path("/proc/thread-self/schedstat")
@@ -269,8 +269,8 @@ class BackgroundSave:
     def resume(self, step: int, *, busy: bool) -> None:
         """Publish the waiting snapshot, unless a save is in progress on any rank (``busy``).
 
-        Called between two steps; ``step`` is the last. Raises ``UserError`` if more than :data:`TOLERATED_FAILURES`
-        saves in a row were refused, and ``Superseded``. An unavailable store is a warning, now and then.
+        Called after ``step``. Raises ``Superseded``, and ``UserError`` if more than :data:`TOLERATED_FAILURES` saves in
+        a row were refused. An unavailable store is a warning, now and then.
         """
         if not busy:
             self._take_outcome()

@@ -11,9 +11,9 @@ if it is absent, and list earlier objects. The protocol uses these two operation
 3. It then *inherits*: it records which checkpoints are complete. From then on only these of earlier attempts count. So
    a checkpoint that an attempt writes after its successor has restored is never restored.
 
-``step-000000001200.a0003/`` is a checkpoint: step 1200, written by attempt 3. It is complete once its ``manifest.json``
-exists, which is written last; a name is never used twice. ``claims/0003`` identifies the third attempt.
-``inherited/0003.json`` lists the checkpoints that it found. ``leases/0003.json`` is its heartbeat.
+Files: ``step-000000001200.a0003/`` is a checkpoint, of step 1200 and attempt 3. It is complete once its
+``manifest.json`` exists, which is written last; a name is never used twice. ``claims/0003`` identifies attempt 3,
+``inherited/0003.json`` lists the checkpoints that it found, ``leases/0003.json`` is its heartbeat.
 ``accumulation.json`` is a number of micro-batches that was found for "auto" or replaces the setting. ``finished.json``
 says where the trained model is. ``latest.json`` is for people and other programs; a restore uses manifests only.
 """

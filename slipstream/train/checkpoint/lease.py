@@ -2,7 +2,7 @@
 
 The holder rewrites ``leases/<attempt>.json`` every few seconds, more often while a save or its shutdown is announced.
 Others detect that it lives from changing records, never from a clock: those of two machines may differ. In a local
-directory the holder's process also locks a file. The system releases the lock when the process ends, in whatever way.
+directory the holder's process also locks a file, which the system unlocks however the process ends.
 
 A request may take minutes until it is abandoned. Those of heartbeats and claims end within half of the timeout that
 then holds, so that another heartbeat follows in time.
@@ -141,9 +141,9 @@ class Lease:
     def announce(self, name: Name) -> None:
         """Announce that this checkpoint is about to be written.
 
-        Raises ``StorageUnavailable`` if a store does not accept the announcement for half of the ordinary timeout.
-        Raises :class:`Superseded` if a later attempt has started, unless that knew from its start of this one's
-        shutdown: then it waits for this save, and has not listed the checkpoints.
+        Raises ``StorageUnavailable`` if a store does not accept this for half of the ordinary timeout, and
+        :class:`Superseded` if a later attempt has started. If that attempt knew of this one's shutdown from its start,
+        it waits for this save and has not listed the checkpoints: then nothing is raised.
         """
         last = time.monotonic() + SHARE_OF_TIMEOUT * Sign().silence_s
         while True:
@@ -365,8 +365,8 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
 def wait_for_announced(home: Home, attempt: int, seconds: float) -> None:
     """Wait until the attempt before ``attempt``, which has claimed the directory, has finished its last save.
 
-    That is a save that it announced, or is about to after a preemption notice. Waits at most ``seconds``, and only
-    while its heartbeats continue.
+    The save is announced, or may follow a preemption notice. Waits at most ``seconds``, and only while heartbeats
+    continue.
     """
     watch, deadline, told = Watch(home), time.monotonic() + seconds, False
     while (seen := watch.look(before=attempt)) and time.monotonic() < deadline:

@@ -83,9 +83,9 @@ class Restored:
     """Restored checkpoint.
 
     ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped. ``rank_states`` holds the
-    argument ``rank_state`` of :meth:`Checkpoints.save` of every rank that wrote it, in rank order. ``same_world`` is
-    True if the number and layout of the ranks are unchanged. Then the random generators were restored and the run
-    continues bit for bit; otherwise only the samples and their order are the same.
+    argument ``rank_state`` of :meth:`Checkpoints.save` of every writing rank, in rank order. If the number and layout
+    of the ranks are unchanged (``same_world``), the random generators were restored and the run continues bit for bit;
+    otherwise only the samples and their order are the same.
     """
 
     step: int
@@ -103,9 +103,9 @@ class Checkpoints:
     """Checkpoints of one attempt at a training.
 
     ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it: earlier attempts
-    may finish an announced save, which is waited for, and start no other. A ``watcher`` learns if a later attempt
-    claims the directory. ``clock`` is the device's, for the waits of ``background``. Raises ``UserError`` if the
-    directory cannot be written.
+    may finish an announced save, which is waited for, and start no other. The ``watcher`` learns if a later attempt
+    claims it. ``clock`` is the device's, for the waits of ``background``. Raises ``UserError`` if ``home`` cannot be
+    written.
     """
 
     def __init__(
@@ -201,10 +201,10 @@ class Checkpoints:
     def save(self, step: int, progress: object, *, rank_state: object = None) -> float:
         """Take a snapshot after step ``step``, publish it in the background and return the seconds of stall.
 
-        Tensors that only the optimiser changes are copied in the background, too. The next optimiser step waits for
-        these copies (:meth:`BackgroundSave.pop_step_wait`); nothing else may change the weights meanwhile. Those of
-        ``progress`` are copied in the background as well: call :meth:`BackgroundSave.wait_for_copy` before they change.
-        ``rank_state`` is state that differs between ranks: numbers and text.
+        Tensors that only the optimiser changes are also copied in the background. The next optimiser step waits for
+        these copies (:meth:`BackgroundSave.pop_step_wait`); nothing else may change the weights meanwhile. So are those
+        of ``progress``: call :meth:`BackgroundSave.wait_for_copy` before they change. ``rank_state`` is state that
+        differs between ranks: numbers and text.
 
         An unfinished previous save is waited for briefly. If the store does not accept it, the snapshot waits while the
         steps go on (:meth:`BackgroundSave.resume`). Two refused saves in a row are logged; the third raises
@@ -276,7 +276,7 @@ class Checkpoints:
 
         The tensors of ``into``, a progress as in :meth:`save`, are overwritten and become the result's. All ranks skip
         damaged checkpoints, which are logged and listed in the result. Raises ``UserError`` with the first difference
-        if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is unavailable.
+        if the newest checkpoint has another identity, and ``StorageUnavailable``.
         """
         self.background.finish(tolerate=True)
         refused: list[str] = []

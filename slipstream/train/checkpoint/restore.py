@@ -1,8 +1,8 @@
 """Selection and verified reading of the newest complete checkpoint that this run may resume from.
 
-Each machine fetches the parts of the tensor files that its ranks read, and verifies them. A file is read in the blocks
-that have a digest in its manifest, so parts can be verified separately. Blocks that several ranks of a machine read are
-fetched once, and its ranks fetch equal shares. In a local store the files stay in place and are only verified.
+Each machine fetches and verifies the parts of the tensor files that its ranks read. A file is read in the blocks that
+have a digest in its manifest, so parts can be verified separately. Blocks that several ranks of a machine read are
+fetched once, in equal shares. In a local store the files stay in place and are only verified.
 """
 
 from __future__ import annotations

@@ -78,8 +78,6 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor of the index."""
-
     dtype: str
     size: list[int]
     chunks: list[StoredChunk]

@@ -2,8 +2,7 @@
 
 Parameters are keyed by name. The state of model and optimiser equals the results of torch's ``get_model_state_dict``
 and ``get_optimizer_state_dict``. These look every name up through all wrappers of the model, which took 2.6 ms for a
-transformer of 24 layers, a third of a save's stall of the step loop. The only wrapper here is DDP, which is removed at
-once.
+transformer of 24 layers, a third of a save's stall. The only wrapper here is DDP, which is removed at once.
 
 State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. Checkpoints hold no
 pickles: :func:`split` separates the tensors, named by their paths, from a tree that JSON can hold; :func:`join` is its
@@ -33,8 +32,6 @@ KeyPath = tuple[Any, ...]
 
 
 class Stateful(Protocol):
-    """Part of the training state."""
-
     def state_dict(self) -> StateDict: ...
 
     def load_state_dict(self, state_dict: StateDict, /) -> object: ...
@@ -201,7 +198,6 @@ def capture_random_state() -> StateDict:
 
 
 def restore_random_state(state: StateDict) -> None:
-    """Set the generators to a state from :func:`capture_random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

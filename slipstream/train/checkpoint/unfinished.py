@@ -76,8 +76,8 @@ def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
     """Return the record of the finished training at ``address``, if ``holder`` may take its result.
 
     It may if the same code finished the training, either in an earlier attempt of the same execution, whose result did
-    not reach Flyte, or while ``holder`` waited. Otherwise Flyte requested a finished training again: the code is
-    another, or Flyte's cache is to be overwritten or has lost the result. Then the training starts again.
+    not reach Flyte, or while ``holder`` waited. Otherwise the code is another, or Flyte's cache is to be overwritten or
+    has lost the result. Then the training starts again.
     """
     home = Home(storage_for(address))
     finished = home.finished()
