@@ -1,9 +1,8 @@
 """Goodput: the steps of every attempt, the fraction that was kept, and the use of its time.
 
 Each attempt has one record, ``ledger/<attempt>.json`` in the checkpoint directory. Rank 0 rewrites it every few seconds
-in a background thread and once more when the attempt ends; a record without an end belongs to a killed attempt. Steps
-are useful if no later attempt repeated them. The records are about time only, so they do not affect the results of a
-run.
+in a background thread and when the attempt ends; a record without an end belongs to a killed attempt. Steps are useful
+if no later attempt repeated them. The records hold times only, so they do not affect a run's results.
 """
 
 from __future__ import annotations
@@ -118,7 +117,6 @@ class GoodputRecorder:
         return summarise([dataclasses.replace(self.record, wall=wall)]).goodput
 
     def summary(self) -> Goodput:
-        """Return the goodput of :meth:`attempts`."""
         return summarise(self.attempts())
 
     def attempts(self) -> list[AttemptRecord]:

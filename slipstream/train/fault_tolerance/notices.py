@@ -175,7 +175,7 @@ CLOUDS: dict[str, Callable[[], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azur
 
 
 class Watcher:
-    """Background thread that watches for preemption notices.
+    """Watcher for preemption notices, in a background thread.
 
     It polls the first of the metadata ``servers`` that answers. With ``grace_s`` SIGTERM counts as a notice with that
     many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main thread.
