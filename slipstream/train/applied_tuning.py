@@ -1,8 +1,8 @@
-"""What training applies of the tuner's result (``training.network_profile``).
+"""Tuner results applied to a training (``training.network_profile``).
 
-It has to be known before the process group exists, as libraries read variables once. So the processes first meet in a
-gloo group that only looks at the hardware. A run that resumes from a checkpoint keeps what that run applied, whatever
-the tuner found since; that is part of the checkpoint's identity.
+Libraries read their environment variables once, before the process group exists. So the processes first meet in a gloo
+group that only inspects the hardware. A resumed run keeps its checkpoint's tuning, which is part of the identity, even
+if the tuner has newer results.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AppliedTuning:
-    """What a run applies; nothing by default."""
+    """Tuning that a run applies; empty by default."""
 
     MEND: ClassVar = "delete that checkpoint, or set training.resume: never"
     #: Fields of :class:`~slipstream.train.parallel.config.GradientsConfig` that the tuner changed.
     gradients: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    #: Whose result it is: the digest of the hardware's fingerprint.
+    #: Digest of the hardware fingerprint that the result belongs to.
     fingerprint: str = ""
 
     def __bool__(self) -> bool:
@@ -50,7 +50,7 @@ class AppliedTuning:
         return ", ".join(f"{name}={value}" for name, value in (self.gradients | self.environment).items())
 
     def exchange(self, asked: GradientsConfig) -> GradientsConfig:
-        """What was ``asked`` for, and where that is the default, what the tuner found."""
+        """Return ``asked`` with the tuner's values for settings that have their defaults."""
         untouched = [name for name, value in vars(GradientsConfig()).items() if getattr(asked, name) == value]
         return replace(asked, **{name: value for name, value in self.gradients.items() if name in untouched})
 
@@ -61,11 +61,11 @@ def agree_on_tuning(
     store: dist.Store,
     environment: MutableMapping[str, str],
 ) -> AppliedTuning:
-    """What all ranks apply, with its variables set in ``environment``. All must call this, before they join a group.
+    """Return the tuning that all ranks apply, and set its variables in ``environment``.
 
-    ``of_checkpoint``, called on rank 0, gives the record of what the run applied that is resumed; None if there is no
-    such run. Raises ``UserError`` on all ranks if the tuner's result cannot be read, or if that or the checkpoint sets
-    anything that the tuner would not set.
+    All ranks must call this before they join a group. ``of_checkpoint``, called on rank 0, returns the tuning record of
+    the run to resume, None without one. Raises ``UserError`` on all ranks if the tuner's result cannot be read, or if
+    it or the record sets anything that the tuner never sets.
     """
     leads = environment["RANK"] == "0"
     resumed = from_rank_0(store, "resumed", leads, lambda: checked_record(of_checkpoint()))
@@ -86,9 +86,9 @@ def agree_on_tuning(
 
 
 def checked_record(tree: object) -> dict[str, Any] | None:
-    """Return the fields of what a checkpoint says was applied, None for None.
+    """Return the fields of a checkpoint's tuning record; None for None.
 
-    Raises ``UserError`` for any field, setting, variable or value that the tuner would not set.
+    Raises ``UserError`` for any field, setting, variable or value that the tuner never sets.
     """
     if tree is None:
         return None
@@ -104,7 +104,10 @@ def checked_record(tree: object) -> dict[str, Any] | None:
 
 
 def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]) -> T:
-    """What ``value`` gives on rank 0 (JSON), on all. A ``UserError`` there is raised on all."""
+    """Return rank 0's result of ``value`` (JSON) on all ranks.
+
+    A ``UserError`` there is raised on all ranks.
+    """
     if leads:
         try:
             store.set(key, json.dumps({"value": value()}))
@@ -117,20 +120,20 @@ def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]
 
 
 def fingerprint_here(training: TrainingConfig, store: dist.Store) -> Fingerprint:
-    """The fingerprint of these processes, as the tuner sees them."""
+    """Return the hardware fingerprint of these processes, as the tuner computes it."""
     backend = backend_of(training.backend, torch.cuda.device_count())
     with process_group(store=dist.PrefixStore("look", store), backend="gloo") as group:
         return fingerprint_of(topology_of(group.device), group.device, backend)
 
 
 def tuned_for(hardware: Fingerprint, training: TrainingConfig) -> AppliedTuning:
-    """What is to be applied of the tuner's result at ``training.network_profile``, if that is of this hardware."""
+    """Return the tuning at ``training.network_profile``; empty if it is for other hardware."""
     tuning = tuning_at(training.network_profile, hardware)
     return allowed_part(tuning, training, hardware) if tuning else AppliedTuning()
 
 
 def allowed_part(tuning: Tuning, training: TrainingConfig, hardware: Fingerprint) -> AppliedTuning:
-    """All of it that the user allows; of a divided model only the environment."""
+    """Return the settings that the user allows; for a divided model only environment variables."""
     default = DdpSettings()
     gradients = {
         f.name: getattr(tuning.ddp, f.name)

@@ -1,5 +1,7 @@
-"""Whether settings, data, model and devices go together: checked before any process starts, and by the processes of a
-training that nobody checked before (plain torchrun)."""
+"""Checks that settings, data, model and devices are compatible.
+
+They run before any process starts, and in the processes of a training that was not checked before (plain torchrun).
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,10 @@ META = torch.device("meta")
 
 
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
-    """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
+    """Raise ``UserError`` for errors that are visible without a process group.
 
-    The model is built here, on the host unless it needs no memory for it, only if settings or a base depend on it; for
-    whether there is room, :func:`.check_fits` builds its shapes alone.
+    ``processes`` is the total number of processes. The model is built here only if settings or a base depend on it:
+    without memory if possible, else on the host. :func:`.check_fits` checks the memory from the model's shapes alone.
     """
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
@@ -68,34 +70,43 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
 
 
 def check_base(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> None:
-    """Raise ``UserError`` if a base cannot be trained so on text, which need not be prepared yet: by its
-    ``config.json``, the headers of its weights and the settings. Raises ``StorageUnavailable`` of one in a store."""
+    """Raise ``UserError`` if a base cannot be trained on text with these settings.
+
+    The text need not be prepared yet. Reads the base's ``config.json``, the headers of its weights and the settings.
+    Raises ``StorageUnavailable`` for a base in a store.
+    """
     signature = rows_of_text(data, model)
     shaped = shaped_for(model, signature)
     predictor = build(shaped, signature, training.seed, empty=True)
     initial_values(shaped, predictor.network, training.seed)
-    enough = training.parallel.pipeline * training.parallel.stages_per_rank  # how many there are is known of data alone
+    enough = training.parallel.pipeline * training.parallel.stages_per_rank  # their number depends on the data
     check_plan(training.parallel, plan_of(predictor.network), enough, adapted=predictor.adapted)
 
 
 def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
-    """The signature of documents that are to be prepared, with as many token ids as their tokenizer may have, or as the
-    base of the model has."""
+    """Return the signature of documents before their preparation.
+
+    The vocabulary is the base's, or the most token ids that the tokenizer may have.
+    """
     tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
     vocabulary = with_base_shape(model, config.length).arguments["vocab_size"] if model.base else config.vocabulary
     return Signature((tokens,), "next token", "next token", buckets=vocabulary, document_end=end)
 
 
 def traits_of(predictor: Predictor, device: torch.device) -> Traits:
-    """Those of a model on ``device``, or of one without memory."""
+    """Return the traits of a model, probed on ``device`` or, without memory, on the meta device."""
     return probe(predictor, META if any(parameter.is_meta for parameter in predictor.parameters()) else device)
 
 
 def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
-    """The micro-batches of a padded share of a batch. Raises ``UserError`` if it has too few rows for so many."""
+    """Return the micro-batches of one rank's padded batch.
+
+    ``shares`` is the number of ranks that divide the rows. Raises ``UserError`` if there are fewer rows than
+    micro-batches.
+    """
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     share = -(-largest // shares)
-    # What "auto" will be is at most one for each row, in whole rounds of a pipeline.
+    # "auto" resolves to at most one micro-batch per row, in whole rounds of a pipeline.
     most = max(1, share // training.parallel.pipeline * training.parallel.pipeline)
     number = most if training.accumulation == "auto" else training.micro_batches
     if number > share:
@@ -114,8 +125,11 @@ def check_rows(data: PreparedData) -> None:
 
 
 def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:
-    """Raise ``UserError`` for stages on GPUs that send to each other over gloo: torch 2.13 hands gloo's sockets the
-    address of the tensor, which is none of the host's memory (``ProcessGroupGloo::send``; its collectives copy)."""
+    """Raise ``UserError`` for pipeline stages on GPUs that communicate over gloo.
+
+    torch 2.13 passes the tensor's address to gloo's sockets, which need host memory (``ProcessGroupGloo::send``; its
+    collectives copy).
+    """
     if gpu and training.backend == "gloo" and training.parallel.pipeline > 1:
         raise UserError(
             "training.backend: gloo cannot send from one stage of a pipeline on GPUs to the next; expected auto or "
@@ -124,7 +138,7 @@ def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:
 
 
 def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
-    """Raise ``UserError`` for models and types of numbers that no layout divides, and models that are not compiled."""
+    """Raise ``UserError`` for models that cannot be divided or compiled, and precisions that no layout supports."""
     if training.compile and traits.has_batch_statistics:
         raise UserError(
             "training.compile: false expected: this model has batch normalisation or buffers that change, so its "
@@ -161,8 +175,11 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def check_compiler(gpu: bool) -> None:
-    """Raise ``UserError`` if there is not what torch.compile makes code with: Triton and a C compiler for a GPU, a C++
-    compiler for a CPU (as ``torch/_inductor/config.py`` and ``triton/runtime/build.py`` find them)."""
+    """Raise ``UserError`` if torch.compile lacks a compiler.
+
+    It needs Triton and a C compiler for a GPU, a C++ compiler for a CPU (found as in ``torch/_inductor/config.py`` and
+    ``triton/runtime/build.py``).
+    """
     if gpu and importlib.util.find_spec("triton") is None:
         raise UserError("training.compile: false expected: there is no Triton, which compiles for GPUs")
     variable = "CC" if gpu else "CXX"
@@ -176,8 +193,10 @@ def check_compiler(gpu: bool) -> None:
 
 
 def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, precision: str) -> None:
-    """Raise ``UserError`` if this process has not even room for what it keeps from step to step, or too little is free
-    on its GPU. On those of others their processes may have begun."""
+    """Raise ``UserError`` if this process lacks memory for its persistent state, or its GPU lacks free memory.
+
+    Other GPUs are not checked: their processes may have started.
+    """
     state, on = ModelState.of(predictor, training), nodes(group.world)
     layout = training.parallel, group.world, on, precision
     if group.device.type == "cpu":

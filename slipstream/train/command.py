@@ -40,7 +40,7 @@ LOG = logger("train")
 
 @contextmanager
 def local_prepared_data(prepared: str) -> Iterator[Path]:
-    """The directory of the prepared data; for a URI a temporary stub, which only this process uses."""
+    """Yield the directory of the prepared data; for a URI, a temporary stub for this process only."""
     if not prepared.startswith(STORES):
         if not Path(prepared).is_dir():
             raise UserError(
@@ -55,8 +55,11 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
 
 
 def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bool:
-    """Whether the model of this very training is there: a rank or its agent may have died between the end of the
-    training and its own, and is started again. Raises ``UserError`` if anything else is there."""
+    """Return True if ``output`` holds the model of this training already.
+
+    A rank or its agent may die between the end of the training and its own exit, and is then restarted. Raises
+    ``UserError`` if ``output`` holds anything else.
+    """
     if not (output / MANIFEST).exists():
         return False
     with suppress(DamagedArtifact):
@@ -69,8 +72,7 @@ def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bo
 
 @contextmanager
 def alone_at_once() -> Iterator[None]:
-    """If the block fails on this rank alone, say how and end this process: see
-    :mod:`slipstream.distributed.leaving`."""
+    """Report an error of this rank alone and end the process; see :mod:`slipstream.distributed.leaving`."""
     try:
         yield
     except Exception as error:
@@ -87,7 +89,7 @@ def alone_at_once() -> Iterator[None]:
 
 @contextmanager
 def sampled_machine(request: TrainingRequest) -> Iterator[None]:
-    """The first rank of a machine has its sampler beside it: torch's agent starts none."""
+    """Run the sampler on the first rank of a machine: torch's agent starts none."""
     if request.sampled is None or os.environ.get("LOCAL_RANK", "0") != "0":
         yield
         return
@@ -101,8 +103,9 @@ def sampled_machine(request: TrainingRequest) -> Iterator[None]:
 @click.argument("output", type=click.Path(path_type=Path))
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
 def main(prepared: str, output: Path, config: Path | None) -> None:
-    """Train on PREPARED and write the trained model to OUTPUT; its checkpoints go to OUTPUT.checkpoints, and what its
-    devices do to OUTPUT.telemetry (slipstream telemetry shows it).
+    """Train on PREPARED and write the trained model to OUTPUT.
+
+    Checkpoints go to OUTPUT.checkpoints, telemetry of the devices to OUTPUT.telemetry (slipstream telemetry shows it).
 
     PREPARED is a directory, or an address on s3://, gs:// or abfs://, from which the rows are streamed during training.
 
@@ -114,7 +117,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
 
         @cache
         def made_by() -> Mapping[str, object]:
-            # A process that does not need it reads no base for its digest.
+            # Lazy: only a process that needs the digest reads the base.
             base = fingerprint_origin(settings.model)
             data = PreparedData.open(directory)
             made = {"command": "slipstream.train", "code": code_version(KIND)}
@@ -123,7 +126,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
         if is_finished(output, made_by):
             return
         home = training.checkpoint_uri or f"{output}.checkpoints"
-        # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.
+        # The agent's run id, so that restarted workers belong to the same run; "none" without one.
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none")
         holder = Holder(run_id, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
         if wait_for_others(home, holder, training.when_held) and is_finished(output, made_by):
@@ -142,7 +145,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             with sampled_machine(request):
                 run(request)
         except Superseded as error:
-            # Begun in the same moment, so that neither saw the other one.
+            # Both started at once, so neither saw the other.
             raise UserError(f"{error}; start again to wait for the other one") from None
         except Exception as error:
             if mendable := explained(error):

@@ -1,9 +1,9 @@
-"""The data loader: reads batches from stored blocks to the device, ahead of the training loop.
+"""Data loader that reads batches from stored blocks to the device, ahead of the training loop.
 
-One thread reads ahead: it verifies each block when an epoch uses it for the first time, gathers the rows of a batch
-into a reused buffer and copies them to the device on a separate stream. It is a thread because its work (hashing,
-copying rows) releases the GIL; processes would have to send every byte through a pipe or shared memory. Small batches
-are read and handed over several at once: each time the threads ask for the GIL, one of them waits for the other.
+One thread verifies every block when an epoch first uses it, gathers the rows of a batch into a reused buffer and copies
+them to the device on a separate stream. Its work (hashing, copying rows) releases the GIL, whereas processes would have
+to send every byte through a pipe or shared memory. Small batches are read and handed over several at a time: whenever
+the threads request the GIL, one of them waits for the other.
 """
 
 from __future__ import annotations
@@ -31,25 +31,23 @@ from slipstream.train.telemetry.step_times import LoaderTimes
 
 #: Buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
-#: A buffer holds as many batches as have so many bytes, at least one and at most so many. They are read and handed over
-#: at once.
+#: Maximum bytes and batches of a buffer, which holds at least one batch. Its batches are read and handed over at once.
 BUFFER_BYTES, BUFFER_BATCHES = 1 << 18, 16
-#: Every batch begins at a multiple of so many bytes, as its own allocation would: results of the same batch must not
-#: depend on its place in a buffer.
+#: Alignment of a batch in bytes, as of its own allocation: results of a batch must not depend on its position in a
+#: buffer.
 ALIGNMENT = 64
 #: Seconds between two calls of ``waiting`` while a batch is not ready.
 PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
-    """One rank's share of a batch: ``inputs`` ``[share, *shape]`` in the signature's order, ``target`` ``[share]`` and,
-    if rows are weighted, ``weight`` ``[share]`` (float32, mean 1).
+    """One rank's batch.
 
-    The tensors are views of one reused buffer of whole records, so their row stride is a record's size. They are valid
-    until the next batch is requested; on a GPU, for all work that the current stream has been given by then. The first
-    ``rows`` rows are the share, any others are padding. ``size`` is the number of rows of the global batch,
-    ``consumed`` the number of samples that the run has consumed after it; ``wait`` is the time in seconds that the
-    consumer waited for it.
+    ``inputs`` are ``[rows, *shape]`` in the signature's order, ``target`` is ``[rows]``, as is ``weight`` (float32,
+    mean 1) if rows are weighted. They are views of one reused buffer of whole records, so their row stride is a
+    record's size. They are valid until the next batch is requested; on a GPU, for all work enqueued on the current
+    stream by then. Rows after the first ``rows`` are padding. ``size`` is the number of rows of the global batch,
+    ``consumed`` the number of samples consumed by the run after it, ``wait`` the consumer's wait in seconds.
     """
 
     inputs: tuple[Tensor, ...]
@@ -61,7 +59,7 @@ class Batch(NamedTuple):
     weight: Tensor | None = None
 
 
-def training_batches(  # noqa: PLR0913 - what is read, and what its consumer wants of it
+def training_batches(  # noqa: PLR0913 - the data to read, and options of its consumer
     prepared: PreparedData,
     order: GlobalOrder,
     group: Group,
@@ -72,13 +70,13 @@ def training_batches(  # noqa: PLR0913 - what is read, and what its consumer wan
     waiting: Callable[[], None] | None = None,
     times: LoaderTimes | None = None,
 ) -> Generator[Batch, None, None]:
-    """This rank's shares of the training split's batches, from ``start`` consumed samples on, on its device. ``group``
-    is its place among those that divide the rows.
+    """Return this rank's batches of the training split on its device, from ``start`` consumed samples on.
 
-    Shares of fewer than ``padded`` rows are padded to that number: with copies of their first row, or with zeros if
-    they have none. Without ``stop`` the iterator has no end. ``waiting`` is called about every second while a batch is
-    not ready; an exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The
-    reading thread ends when the iterator is exhausted, closed or garbage-collected; what it does is added to ``times``.
+    ``group`` is this rank's position among the ranks that divide the rows. Batches of fewer than ``padded`` rows are
+    padded with copies of their first row; empty ones with zeros. Without ``stop`` the iterator is endless. ``waiting``
+    is called about every second while a batch is not ready; an exception from it ends the wait. Raises
+    ``DamagedArtifact`` if a block's digest is wrong. The reading thread ends when the iterator is exhausted, closed or
+    garbage-collected; it adds its timings to ``times``.
     """
     stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
     buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
@@ -95,10 +93,10 @@ def evaluation_batches(
     rounds: int = 0,
     waiting: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
-    """One pass over this rank's contiguous share of ``split``, in stored order.
+    """Return one pass over this rank's contiguous rows of ``split``, in stored order.
 
-    Otherwise as :func:`training_batches`. Ranks may have different numbers of batches, if not ``rounds`` says how many
-    each has: those that are missing have no rows. ``size`` is the number of rows of this rank's batch.
+    Otherwise like :func:`training_batches`. Ranks may have different numbers of batches; ``rounds`` is a minimum,
+    reached with batches without rows. ``size`` is the number of rows of this rank's batch.
     """
     order = StoredOrder(stored_blocks(prepared, split), batch_size)
     stored = StoredRows(prepared, split, order.blocks)
@@ -108,7 +106,7 @@ def evaluation_batches(
 
 
 def stored_blocks(prepared: PreparedData, split: str) -> StoredBlocks:
-    """How a split is stored."""
+    """Return the storage layout of a split."""
     return StoredBlocks(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
 
 
@@ -120,8 +118,11 @@ def prefetch(
     padded: int = 0,
     times: LoaderTimes | None = None,
 ) -> Generator[Batch, None, None]:
-    """The planned batches, which a thread reads into the ``buffers``; an error of the thread is raised here."""
-    # Before Python 3.13 SimpleQueue.get waits for ever if a signal's handler ends after the timeout.
+    """Yield the planned batches, which a thread reads into ``buffers``.
+
+    Errors of the thread are raised here.
+    """
+    # Before Python 3.13 SimpleQueue.get never returns if a signal's handler ends after the timeout.
     ready: Queue[Ready] = Queue()
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
     for buffer in buffers:
@@ -158,7 +159,7 @@ def prefetch(
 
 
 def next_ready(ready: Queue[Ready], waiting: Callable[[], None] | None) -> Ready:
-    """What the reading thread hands over next; meanwhile ``waiting`` is called now and then."""
+    """Return the next item of the reading thread, calling ``waiting`` now and then meanwhile."""
     while True:
         try:
             return ready.get(timeout=PATIENCE_S)
@@ -174,7 +175,10 @@ def read_batches(
     ready: Queue[Ready],
     times: LoaderTimes,
 ) -> None:
-    """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
+    """Fill free buffers by the plans; the body of the reading thread.
+
+    It ends after the last plan, or on ``None`` instead of a buffer.
+    """
     plans = stored.when_local(plans)
     try:
         while (buffer := free.get()) is not None:
@@ -204,7 +208,7 @@ def read_batches(
 
 
 class StoredRows:
-    """The stored rows of a split, memory-mapped, each block verified before its rows are used."""
+    """Memory-mapped rows of a split; every block is verified before its rows are used."""
 
     def __init__(self, prepared: PreparedData, split: str, blocks: StoredBlocks) -> None:
         self._artifact = prepared.artifact
@@ -217,23 +221,23 @@ class StoredRows:
 
     @property
     def streamed(self) -> bool:
-        """Whether rows may have to be waited for."""
+        """True if rows come from a store, and may be late."""
         return self._stream is not None
 
     def when_local(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
-        """The plans, each once its blocks are on this machine."""
+        """Return the plans; each follows once its blocks are on this machine."""
         if self._stream is None:
             return plans
         return self._stream.prefetch((plan, self._blocks(plan)) for plan in plans)
 
     def _blocks(self, plan: BatchPlan) -> list[Block]:
-        """The stored blocks that contain a plan's rows."""
+        """Return the stored blocks that contain a plan's rows."""
         stored = self._stored
         numbers = np.unique(np.searchsorted(stored.first, plan.rows, side="right") - 1).tolist()
         return [(self._names[stored.segment[number]], int(stored.within[number])) for number in numbers]
 
     def verified(self, plans: list[BatchPlan]) -> tuple[list[BatchPlan], DamagedArtifact | None]:
-        """The plans before the first that uses a damaged block, and what is wrong with that block."""
+        """Return the plans before the first with a damaged block, and that block's error."""
         for index, plan in enumerate(plans):
             try:
                 for block in plan.blocks:
@@ -250,7 +254,7 @@ class StoredRows:
             self._maps[segment].take(within_segment, axis=0, out=out[begin:end], mode="clip")
 
     def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:
-        """Consecutive ``rows`` of the same segment: the segment, and the range of indices into ``rows``."""
+        """Return the runs of ``rows`` in the same segment: the segment, and the range of indices into ``rows``."""
         if len(self._maps) == 1:
             return [(0, 0, len(rows))]
         segment = np.searchsorted(self._starts, rows, side="right") - 1
@@ -266,12 +270,12 @@ class StoredRows:
 
 
 class HostBuffer:
-    """A buffer in host memory for the records of so many ``batches`` of at most ``rows`` rows, to train on a CPU."""
+    """Host buffer for the records of ``batches`` batches of at most ``rows`` rows, to train on a CPU."""
 
     def __init__(self, batches: int, rows: int, signature: Signature, pinned: bool = False) -> None:
         size = signature.record.itemsize
         self.batches, self._rows = batches, rows
-        #: Places from one batch to the next.
+        #: Rows from one batch to the next.
         self._stride = rows if batches == 1 else aligned(rows, size)
         self._host = torch.empty((batches * self._stride, size), dtype=torch.uint8, pin_memory=pinned)
         #: uint8 ``[batches * stride, record]``, filled by the reading thread.
@@ -281,12 +285,15 @@ class HostBuffer:
         self._fields = [fields(part[:rows], signature) for part in self._memory().split(self._stride)]
 
     def _memory(self) -> Tensor:
-        """What the tensors of the batches are views of."""
+        """Return the memory behind the batches' tensors."""
         return self._host
 
     def row_numbers(self, plans: list[BatchPlan]) -> np.ndarray:
-        """Which row of the split (int64) comes to each place of the first batches. What a batch lacks is padded with
-        its first row, if it has any: what a model makes of a real row is finite, what it makes of zeros need not be."""
+        """Return the row of the split (int64) at every position of the first batches.
+
+        Short batches are padded with their first row, if any: a model's results on a real row are finite, on zeros they
+        need not be.
+        """
         for numbers, plan in zip(self._row_numbers, plans, strict=False):
             rows = plan.rows
             numbers[: len(rows)] = rows
@@ -295,7 +302,7 @@ class HostBuffer:
         return self._row_numbers[: len(plans)].reshape(-1)
 
     def clear(self, plans: list[BatchPlan]) -> None:
-        """Make zeros of the batches that have no rows: what they were filled with was not verified."""
+        """Zero the batches without rows, because their content was not verified."""
         for index, plan in enumerate(plans):
             if not len(plan.rows):
                 self.records[index * self._stride : (index + 1) * self._stride] = 0
@@ -304,7 +311,7 @@ class HostBuffer:
         """Copy the first batches to the device; called by the reading thread."""
 
     def tensors(self, index: int, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Inputs, target and weight (None without weights) of the first ``rows`` records of a batch."""
+        """Return inputs, target and weight (None without weights) of the first ``rows`` records of a batch."""
         columns = self._fields[index]
         if rows < self._rows:
             columns = tuple(field[:rows] for field in columns)
@@ -312,11 +319,11 @@ class HostBuffer:
         return inputs, target, weight[0] if weight else None
 
     def release(self) -> None:
-        """Called by the consumer once it has enqueued all work on the tensors."""
+        """Release the tensors; called by the consumer once it has enqueued all work on them."""
 
 
 class DeviceBuffer(HostBuffer):
-    """A buffer for the records of some batches in pinned host memory and on a GPU."""
+    """Buffer for the records of some batches in pinned host memory and on a GPU."""
 
     def __init__(self, batches: int, rows: int, signature: Signature, device: torch.device) -> None:
         self._target = device
@@ -342,7 +349,7 @@ class DeviceBuffer(HostBuffer):
 
 
 def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
-    """Inputs of ``rows`` rows of zeros, laid out in memory as those of a batch are."""
+    """Return inputs of ``rows`` rows of zeros, with the memory layout of a batch."""
     buffer = make_buffer(1, rows, signature, device)
     buffer.records[:] = 0
     buffer.send(1)
@@ -352,8 +359,10 @@ def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tens
 def make_buffers(
     rows: int, signature: Signature, device: torch.device, streamed: bool, most: int | None = None
 ) -> list[HostBuffer]:
-    """The buffers of one iterator, for batches of ``rows`` records each and at ``most`` so many of them. Those of
-    ``streamed`` rows have one batch: one that is still on its way must not hold back those before it."""
+    """Return the buffers of one iterator, for at most ``most`` batches of ``rows`` records each.
+
+    Buffers of ``streamed`` rows have one batch: a late batch must not hold back those before it.
+    """
     batches = 1 if streamed else min(BUFFER_BATCHES, BUFFER_BYTES // max(1, rows * signature.record.itemsize))
     if most is not None:
         batches = min(batches, -(-most // BUFFERS))
@@ -361,20 +370,19 @@ def make_buffers(
 
 
 def make_buffer(batches: int, rows: int, signature: Signature, device: torch.device) -> HostBuffer:
-    """A buffer for ``batches`` of ``rows`` records."""
     if device.type == "cuda":
         return DeviceBuffer(batches, rows, signature, device)
     return HostBuffer(batches, rows, signature)
 
 
 def aligned(rows: int, size: int) -> int:
-    """The least number of records of ``size`` bytes, at least ``rows``, after which another batch may begin."""
+    """Return the least number of records of ``size`` bytes, at least ``rows``, after which another batch may start."""
     step = ALIGNMENT // math.gcd(ALIGNMENT, size)
     return -(-rows // step) * step
 
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
-    """Views of uint8 records ``[rows, record]``, one for each input and each label."""
+    """Return views of uint8 records ``[rows, record]``, one for every input and label."""
     views = []
     offsets = signature.record.fields
     assert offsets is not None
@@ -386,5 +394,5 @@ def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
     return tuple(views)
 
 
-#: What the reading thread hands over: a buffer with the batches in it, its error, or None at the end.
+#: Item of the reading thread: a buffer with its batches, an error, or None at the end.
 Ready = tuple[HostBuffer, list[BatchPlan]] | BaseException | None

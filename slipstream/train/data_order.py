@@ -1,22 +1,23 @@
-"""The order of the rows in training: a pure function of seed, epoch and consumed samples, for any number of processes.
+"""Order of the training rows: a pure function of seed, epoch and consumed samples, for any number of processes.
 
-A global batch is an ordered list of G rows; rank r of W reads those from ``floor(rG/W)`` to ``floor((r+1)G/W)``. The
-number of consumed samples is therefore the only state of the loader. Sizes need not be divisible, every row occurs
-exactly once per epoch, and the last batch of an epoch may be short.
+A global batch is an ordered list of G rows; rank r of W reads those from ``floor(rG/W)`` to ``floor((r+1)G/W)``. So the
+number of consumed samples is the only state of the loader. Sizes need not be divisible, every row occurs exactly once
+per epoch, and the last batch of an epoch may be short.
 
 Rows are stored shuffled within each segment (which may be several files), so any block is a random sample of its
 segment. An epoch can therefore read block by block, which suits disk and cache, and its batches are still as mixed as
 random ones:
 
-* The *sequence* of an epoch lists all rows. It is divided into strata; a stratum is a segment, or several segments that
+* The *sequence* of an epoch lists all rows. It is divided into strata. A stratum is a segment, or several segments that
   are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows are in
-  random order, which is the same for all blocks of equal length; this suffices, as a row's place in its block is random
+  random order, the same for all blocks of equal length; this suffices, as a row's position in its block is random
   already. It allows large batches to read a few neighbouring rows at once.
 * Each stratum is divided into *lanes*, intervals of the sequence of equal length, about :data:`LANES` in all. Every
-  batch takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes,
-  and contains all segments in the proportion in which they occur.
-* After D samples of an epoch of N samples, the lanes before place P of the sequence have given ``floor(P·D/N)`` rows in
-  all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane has at least N/G rows.
+  batch takes rows from every lane in proportion to its length. So it mixes as many blocks as there are lanes, and
+  contains all segments in the proportion of their sizes.
+* After D samples of an epoch of N samples, the lanes before position P of the sequence have given ``floor(P·D/N)`` rows
+  in all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane has at least N/G
+  rows.
 
 Lanes do not depend on the number of processes. A batch lists its rows lane by lane, so each rank reads the blocks of a
 few lanes only.
@@ -37,21 +38,21 @@ import numpy as np
 ORDER_VERSION = 2
 #: Blocks that a batch mixes. More of them cause more cache misses; with fewer, more ranks read the same block.
 LANES = 8
-#: Runs of neighbouring rows, about, in which a batch reads its rows of a lane; runs are faster to read than single
+#: Approximate number of runs of neighbouring rows that a batch reads per lane; runs are faster to read than single
 #: rows.
 RUNS = 16
-#: Rows that are planned at once, which takes little longer than planning one batch.
+#: Rows planned at once, which takes little longer than planning one batch.
 PLANNED_ROWS = 65_536
 NO_ROWS = np.empty(0, np.int64)
 
 
 def share(rank: int, world: int, length: int) -> slice:
-    """The part of a list of ``length`` that belongs to ``rank`` of ``world``; the ranks' parts follow each other."""
+    """Return the slice of a list of ``length`` items that belongs to ``rank`` of ``world``; slices are consecutive."""
     return slice(rank * length // world, (rank + 1) * length // world)
 
 
 def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The concatenation of all ``range(begin[i], end[i])`` (int64)."""
+    """Return the concatenation of all ``range(begin[i], end[i])`` (int64)."""
     lengths = end - begin
     numbers = np.repeat(end - np.cumsum(lengths), lengths)
     numbers += np.arange(len(numbers))
@@ -59,11 +60,11 @@ def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
-    """A random permutation of ``range(length)`` (int64), a pure function of its arguments.
+    """Return a random permutation of ``range(length)`` (int64), a pure function of the arguments.
 
     Sorts Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that have their index in
-    the low bits. They are all different, so every sorting algorithm gives the same result; and raw draws do not change
-    between versions of NumPy.
+    the low bits. All are different, so every sorting algorithm gives the same result. Raw draws do not change between
+    versions of NumPy.
     """
     index_bits = np.uint64(max(length - 1, 0).bit_length())
     draws = np.random.Philox(key=[seed, epoch], counter=[0, purpose, 0, 0]).random_raw(length)
@@ -73,10 +74,11 @@ def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
 
 
 class StoredBlocks:
-    """How a split is stored: files (``segments``, in rows each) of blocks of ``block_rows`` rows.
+    """Storage layout of a split: files of blocks of ``block_rows`` rows.
 
-    Rows and blocks are numbered consecutively through all files; a file's last block may be short. ``shuffled`` holds
-    the rows of each set of files that were shuffled together; by default each file is a set of its own.
+    ``segments`` holds the row count of every file. Rows and blocks are numbered consecutively through all files; a
+    file's last block may be short. ``shuffled`` holds the row count of every set of files that were shuffled together,
+    by default of every file.
     """
 
     def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:
@@ -94,16 +96,15 @@ class StoredBlocks:
         self.first = np.cumsum(self.length) - self.length
 
     def block_of(self, row: int) -> int:
-        """The number of the block that contains ``row``."""
         return bisect_right(self.first, row) - 1
 
 
 class BatchPlan(NamedTuple):
-    """What one rank reads for one batch.
+    """One rank's reads for one batch.
 
-    ``rows`` are row numbers (int64) in order; ``blocks`` are the numbers of the blocks that this rank reads for the
-    first time in the epoch, or since it started. ``size`` is the number of rows of the global batch, ``consumed`` the
-    number of samples that the run has consumed after it.
+    ``rows`` are row numbers (int64) in order. ``blocks`` are the blocks that this rank reads for the first time in the
+    epoch, or since it started. ``size`` is the number of rows of the global batch, ``consumed`` the number of samples
+    consumed by the run after it.
     """
 
     rows: np.ndarray
@@ -114,15 +115,17 @@ class BatchPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockSequence:
-    """The order of the blocks in one epoch; ``start[i]`` is the place in the epoch's sequence where ``block[i]`` begins
-    (int64, ``[blocks]`` and ``[blocks + 1]``)."""
+    """Order of the blocks in one epoch.
+
+    ``block[i]`` starts at position ``start[i]`` of the epoch's sequence (int64, ``[blocks]`` and ``[blocks + 1]``).
+    """
 
     block: np.ndarray
     start: np.ndarray
 
 
 class GlobalOrder:
-    """The order of training: the rows of ``blocks``, epoch after epoch without end, in batches of ``batch_size``."""
+    """Order of the training rows, epoch after epoch without end, in batches of ``batch_size``."""
 
     def __init__(self, blocks: StoredBlocks, batch_size: int, seed: int) -> None:
         self.blocks = blocks
@@ -141,22 +144,22 @@ class GlobalOrder:
 
     @property
     def largest(self) -> int:
-        """The rows of the largest batch."""
+        """Rows of the largest batch."""
         return min(self.batch_size, self.blocks.rows)
 
     def consumed(self, step: int) -> int:
-        """The number of samples that ``step`` steps of the run consume."""
+        """Return the number of samples that ``step`` steps of the run consume."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return epoch * self.blocks.rows + within * self.batch_size
 
     def batch(self, step: int) -> np.ndarray:
-        """The global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
+        """Return the global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
         return next(self.plans(0, 1, self.consumed(step), self.consumed(step + 1))).rows
 
     def plans(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[BatchPlan]:
-        """What ``rank`` of ``world`` reads for each batch, from ``start`` to ``stop`` consumed samples, or without end.
+        """Yield the batch plans of ``rank`` of ``world`` from ``start`` to ``stop`` consumed samples, or without end.
 
-        Raises ``ValueError`` if no batch begins after ``start`` samples.
+        Raises ``ValueError`` if no batch starts after ``start`` samples.
         """
         epoch, before = divmod(start, self.blocks.rows)
         step, rest = divmod(before, self.batch_size)
@@ -177,10 +180,11 @@ class GlobalOrder:
     def _plan(
         self, epoch: int, step: int, steps: int, rank: int, world: int, verified: set[int]
     ) -> tuple[list[BatchPlan], set[int]]:
-        """The plans of ``steps`` steps and the blocks that they use; ``known`` are the blocks used before.
+        """Return the plans of ``steps`` steps and the blocks that they use.
 
-        The arrays are int64 ``[steps, lanes]``. A lane fills some places of the batch; the rank's part of these is from
-        ``begin`` to ``end``, and its rows are those of the sequence from ``first`` to ``last``.
+        ``verified`` are the blocks used before. The arrays are int64 ``[steps, lanes]``. A lane fills an interval of
+        the batch. This rank's part is from ``begin`` to ``end``; its rows are those of the sequence from ``first`` to
+        ``last``.
         """
         sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
         done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.blocks.rows)
@@ -202,7 +206,7 @@ class GlobalOrder:
         length = self.blocks.length[block]
         rows = np.repeat(self.blocks.first[block], length)
         rows += np.concatenate([NO_ROWS, *(self._within(epoch, rows) for rows in length.tolist())])
-        # The difference between a place in the sequence and in ``rows``, for each lane.
+        # Offset from a position in the sequence to the same row in ``rows``, per lane.
         ahead = np.cumsum(length) - length
         shift = ahead[np.cumsum(high - low) - (high - low)] - sequence.start[low]
         taken = rows[ranges((first + shift).ravel(), (last + shift).ravel())]
@@ -224,7 +228,7 @@ class GlobalOrder:
         return plans, set(due)
 
     def _shuffle_rows(self, epoch: int, length: int) -> np.ndarray:
-        """The order of the rows in a block of ``length`` rows."""
+        """Return the order of the rows in a block of ``length`` rows."""
         run = max(1, self._lane_rows // RUNS)
         order = shuffled(-(-length // run), self.seed, epoch, length)[:, None] * run + np.arange(run)
         order = order[order < length]
@@ -235,7 +239,7 @@ class GlobalOrder:
         return order
 
     def _shuffle_blocks(self, epoch: int) -> BlockSequence:
-        """The order of the blocks in an epoch: by stratum, random within it."""
+        """Return the order of the blocks in an epoch: by stratum, random within it."""
         block = shuffled(self.blocks.count, self.seed, epoch, 0)
         stratum = np.searchsorted(self._strata, self.blocks.first[block], side="right")
         block = block[np.argsort(stratum, kind="stable")]
@@ -244,7 +248,10 @@ class GlobalOrder:
 
 
 def strata(blocks: StoredBlocks, batch_size: int) -> list[int]:
-    """The ends of the strata: sets of files, joined with the next while they are too small for a row in every batch."""
+    """Return the ends of the strata.
+
+    A stratum is a set of files, joined with the next while it is too small for a row in every batch.
+    """
     least = -(-blocks.rows // batch_size)
     ends = [0]
     for end in accumulate(blocks.shuffled):
@@ -254,7 +261,7 @@ def strata(blocks: StoredBlocks, batch_size: int) -> list[int]:
 
 
 def cuts(blocks: StoredBlocks, batch_size: int, ends: list[int]) -> list[int]:
-    """The boundaries of the lanes in the sequence: ascending, from 0 to the number of rows."""
+    """Return the boundaries of the lanes in the sequence, ascending, from 0 to the number of rows."""
     least = -(-blocks.rows // batch_size)
     boundaries = [0]
     for begin, end in pairwise([0, *ends]):
@@ -265,9 +272,9 @@ def cuts(blocks: StoredBlocks, batch_size: int, ends: list[int]) -> list[int]:
 
 
 class StoredOrder:
-    """The order of evaluation: one pass over the rows of ``blocks`` in the order in which they are stored.
+    """Order of evaluation: one pass over the rows of ``blocks`` in stored order.
 
-    Each rank divides its contiguous share of the rows into batches of at most ``batch_size``.
+    Each rank divides its contiguous rows into batches of at most ``batch_size``.
     """
 
     def __init__(self, blocks: StoredBlocks, batch_size: int) -> None:
@@ -276,17 +283,19 @@ class StoredOrder:
 
     @property
     def largest(self) -> int:
-        """The rows of the largest batch."""
+        """Rows of the largest batch."""
         return min(self.batch_size, self.blocks.rows)
 
     def batches(self, rank: int, world: int) -> int:
-        """The number of batches of ``rank`` of ``world``."""
         mine = share(rank, world, self.blocks.rows)
         return -(-(mine.stop - mine.start) // self.batch_size)
 
     def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
-        """What ``rank`` of ``world`` reads for each batch; ``consumed`` is the number of the row that follows. At least
-        ``rounds`` plans, the last of which may have no rows."""
+        """Yield the batch plans of ``rank`` of ``world``.
+
+        ``consumed`` is the number of the row that follows. There are at least ``rounds`` plans; the additional ones
+        have no rows.
+        """
         mine, read = share(rank, world, self.blocks.rows), -1
         starts = range(mine.start, mine.stop, self.batch_size)
         for start in starts:

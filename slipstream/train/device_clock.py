@@ -1,4 +1,4 @@
-"""When the device comes to a place in its work, which may be long after the host has given it that work."""
+"""Device-side timestamps (CUDA events), comparable with ``time.perf_counter``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 class Mark(Protocol):
-    """A place in the device's work."""
+    """Position in the device's work."""
 
     def wait(self) -> float:
-        """Wait until the device has come here; return when it did, on the clock of ``time.perf_counter``."""
+        """Wait until the device gets here; return that time, on the clock of ``time.perf_counter``."""
 
 
 class Past(NamedTuple):
-    """A place that the device has passed."""
+    """Position that the device has passed."""
 
     at: float
 
@@ -26,16 +26,19 @@ class Past(NamedTuple):
 
 
 class DeviceClock:
-    """The clock of a device that has done its work as soon as it is given it, like a CPU."""
+    """Clock of a synchronous device, like a CPU."""
 
     def mark(self) -> Mark:
-        """Mark the end of the work that the device has been given by now."""
+        """Mark the end of the work enqueued so far."""
         return Past(time.perf_counter())
 
 
 class CudaClock(DeviceClock):
-    """The clock of a GPU's current stream. Marks have to be waited for in about the order in which they were made, as
-    the time of each is measured from the last one waited for: GPUs measure long times less exactly."""
+    """Clock of a GPU's current stream.
+
+    Wait for marks in about the order of their creation. Each time is measured from the last mark waited for, because
+    GPUs measure long times less exactly.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -68,8 +71,10 @@ class CudaMark:
 
 
 def wait_for(stream: torch.cuda.Stream) -> None:
-    """Wait until the GPU has done the work that the stream has been given by now. The thread sleeps meanwhile: in the
-    waits of streams, and of events that are not ``blocking``, it keeps a processor busy."""
+    """Wait until the GPU has finished the work enqueued on the stream so far.
+
+    The thread sleeps meanwhile. Waiting for a stream, or for an event that is not ``blocking``, would keep a core busy.
+    """
     event = torch.cuda.Event(blocking=True)
     event.record(stream)
     event.synchronize()

@@ -1,7 +1,7 @@
-"""New threads on the GPU of the thread that starts them.
+"""GPU selection for new threads.
 
-A thread begins on the first GPU, wherever its process computes. There a stream of its own makes a context: half a GiB
-on GPU 0 for every rank of the machine.
+A thread starts on the first GPU, whichever its process uses. There a stream of its own creates a context: half a GiB on
+GPU 0 for every rank of the machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import torch
 
 
 def same_gpu() -> Callable[[], None]:
-    """What a new thread calls first, to be on this thread's GPU; it does nothing where this process uses none."""
+    """Return a function that moves a new thread to this thread's GPU.
+
+    The new thread calls it first. It does nothing if this process uses no GPU.
+    """
     if not torch.cuda.is_initialized():
         return lambda: None
     return partial(torch.cuda.set_device, torch.cuda.current_device())

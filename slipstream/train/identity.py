@@ -1,8 +1,8 @@
-"""The identity of a training: what must equal a checkpoint's to resume it, and the code that made the checkpoint.
+"""Identity of a training: the values that must equal a checkpoint's to resume it.
 
-The identity holds the meaning of the work: data, model, settings, the user's model code, the base, the order of the
-samples and :data:`STEP_VERSION`. No code version is part of it, so an edit of the code resumes. The digests of all
-modules travel beside it, to name what has changed.
+It holds the meaning of the work: data, model, settings, the user's model code, the base, the order of the samples and
+:data:`STEP_VERSION`. It holds no code version, so a training resumes after an edit of the code. The digests of all
+modules are stored separately, to name changed ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.train.checkpoint.restore import MANIFESTS
 from slipstream.train.config import STEP_VERSION, TrainingConfig, lasting
 from slipstream.train.data_order import ORDER_VERSION
 
-#: The most modules that one line names.
+#: Maximum number of modules that one line names.
 NAMED = 5
 
 
@@ -32,12 +32,12 @@ def identity(
     applied: AppliedTuning | None = None,
     base_digest: str = "",
 ) -> dict[str, object]:
-    """Return what must equal the checkpoint's to resume it.
+    """Return the values that must equal the checkpoint's to resume it.
 
-    That is everything that determines the result, but not how batches are divided into micro-batches, how often
-    checkpoints are saved, or which code makes them; and what is applied of the tuner's result. A base and adapters
-    that training starts from count by their digests: on disks the same files have the same one wherever they lie. In a
-    store the digest follows what the store says of them, so the same files elsewhere may be another base.
+    They are everything that determines the result, and the applied tuning, but not the number of micro-batches, the
+    checkpoint interval or the code. A base and adapters to start from count by their digests. On disks the same files
+    have the same digest at every path. In a store it follows the store's metadata, so the same files elsewhere may be
+    another base.
     """
     code = model_code(model)
     return {
@@ -68,7 +68,7 @@ def training_code() -> tuple[str, dict[str, str]]:
 
 
 def describe_other_code(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return the line about modules that differ from those that wrote a checkpoint; empty if none does."""
+    """Return a line on the modules that changed since a checkpoint was written; empty if none did."""
     changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if not changed:
         return ""

@@ -1,4 +1,4 @@
-"""Work beside a training that nothing waits for and that cannot fail it."""
+"""Periodic background work that neither delays nor fails a training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from slipstream.logs import logger
 
 @contextmanager
 def periodically(work: Callable[[], None], every_s: float, last_s: float, name: str, failure: str) -> Iterator[None]:
-    """In the block, and once at its end, a thread called ``name`` does the ``work``. The end waits for at most
-    ``last_s`` seconds; the first time that the work fails, ``failure`` and the error are a warning."""
+    """Run ``work`` every ``every_s`` seconds during the block, and once at its end, in a thread called ``name``.
+
+    The end waits for at most ``last_s`` seconds. The first failure logs ``failure`` and the error as a warning.
+    """
     ended = threading.Event()
 
     def repeat() -> None:

@@ -1,4 +1,4 @@
-"""A profile of some steps: which operations or kernels take the time, and a trace of them."""
+"""Profile of some steps: the time of every operation or kernel, and a trace."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from slipstream.artifacts.records import to_json
 from slipstream.artifacts.results.training import OPERATIONS, TRACE, Operation, Operations
 
-#: Steps before those that are recorded: the first ones are slower, and so is the first that is recorded.
+#: Steps before the recorded ones: the first steps are slower, and so is the first recorded one.
 WAIT, WARM_UP = 4, 1
-#: Operations that are listed.
+#: Number of operations listed.
 LISTED = 40
 #: The profiler's own mark of a step.
 MARK = "ProfilerStep"
 
 
 class StepProfiler:
-    """Records the operations of ``steps`` steps, from the sixth of this attempt on."""
+    """Profiler of ``steps`` steps, from the sixth of this attempt on."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self._steps = steps
@@ -44,11 +44,11 @@ class StepProfiler:
         self._profile.stop()
 
     def step(self) -> None:
-        """A step was given to the device."""
+        """Record that a step was enqueued."""
         self._profile.step()
 
     def _take(self, finished: profile) -> None:
-        # With fewer steps there is no figure of a step; an attempt may end before.
+        # An attempt may end before; fewer steps give no time per step.
         if finished.step_num < WAIT + WARM_UP + self._steps:
             return
         with tempfile.TemporaryDirectory() as scratch:
@@ -59,11 +59,11 @@ class StepProfiler:
 
 
 def operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu: bool) -> Operations:
-    """What ``steps`` steps spent their time on: on a CPU operations, on a GPU kernels.
+    """Return the time that ``steps`` steps spent per operation (CPU) or kernel (GPU).
 
-    The profiler gives a kernel's time three times: to the kernel, to the operation that launched it, and to the
-    annotations around that. Its own total is of what the device ran (``torch.autograd.profiler_util._build_table``),
-    and so is this.
+    The profiler counts a kernel's time three times: for the kernel, for the operation that launched it, and for the
+    annotations around that. Like its own total (``torch.autograd.profiler_util._build_table``), this counts only the
+    work of the device.
     """
     found = [
         Operation(name=str(event.key), calls=event.count, seconds=1e-6 * microseconds)

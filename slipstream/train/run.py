@@ -1,4 +1,4 @@
-"""Train one model in this process group: the engine behind the Flyte task and behind plain ``torchrun``."""
+"""Training of one model in this process group, for the Flyte task and plain ``torchrun``."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ LOG = logger("train")
 
 
 def run(request: TrainingRequest) -> None:
-    """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
+    """Train, from the newest checkpoint if there is one, and write the trained model (on rank 0).
 
     Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any of them found a user error,
     :class:`~slipstream.errors.Preempted` when a machine is preempted,
-    :class:`~slipstream.train.loop.train_loop.Stopped` if whoever looks on stops it, and on a rank alone
-    :class:`~slipstream.errors.OutOfMemory`, or ``UserError`` where smaller micro-batches would not help.
+    :class:`~slipstream.train.loop.train_loop.Stopped` if the request's callback stops it, and on a rank alone
+    :class:`~slipstream.errors.OutOfMemory`, or ``UserError`` if smaller micro-batches would not help.
     """
     started = time.perf_counter()
     end_with_torch_elastic()
@@ -128,7 +128,7 @@ def run(request: TrainingRequest) -> None:
                     write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
                 except OSError as error:
                     refused = cannot_write(request.directory, error).message
-            # The tensors of a divided model take all ranks, also those that rank 0 could not write.
+            # Reading the tensors of a divided model takes all ranks, also if rank 0 could not write them.
             deque(chain(best.tensors(), last.tensors()), maxlen=0)
             if request.delivered_by_agent and not refused:
                 checkpoints.hand_over()
@@ -143,9 +143,11 @@ def train(
     request: TrainingRequest,
     made_for: MadeFor,
 ) -> dict[str, bytes]:
-    """Train from the newest checkpoint on, if there is one, to the end, writing how it goes to where the request says.
-    Returns the files about it, by name. A number of micro-batches that another attempt is to take is ``made_for``
-    this."""
+    """Train to the end, from the newest checkpoint if there is one, and return the record files by name.
+
+    Live progress goes to the paths of the request. ``made_for`` is stored with a number of micro-batches for the next
+    attempt.
+    """
     training, group, recorder = setup.training, setup.group, guard.recorder
     describe_machine(recorder.record, request.sampled, group)
     with recorder.time(RESTORE):
@@ -157,7 +159,7 @@ def train(
     checkpoints.prepare(state.to_save())
 
     def restore(least: int, most: int) -> Restored | None:
-        # A checkpoint that a notice brought about is none to roll back to: another run would not have it.
+        # Do not roll back to a checkpoint that a preemption notice caused: another run would not have it.
         regular = guard.interval.steps or 1
         return checkpoints.restore(
             lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
@@ -205,14 +207,14 @@ def train(
         bottleneck=bottleneck,
         code_versions=checkpoints.trained_by,
     )
-    # Here all pods have uploaded what they sampled: the ranks have exchanged their memory's figures since.
+    # All pods have uploaded their samples: the ranks have exchanged memory figures since.
     devices = devices_of(checkpoints.home.storage, attempts) if group.rank == 0 else None
     files = record_files(history(state, group, setup.precision), attempt, devices)
     return files | (profiler.files if profiler else {})
 
 
 def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) -> None:
-    """Write down where this attempt runs, as far as its pod's agent found out."""
+    """Record where this attempt runs, as far as its pod's agent knows."""
     gpu = group.device.type == "cuda"
     record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
     record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))
@@ -221,7 +223,7 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) 
 
 
 def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolicy) -> None:
-    """Log the checkpoint that training resumes from, and what may make its numbers differ."""
+    """Log the checkpoint that training resumes from, and possible causes of different numbers."""
     LOG.info("resumes from step %d (%s)", restored.step, restored.source)
     if not restored.trained_by:
         LOG.warning("the checkpoint is of an older release, which recorded other digests: its data was not compared")
@@ -234,7 +236,7 @@ def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolic
 
 
 def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:
-    """The checkpoint interval by the setting that is given; without any, one epoch."""
+    """Return the checkpoint interval from the setting that is given; by default one epoch."""
     if training.checkpoint_seconds or training.mean_time_between_failures:
         return Interval(0, training.checkpoint_seconds, training.mean_time_between_failures)
     epoch = math.ceil(sum(data.segment_rows("train")) / training.batch_size)
@@ -242,7 +244,7 @@ def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:
 
 
 def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: AttemptRecord) -> Throughput | None:
-    """How fast this attempt's steps were, with all waits between them."""
+    """Return the throughput of this attempt's steps, including all waits between them."""
     training, group, data, precision = setup.training, setup.group, setup.data, setup.precision
     order = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed)
     return throughput(
@@ -256,7 +258,7 @@ def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: A
 
 
 def history(state: TrainingState, group: Group, precision: str) -> History:
-    """The contents of ``history.json``."""
+    """Return the contents of ``history.json``."""
     progress = state.progress
     assert progress.best, "training ends with an evaluation"
     return History(

@@ -1,9 +1,9 @@
-"""What one attempt is asked to do, and what there is before a checkpoint is read: the data, the model and how it is
-divided among the ranks, the models that it begins with and learns from, and the conditions of bitwise reproducibility.
+"""Setup of one training attempt, before a checkpoint is read.
 
-If all conditions are equal, a resumed run ends with the same bits as one that was never interrupted. Otherwise the
-samples and their order are the same; the numbers differ by rounding, or by more if a layer depends on how a batch is
-divided among processes.
+It comprises the data, the model and its division among the ranks, the start model and the teacher, and the conditions
+of bitwise reproducibility. If these are equal, a resumed run ends with the same bits as an uninterrupted one. Otherwise
+the samples and their order are the same, but numbers differ by rounding, or by more if a layer depends on how a batch
+is divided among processes.
 """
 
 from __future__ import annotations
@@ -64,51 +64,55 @@ from slipstream.train.parallel.replicas import ReplicatedModel, check_exchange, 
 from slipstream.train.telemetry.launch import two_row_seconds
 
 LOG = logger("train")
-#: The conditions that say how a global batch is divided into micro-batches.
+#: Conditions that determine how a global batch is divided into micro-batches.
 PARTITIONING = ("processes", "accumulation", "layout")
 
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """One attempt at training a model."""
+    """Request to train a model in one attempt."""
 
-    #: A directory with the prepared data, or a stub of it.
+    #: Directory with the prepared data, or a stub of it.
     prepared: Path
     model: ModelConfig
     training: TrainingConfig
-    #: Where rank 0 writes the trained model.
+    #: Directory in which rank 0 writes the trained model.
     directory: Path
-    #: The home of the checkpoints, a path or a store's address.
+    #: Checkpoint directory, a path or a store's address.
     home: str
-    #: What goes into the manifest of the trained model.
+    #: Provenance in the manifest of the trained model.
     made_by: Mapping[str, object]
-    #: Who this is, to other attempts at the same training.
+    #: Identity of this attempt among all attempts at the same training.
     holder: Holder = Holder()
-    #: Whether somebody else holds the home from the end of the training until the trained model is where it belongs.
+    #: True if another process holds the checkpoint directory from the end of the training until the model is delivered.
     delivered_by_agent: bool = False
-    #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
+    #: Cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
     notices: str = "none"
-    #: Seconds that SIGTERM leaves to save and end.
+    #: Seconds from SIGTERM to the end, to save and exit.
     grace_s: float = 25.0
-    #: A trained model that training goes on from: its architecture and weights, instead of fresh ones of ``model``.
+    #: Trained model to start from, with its architecture and weights, instead of a fresh ``model``.
     start: Path | None = None
-    #: A trained model to learn from, too, and how.
+    #: Trained model to distil from, and how.
     teacher: Path | None = None
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
-    #: The factory of the user's configuration, the only one from outside this project that these two may be made by.
+    #: The user's configured factory, the only untrusted factory that may make these two models.
     factory: str = ""
-    #: Where rank 0 writes how training goes, as it goes; nowhere if nobody watches.
+    #: File to which rank 0 writes live progress; None for none.
     so_far: Path | None = None
-    #: Where the sampler of this machine or pod keeps what it sees; None without one.
+    #: Directory in which the sampler of this machine or pod stores its samples; None without one.
     sampled: Path | None = None
-    #: On all ranks or on none; called on rank 0 after each evaluation, with all so far: whether all ranks shall stop.
+    #: Callback after every evaluation, given on all ranks or on none. Called on rank 0 with all evaluations so far;
+    #: True stops all ranks.
     told: Callable[[Sequence[ValidationPoint]], bool] | None = None
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """``start`` gives the architecture and the first weights, without it both are fresh; ``teacher`` is learnt from
-    beside the labels."""
+    """Start model and teacher of a training.
+
+    ``start`` gives the architecture and the first weights; without it both are fresh. ``teacher`` is distilled from in
+    addition to the labels.
+    """
 
     start: TrainedModel | None
     teacher: TrainedModel | None
@@ -116,8 +120,11 @@ class Lineage:
 
     @classmethod
     def open(cls, request: TrainingRequest, data: PreparedData) -> Lineage:
-        """Raises ``UserError`` if one of the models is of data with other inputs or outputs or of a factory that the
-        request does not name, or if the model shall be divided."""
+        """Open the models of a request.
+
+        Raises ``UserError`` if a model has other inputs or outputs than the data or a factory that the request does not
+        name, or if it is to be divided.
+        """
         if request.training.parallel.divides and (request.start or request.teacher):
             raise UserError(
                 "training.parallel: a model that is compressed cannot be divided; expected no shard, pipeline or tensor"
@@ -126,26 +133,28 @@ class Lineage:
         return cls(start, teacher, request.teaching)
 
     def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
-        """Of the model that is trained; ``model`` is that of a training from scratch."""
+        """Return the architecture to train; ``model`` configures a training from scratch."""
         if self.start:
             return self.start.architecture
         return Architecture(shaped_for(model, data.signature), data.signature)
 
     def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
-        """The model with the weights that training begins with, in training mode; on the meta device, where it has a
-        base or states how its parameters are drawn."""
+        """Return the model with its initial weights, in training mode.
+
+        It is on the meta device if it has a base or states how its parameters are drawn.
+        """
         if self.start:
             return self.start.load().train()
         return build(architecture.config, architecture.signature, training.seed, empty=True)
 
     def teacher_on(self, device: torch.device, precision: str) -> Teacher | None:
-        """The teacher that computes there. Loading it seeds torch's random generators."""
+        """Return the teacher on ``device``, None without one; loading seeds torch's random generators."""
         if self.teacher is None:
             return None
         return Teacher(self.teacher.load().to(device).requires_grad_(False), self.teaching, precision)
 
     def identity(self) -> dict[str, object]:
-        """What must equal the checkpoint's to resume it; empty for a training from scratch on labels alone."""
+        """Return the models' part of the identity; empty for a training from scratch on labels alone."""
         identity: dict[str, object] = {}
         if self.start:
             identity["start"] = self.start.artifact.content
@@ -168,7 +177,10 @@ def open_model(directory: Path | None, factory: str, data: PreparedData) -> Trai
 
 @dataclass(frozen=True)
 class Setup:
-    """The same on all ranks, but for the place in the layout and the part of the model that a rank holds."""
+    """Setup of an attempt.
+
+    Equal on all ranks, except for the place in the layout and the rank's part of the model.
+    """
 
     training: TrainingConfig
     group: Group
@@ -179,28 +191,30 @@ class Setup:
     traits: Traits
     layout: Layout
     parallel: ParallelModel
-    #: What is compiled, if ``training.compile`` asks for it.
+    #: Compiled model, if ``training.compile`` is set.
     compiled: CompiledTraining | None
-    #: Micro-batches of a step, and the seconds of a pass over two rows; 0 where those say nothing of the others.
+    #: Micro-batches of a step, and the seconds of a pass over two rows; 0 if those do not predict other passes.
     pieces: int
     two_rows: float
-    #: :func:`fingerprint_origin` of the base, and of the adapter, that training begins with; empty without one.
+    #: :func:`fingerprint_origin` of the base and adapter that training starts from; empty without them.
     origin: str
 
     @classmethod
     def begin(
         cls, request: TrainingRequest, group: Group, exchange: GradientsConfig, on_host: dist.ProcessGroup | None
     ) -> Setup:
-        """Build the model and divide or replicate it. Raises ``AgreedUserError`` on all ranks, of which they tell each
-        other in the group ``on_host``, if one of them finds that the data, the model, the settings or the devices do
-        not go together, or has too little memory."""
+        """Build the model and divide or replicate it.
+
+        Raises ``AgreedUserError`` on all ranks (agreed in the group ``on_host``) if, on any of them, data, model,
+        settings and devices are incompatible or memory is too small.
+        """
         training = request.training
         peers = Peers(group.rank, group.world, on_host)
         abilities = peers.gather(ability_of(group.device))
         with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
-            if training.compile:  # here, where no rank is in a collective of the model's
+            if training.compile:  # here, before any rank is in a collective of the model
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             divides = training.parallel.divides
@@ -217,7 +231,7 @@ class Setup:
                 hold_frozen(predictor.network, precision)
             check_memory(predictor, training, group, precision)
             if values and not divides:
-                # In the types and where it stays: a host may have no room for a whole model of each process.
+                # On the device and in the final types: a host may lack room for a whole model per process.
                 fill(network.to_empty(device=group.device), values)
             if not (unfilled and divides):
                 predictor = predictor.to(group.device)
@@ -246,7 +260,7 @@ class Setup:
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
             if divides and values:
-                # Half a second on every process, which most trainings need not spend.
+                # The import takes half a second on every process, and most trainings do not need it.
                 from slipstream.train.parallel.divide import divide
 
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
@@ -274,7 +288,7 @@ class Setup:
         )
 
     def state(self) -> TrainingState:
-        """The state of a training from its beginning."""
+        """Return the initial state of a training."""
         predictor, training, group = self.parallel.model, self.training, self.group
         return TrainingState(
             parallel=self.parallel,
@@ -290,15 +304,19 @@ class Setup:
 
 
 def first_of_machine(group: Group) -> bool:
-    """Whether this is the process of its machine or pod that does what one of them has to. A process alone may have a
-    number for its GPU."""
+    """Return True for the first process of a machine or pod, which does the work needed once per machine.
+
+    A lone process may have its GPU's number as local rank.
+    """
     return group.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
 
 
 def same_origin(address: str, digests: Sequence[str]) -> str:
-    """What the first process of each machine found to be the digest of what training begins with, of which the base is
-    at ``address``; those of the others are empty. Raises
-    ``AgreedUserError``, on all ranks alike, if they differ."""
+    """Return the digest of the base and adapter that the first process of every machine found.
+
+    Other processes' digests are empty; ``address`` is the base's. Raises ``AgreedUserError``, on all ranks alike, if
+    digests differ.
+    """
     found = {digest for digest in digests if digest}
     if len(found) > 1:
         raise AgreedUserError(
@@ -309,7 +327,7 @@ def same_origin(address: str, digests: Sequence[str]) -> str:
 
 
 def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: Group) -> CompiledTraining:
-    """Compile what this rank holds of the model for the micro-batches ``pieces``."""
+    """Compile this rank's part of the model for the micro-batches ``pieces``."""
     batch = padding(pieces[-1].stop, parallel.model.signature, group.device)
     found = compile_blocks(parallel, batch, pieces, partial(autocast, precision, group.device))
     if group.rank == 0:
@@ -319,7 +337,7 @@ def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str
 
 
 def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
-    """What must be equal for bitwise equal numbers, besides the settings that must equal the checkpoint's to resume."""
+    """Return the conditions of bitwise equal numbers, besides the settings that resuming requires to be equal."""
     gpu = group.device.type == "cuda"
     return {
         "processes": group.world,
@@ -333,13 +351,13 @@ def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
 
 
 def describe(parallel: ParallelConfig) -> str:
-    """The layout's settings that are not the defaults."""
+    """Return the layout's settings that are not the defaults."""
     changed = {name: value for name, value in vars(parallel).items() if value != getattr(ParallelConfig(), name)}
     return " ".join(f"{name} {value}" for name, value in changed.items()) or "none"
 
 
 def describe_changes(then: Mapping[str, object], now: Mapping[str, object], model: nn.Module) -> str:
-    """A sentence on the conditions that changed since the checkpoint and their effect; empty if none changed."""
+    """Return a sentence on the conditions that changed since the checkpoint and their effect; empty if none changed."""
     changed = [name for name in now if name in then and then[name] != now[name]]
     if not changed:
         return ""
@@ -350,14 +368,14 @@ def describe_changes(then: Mapping[str, object], now: Mapping[str, object], mode
 
 
 def batch_dependent_layers(model: nn.Module) -> list[str]:
-    """Types of layers whose result depends on how a batch is divided: batch normalisation and dropout."""
+    """Return the types of layers that depend on how a batch is divided: batch normalisation and dropout."""
     return sorted(
         {
             type(module).__name__
             for module in model.modules()
             if isinstance(module, _BatchNorm)
             or (isinstance(module, _DropoutNd) and module.p > 0)
-            # Attention and recurrent layers hold their dropout as a number.
+            # Attention and recurrent layers store their dropout as a number.
             or (isinstance(dropout := getattr(module, "dropout", None), float) and dropout > 0)
         }
     )

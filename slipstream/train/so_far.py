@@ -1,6 +1,6 @@
-"""How a training goes while it goes: rank 0 writes it into a file, which whoever started the processes may show.
+"""Live training progress, which rank 0 writes to a file for the parent process to show.
 
-Nothing here can fail a training, and no step waits for it: a thread of rank 0 writes what the loop has at that moment.
+It cannot fail a training, and no step waits for it: a thread of rank 0 writes the current state of the loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PERIOD_S = 5.0
 
 @contextmanager
 def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[None]:
-    """In the block, and once at its end, write what ``look`` returns to ``path``; nothing without one."""
+    """Write the results of ``look`` to ``path`` during the block and once at its end; do nothing without a path."""
     if path is None:
         yield
         return
@@ -30,15 +30,17 @@ def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[No
 
 
 def write(path: Path, so_far: TrainingSoFar) -> None:
-    """Whoever reads meanwhile has the one before."""
+    """Replace the file atomically."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_bytes(to_json(so_far))
     beside.replace(path)
 
 
 def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSoFar | None:
-    """What rank 0 wrote last, with all attempts that the home knows; None if rank 0 is elsewhere or wrote nothing yet,
-    or the file is damaged. Raises as the store of the home."""
+    """Return the progress that rank 0 wrote last, with all attempts in the checkpoint directory.
+
+    None if rank 0 runs elsewhere or wrote nothing yet, or if the file is damaged. Raises the store's errors.
+    """
     if not path.exists():
         return None
     so_far = decode_record(path.read_bytes(), TrainingSoFar)
@@ -48,7 +50,7 @@ def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSo
 
 
 def attempts(records: Sequence[AttemptRecord], batch_size: int, running: bool) -> list[AttemptSoFar]:
-    """Of all attempts, oldest first, of which the last may be ``running``."""
+    """Return the progress of all attempts, oldest first; the last may be ``running``."""
     found = []
     for record in records:
         seconds = sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL))

@@ -1,8 +1,7 @@
-"""How fast training went, and what share of the devices' arithmetic it used.
+"""Training throughput and model FLOPs utilisation (MFU).
 
-Model FLOPs utilisation (MFU; Chowdhery et al. 2022, PaLM, appendix B) is the arithmetic that the model needs, forward
-and backward, over what the devices could have done in the time. What is computed again or spent on the optimiser does
-not count.
+MFU (Chowdhery et al. 2022, PaLM, appendix B) is the arithmetic that the model needs, forward and backward, divided by
+the devices' peak in that time. Recomputation and the optimiser do not count.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from slipstream.artifacts.results.training import Throughput
 from slipstream.distributed.process_group import Group
 from slipstream.machine.peaks import data_sheet_peak
 
-#: Width of the square matrices whose product is timed, on a CPU and on a GPU, and how often.
+#: Width of the square matrices in the timed matmuls, on a CPU and on a GPU, and number of matmuls.
 WIDTH, GPU_WIDTH, PRODUCTS = 512, 4096, 8
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,13 +26,15 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 def throughput(
     *, rows: int, seconds: float, tokens_per_row: int, flops_per_row: float, kind: str, group: Group
 ) -> Throughput | None:
-    """The figures of ``rows`` that the ranks together trained on in ``seconds``; None if there were none. ``kind`` is
-    the type that is computed in, "fp32", "tf32", "bf16" or "fp16". All ranks call this."""
+    """Return the throughput of ``rows`` that all ranks trained on in ``seconds``; None if there were none.
+
+    ``kind`` is the type of the computation: "fp32", "tf32", "bf16" or "fp16". All ranks must call this.
+    """
     if not rows or seconds <= 0:
         return None
     name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
     known = data_sheet_peak(name, kind)
-    memory = largest_memory(group.device)  # before the products, which need some of their own
+    memory = largest_memory(group.device)  # before the matmuls, which need memory themselves
     mine = [known or measured_peak(group.device, kind), memory]
     figures = torch.tensor(mine, dtype=torch.float64, device=group.device)
     gathered = [torch.empty_like(figures) for _ in range(group.world)]
@@ -52,9 +53,9 @@ def throughput(
 
 
 def measured_peak(device: torch.device, kind: str) -> float:
-    """Floating-point operations per second of a product of large matrices: the best of some."""
+    """Return the floating-point operations per second of the fastest of several large matmuls."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what training has left is enough
+        torch.cuda.empty_cache()  # the memory left by training is enough
     width = GPU_WIDTH if device.type == "cuda" else WIDTH
     one: Tensor = torch.ones(width, width, dtype=DTYPES[kind], device=device)
     best = float("inf")
@@ -68,10 +69,10 @@ def measured_peak(device: torch.device, kind: str) -> float:
 
 
 def largest_memory(device: torch.device) -> int:
-    """The most bytes that this process had at once: of tensors on a GPU, else of all it had in memory."""
+    """Return this process's peak memory in bytes: of tensors on a GPU, else all of its resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # In KiB, on macOS in bytes.
+    # ``ru_maxrss`` is in KiB, on macOS in bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

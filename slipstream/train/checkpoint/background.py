@@ -1,11 +1,12 @@
-"""The save in progress: its snapshot is completed beside the steps, then published by a thread that gives way to
-them, where both want the same processor.
+"""Background publication of checkpoints.
 
-The steps go on while a store stays away, and it is said now and then what a loss would cost. One snapshot at most waits
-until the save in progress has ended, and a newer one takes its place, since there is one set of buffers. A save that
-the store did not take waits, too, and is tried again. All ranks call :meth:`BackgroundSave.begin`,
-:meth:`~BackgroundSave.resume` and :meth:`~BackgroundSave.finish` at the same points, knowing whether a save is in
-progress on any of them, so that all publish the same snapshots in the same order.
+The snapshot is completed while steps run. A low-priority thread then publishes it, and yields to steps on the same
+core. Steps go on while a store is unavailable; the cost of a loss is logged now and then. At most one snapshot waits
+for the save in progress; a newer one replaces it, since there is one set of buffers. A save that the store did not
+accept waits, too, and is retried.
+
+All ranks call :meth:`BackgroundSave.begin`, :meth:`~BackgroundSave.resume` and :meth:`~BackgroundSave.finish` at the
+same points, knowing if a save is in progress on any rank. So all publish the same snapshots in the same order.
 """
 
 from __future__ import annotations
@@ -29,30 +30,33 @@ from slipstream.train.checkpoint.publish import Publisher, Snapshot
 from slipstream.train.device_clock import DeviceClock, Mark
 from slipstream.train.gpu_threads import same_gpu
 
-#: At 19 a save of 300 MB took 14 s beside steps that wanted every processor, at 12 these took 1.15 times as long.
+#: Niceness of the publishing thread. With steps on every core, a save of 300 MB took 14 s at 19; at 12 the steps took
+#: 1.15 times as long.
 NICENESS = 16
 SCHEDULING = Path("/proc/thread-self/schedstat")
-#: Seconds without a save from which on a store that has not failed, but is not done either, is worth a warning.
+#: Seconds without a save after which a slow store is worth a warning, though it has not failed.
 SLOW_S = 60.0
-#: Saves in a row that may be refused (a full disk, a right that is missing) before training stops.
+#: Consecutive saves that may be refused (full disk, missing permission) before training stops.
 TOLERATED_FAILURES = 2
-#: Seconds at a time for which the steps wait for a save that is still in progress when the next is due.
+#: Seconds per wait of the steps for a save that is still in progress when the next is due.
 BRIEF_WAIT_S = 0.05
 
 LOG = logger("checkpoint")
 
 
 def lower_thread_priority() -> None:
-    """Give this thread a low priority, for the rest of its life: without privileges there is no way back. On a
-    processor that is idle, as when training waits for the thread, it is as fast as before."""
-    # Elsewhere a priority is that of a whole process.
+    """Lower the priority of this thread permanently: raising it again needs privileges.
+
+    On an idle core, as when training waits for the thread, it is as fast as before.
+    """
+    # On other systems a priority applies to a whole process.
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def waited_for_processor_s() -> float:
-    """Seconds for which this thread had work and no processor; 0 where the system does not tell."""
+    """Return the seconds for which this thread was runnable without a core; 0 if the system does not report them."""
     try:
         return int(SCHEDULING.read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -60,25 +64,28 @@ def waited_for_processor_s() -> float:
 
 
 def working_seconds(took: Sequence[tuple[float, float]]) -> float:
-    """The seconds of a save without those in which it gave way, of all ranks' both. Ranks wait for each other, so that
-    the longest wait of one is in the time of all."""
+    """Return the seconds of a save without those in which it yielded.
+
+    Both are the maxima over the ranks in ``took``: ranks wait for each other, so the longest wait is in the time of
+    all.
+    """
     return max(0.0, max(seconds for seconds, _ in took) - max(waited for _, waited in took))
 
 
 @dataclass
 class Outage:
-    """Since when nothing has been saved to ``home``. ``now`` is a clock in seconds."""
+    """Time since the last save to ``home``; ``now`` is a clock in seconds."""
 
     home: str
     now: Callable[[], float] = time.monotonic
-    #: The step of the last checkpoint, and when its snapshot was taken.
+    #: Step of the last checkpoint, and time of its snapshot.
     step: int = 0
     since: float = field(init=False)
-    #: When the first snapshot was taken that is not saved yet; None if there is none.
+    #: Time of the first snapshot that is not saved yet; None without one.
     first_unsaved: float | None = None
-    #: Why the last save failed; "" if it did not.
+    #: Reason why the last save failed; "" if it did not.
     why: str = ""
-    #: The seconds without a save after which there is a warning.
+    #: Seconds without a save after which the next warning is due.
     _next_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,31 +93,33 @@ class Outage:
 
     @property
     def seconds(self) -> float:
-        """How old the work is that a loss would cost."""
+        """Age in seconds of the work that a loss would cost."""
         return self.now() - self.since
 
     @property
     def unsaved_s(self) -> float:
-        """For how long there has been a snapshot that is not saved; 0 without one."""
+        """Seconds since the first unsaved snapshot; 0 without one."""
         return 0.0 if self.first_unsaved is None else self.now() - self.first_unsaved
 
     def add_unsaved(self, taken: float) -> None:
-        """A snapshot that was ``taken`` then is to be saved."""
+        """Record a snapshot to save, ``taken`` at that time."""
         self.first_unsaved = taken if self.first_unsaved is None else self.first_unsaved
 
     def begin(self, step: int) -> None:
-        """The work begins at ``step``."""
+        """Start measuring at ``step``."""
         self.step, self.since = step, self.now()
 
     def saved(self, step: int, taken: float) -> str:
-        """A checkpoint of ``step`` is published, whose snapshot was ``taken`` then. Returns what to say of it, if there
-        was a warning."""
+        """Record the checkpoint of ``step``, whose snapshot was ``taken`` at that time.
+
+        Returns a log line if there was a warning before, else an empty string.
+        """
         self.step, self.since, self.why, self.first_unsaved = step, taken, "", None
         warned, self._next_s = self._next_s > 0, 0.0
         return f"saved again: step {step} at {self.home}" if warned else ""
 
     def warning(self, step: int) -> str:
-        """A sentence, once nothing can be saved, and again each time that the loss has doubled; else empty."""
+        """Return a warning once nothing can be saved, and again whenever the loss has doubled; else empty."""
         lost_s = self.seconds
         if lost_s < (self._next_s or (0.0 if self.why else SLOW_S)):
             return ""
@@ -124,15 +133,18 @@ class Outage:
 
 @dataclass(frozen=True)
 class StepWait:
-    """The host waited from ``started`` to ``ended`` (on the clock of ``time.perf_counter``) before it gave the
-    optimiser's step to the device, which ``reached`` that place."""
+    """Wait of the host before it enqueued an optimiser step.
+
+    It lasted from ``started`` to ``ended`` on the clock of ``time.perf_counter``; ``reached`` marks the device's
+    position.
+    """
 
     reached: Mark
     started: float
     ended: float
 
     def stall(self) -> float:
-        """Seconds that the device stood still; waits until it has come there."""
+        """Return the seconds that the device was idle; waits until it has reached the mark."""
         return max(0.0, self.ended - max(self.started, self.reached.wait()))
 
 
@@ -141,10 +153,10 @@ class Save:
     """One save, from its snapshot on."""
 
     step: int
-    #: When the snapshot was taken, on the clock of :class:`~slipstream.train.checkpoint.background.Outage`.
+    #: Time of the snapshot, on the clock of :class:`Outage`.
     taken: float
     started: float = field(default_factory=time.monotonic)
-    #: None until it is copied.
+    #: None until the copy is complete.
     snapshot: Snapshot | None = None
     #: Set once the buffers may be used for the next snapshot.
     staged: threading.Event = field(default_factory=threading.Event)
@@ -152,12 +164,12 @@ class Save:
 
 
 class BackgroundSave:
-    """One save at a time, and one snapshot that waits."""
+    """One save in progress and one waiting snapshot."""
 
     def __init__(self, publisher: Publisher, clock: DeviceClock) -> None:
         self._publisher = publisher
         self._clock = clock
-        # Completes the snapshots; publishing takes threads of its own, as a thread's priority can only be lowered.
+        # Completes the snapshots. Publishing takes separate threads, because a thread's priority can only be lowered.
         self._choose_gpu = same_gpu()
         self._copier = ThreadPoolExecutor(1, "checkpoint-copy", self._choose_gpu)
         self._copied = threading.Event()
@@ -168,39 +180,43 @@ class BackgroundSave:
         self._was_late = False
         self._refused = 0
         self.outage = Outage(publisher.storage.base)
-        #: Seconds from snapshot to publication that the last successful save needs when no steps run beside it; equal
-        #: on all ranks.
+        #: Seconds from snapshot to publication of the last successful save, without waits for a core; equal on all
+        #: ranks.
         self.publish_seconds = 0.0
-        #: The last checkpoint that was published.
+        #: Last published checkpoint.
         self.published: Name | None = None
 
     def prepare(self) -> None:
-        """Make the copying thread: on busy processors the caller of ``Thread.start`` may wait for milliseconds."""
+        """Start the copying thread: on busy cores ``Thread.start`` may block for milliseconds."""
         self._copier.submit(int).result()
 
     def busy(self) -> bool:
-        """Whether a save is in progress on this rank. Ranks may differ for a moment."""
+        """Return True if a save is in progress on this rank; ranks may differ for a moment."""
         return self._active is not None and not self._active.outcome.done()
 
     def failing(self) -> bool:
-        """Whether the save in progress is not worth waiting for: the store does not answer this rank, or the save was
-        late before."""
+        """Return True if the save in progress is not worth waiting for.
+
+        That is, the store does not answer this rank, or the save was late before.
+        """
         return self._active is not None and (self._was_late or failed_since(self._active.started))
 
     def wait_briefly(self) -> None:
-        """Wait for the save in progress, a moment at most."""
+        """Wait for the save in progress, at most :data:`BRIEF_WAIT_S`."""
         if self._active is not None:
             wait([self._active.outcome], timeout=BRIEF_WAIT_S)
 
     def wait_for_buffers(self) -> None:
-        """Wait until the buffers hold nothing that is still to be written; a snapshot that waits may be overwritten."""
+        """Wait until no save in progress needs the buffers; a waiting snapshot may be overwritten."""
         self.wait_for_copy()
         if self._active is not None and not self._active.outcome.done():
             self._active.staged.wait()
 
     def begin(self, step: int, complete: Callable[[], Snapshot], *, late: bool) -> None:
-        """Have ``complete`` called, and its result published: at once, or if the save before was ``late`` on any rank,
-        after it. Raises as :meth:`resume` does."""
+        """Call ``complete`` in the background, and publish its result.
+
+        It is published at once, or after the previous save if that is ``late`` on any rank. Raises like :meth:`resume`.
+        """
         save = Save(step, self.outage.now())
         self._was_late = late
         if not late:
@@ -230,7 +246,7 @@ class BackgroundSave:
             return
         try:
             threading.Thread(target=self._publish, args=(save,), name="checkpoint", daemon=True).start()
-        except RuntimeError as error:  # the pod may have no more threads; in an executor nobody would hear of it
+        except RuntimeError as error:  # the pod may have no more threads; an executor would hide the error
             save.staged.set()
             save.outcome.set_exception(error)
 
@@ -251,11 +267,10 @@ class BackgroundSave:
             save.outcome.set_result(name)
 
     def resume(self, step: int, *, busy: bool) -> None:
-        """Between two steps, ``step`` being the last: publish the snapshot that waits, unless a save is in progress on
-        any rank (``busy``).
+        """Publish the waiting snapshot, unless a save is in progress on any rank (``busy``).
 
-        Raises ``UserError`` if more than :data:`TOLERATED_FAILURES` saves in a row were refused, and ``Superseded``. A
-        store that stays away is a warning, now and then.
+        Called after ``step``. Raises ``Superseded``, and ``UserError`` if more than :data:`TOLERATED_FAILURES` saves in
+        a row were refused. An unavailable store is a warning, now and then.
         """
         if not busy:
             self._take_outcome()
@@ -265,15 +280,15 @@ class BackgroundSave:
             LOG.warning("%s", warning)
 
     def _publish_waiting(self) -> None:
-        """Publish the snapshot that waits, if there is one; no save is in progress."""
+        """Publish the waiting snapshot, if any; no save may be in progress."""
         if self._waiting is not None:
             self._active, self._waiting = self._waiting, None
             self.outage.add_unsaved(self._active.taken)
-            # After its copy: the copier works in order.
+            # Runs after the copy: the copier works in order.
             self._copier.submit(self._start, self._active)
 
     def _take_outcome(self, *, tolerate: bool = True) -> None:
-        """Take in the outcome of the last save, which is over on all ranks. Raises its error, or tolerates it."""
+        """Take the outcome of the last save, which has ended on all ranks; raise or tolerate its error."""
         save, self._active = self._active, None
         if save is None:
             return
@@ -297,11 +312,14 @@ class BackgroundSave:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is a snapshot that is not published; the same on all ranks."""
+        """True if a snapshot is not published; the same on all ranks."""
         return self._waiting is not None or self._active is not None
 
     def finish(self, *, tolerate: bool = False) -> None:
-        """Publish all there is. Raises the error of a save that failed, unless it is to be tolerated."""
+        """Publish all snapshots.
+
+        Raises the error of a failed save, unless ``tolerate`` is True.
+        """
         while self.waiting:
             if self._active is None:
                 self._publish_waiting()
@@ -318,17 +336,17 @@ class BackgroundSave:
         self._copied.wait()
 
     def delay_step(self) -> None:
-        """Delay the optimiser's step until the snapshot has copied what the step changes."""
+        """Delay the optimiser step until the snapshot has copied the tensors that the step changes."""
         if not self._copied.is_set():
             reached, started = self._clock.mark(), time.perf_counter()
             self.wait_for_copy()
             self._step_wait = StepWait(reached, started, time.perf_counter())
 
     def pop_step_wait(self) -> StepWait | None:
-        """The wait of the optimiser's last step for a snapshot, if it had to wait and this was not asked before."""
+        """Return the wait of the last optimiser step for a snapshot, once; None if it did not wait."""
         wait_before, self._step_wait = self._step_wait, None
         return wait_before
 
     def close(self) -> None:
-        """End the copying thread, without waiting for a save."""
+        """Stop the copying thread without waiting for a save."""
         self._copier.shutdown(wait=False)

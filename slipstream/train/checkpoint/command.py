@@ -1,5 +1,4 @@
-"""``slipstream checkpoints``: the homes below a store, what lies there, how old it is, whose it is; and freeing those
-that nobody needs."""
+"""``slipstream checkpoints``: list the checkpoint directories below a store, and free unused ones."""
 
 from __future__ import annotations
 
@@ -33,32 +32,34 @@ from slipstream.train.checkpoint.home import (
 )
 from slipstream.train.checkpoint.lease import Sign, is_locked, is_unlocked, sign_of
 
-#: What the first files below a home are called, besides checkpoints.
+#: First path components below a checkpoint directory, besides checkpoints.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
 COLUMNS = ("training", "size", "last written", "step", "state", "holder")
 
 
 @dataclass(frozen=True)
 class HomeSummary:
-    """What there is of one training."""
+    """Summary of one training's checkpoint directory."""
 
-    #: The address of its home, and that below the directory of all homes: project, domain and key, or the key alone.
+    #: Address of the directory; its path below the common root: project, domain and key, or the key alone.
     uri: str
     name: str
     files: Mapping[str, ObjectInfo]
     bytes: int
-    #: When something was last written, in seconds of the store's clock.
+    #: Time of the last write, in seconds of the store's clock.
     modified: float
-    #: The step of the newest checkpoint; None without any.
+    #: Step of the newest checkpoint; None without any.
     step: int | None
     holder: Holder
-    #: "finished", "ended", "at work", or "lost": without a sign of life, and without having ended.
+    #: "finished", "ended", "at work", or "lost": no heartbeat and no exit record.
     state: str
 
 
 def homes_below(base: str, now: float) -> list[HomeSummary]:
-    """All homes below ``base`` at the time ``now`` of the store's clock, the last written first. Raises ``UserError``,
-    ``StorageUnavailable``."""
+    """Return all checkpoint directories below ``base``, the last written first.
+
+    ``now`` is a time of the store's clock. Raises ``UserError``, ``StorageUnavailable``.
+    """
     files_of_home: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
     for info in list_objects(f"{base}/"):
         name, key = split_path(info.uri.removeprefix(f"{base}/"))
@@ -69,7 +70,7 @@ def homes_below(base: str, now: float) -> list[HomeSummary]:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """The name of a home and the key in it; no key for what is in none."""
+    """Split a path into a checkpoint directory's name and the key in it; the key is empty outside of one."""
     parts = path.split("/")
     for index, part in enumerate(parts):
         if index and (part in PARTS or f"{part}/" in PARTS or Name.parse(part)):
@@ -104,7 +105,7 @@ def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) 
 
 
 def reason_to_keep(home: HomeSummary) -> str:
-    """Return what shows that a process uses this checkpoint directory, which was listed before; "" if nothing does."""
+    """Return the evidence that a process uses this checkpoint directory, which was listed before; empty without any."""
     if is_locked(storage_for(home.uri)):
         return "a process holds its lock"
     listed = {info.uri.removeprefix(f"{home.uri}/"): info for info in list_objects(f"{home.uri}/")}
@@ -112,17 +113,17 @@ def reason_to_keep(home: HomeSummary) -> str:
 
 
 def versions(files: Mapping[str, ObjectInfo]) -> set[tuple[str, str, float]]:
-    """Return what changes whenever one of the files is written."""
+    """Return a set that changes whenever one of the files is written."""
     return {(key, info.etag, info.modified) for key, info in files.items()}
 
 
 def free(home: HomeSummary) -> None:
-    """Delete a home, manifests first: what is left of a sweep that is interrupted looks complete to nobody."""
+    """Delete a checkpoint directory, manifests first: a partly deleted checkpoint must not look complete."""
     storage = storage_for(home.uri)
     storage.delete([f"{name}/{MANIFEST}" for name in complete(home.files)])
     storage.delete(home.files)
     if isinstance(storage, LocalStorage):
-        shutil.rmtree(storage.directory, ignore_errors=True)  # what was on its way, and the lock
+        shutil.rmtree(storage.directory, ignore_errors=True)  # incomplete files and the lock
 
 
 @click.command()
@@ -154,10 +155,10 @@ def main(store: str, frees: bool) -> None:
 
 
 def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
-    """Delete checkpoint directories that no process uses, and return these.
+    """Delete checkpoint directories that no process uses, and return them.
 
-    A wrong clock makes a directory look old. So every one of them is looked at again after the timeout of a lease, in
-    which a living holder writes a heartbeat.
+    A wrong clock makes a directory look old. So all are checked again after the timeout of a lease, in which a living
+    holder writes a heartbeat.
     """
     if homes:
         click.echo(f"waiting {Sign().silence_s:.0f} s (the timeout of a lease): directories that are in use stay")

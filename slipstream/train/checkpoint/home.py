@@ -1,22 +1,21 @@
-"""The home of one training's checkpoints: who works in it, and which checkpoints count.
+"""Checkpoint directory of one training: its attempts, and the checkpoints that count.
 
-Two attempts may be alive at once: one in the grace period before its end, or on a machine that the cluster has given
-up, and its successor; or two executions of the same training. Stores have no locks, but put an object only if it is
-absent, and list what was put before. From these two:
+Two attempts may be alive at once. An attempt may be in its grace period, or on a machine that the cluster has given up,
+while its successor runs. Or two executions run the same training. Stores have no locks, but they can put an object only
+if it is absent, and list earlier objects. The protocol uses these two operations:
 
-1. An attempt *announces* a save, then looks for claims of later attempts, and begins only if there is none. In the same
-   way it announces that its end is near, and then may begin its last save later.
-2. A successor *claims* the next number, then looks for announcements, and waits for what is announced.
-   So it learns of every save that is begun before its claim, and no other is begun afterwards.
-3. It then *inherits*: it records which checkpoints are complete. Of those of earlier attempts only these count from
-   then on, so what an attempt still writes after its successor has restored is never restored.
+1. An attempt *announces* a save, then looks for claims of later attempts, and starts only if there is none. In the same
+   way it announces its shutdown, and may then start its last save later.
+2. A successor *claims* the next number, then looks for announcements, and waits for the announced saves. So it learns
+   of every save that starts before its claim, and no other starts afterwards.
+3. It then *inherits*: it records which checkpoints are complete. From then on only these of earlier attempts count. So
+   a checkpoint that an attempt writes after its successor has restored is never restored.
 
-Its files: ``step-000000001200.a0003/`` is one checkpoint: step 1200, written by attempt 3. It is complete once its
-``manifest.json`` exists, which is written last; a name is never used twice. ``claims/0003`` says who the third attempt
-is. ``inherited/0003.json`` lists the checkpoints that it found then. ``leases/0003.json`` is its sign of life.
-``accumulation.json`` is a number of micro-batches that was found, instead of the settings' or for "auto".
-``finished.json`` says where the trained model lies. ``latest.json`` is for people and other programs; a restore uses
-manifests only.
+Files: ``step-000000001200.a0003/`` is a checkpoint, of step 1200 and attempt 3. It is complete once its
+``manifest.json`` exists, which is written last; a name is never used twice. ``claims/0003`` identifies attempt 3,
+``inherited/0003.json`` lists the checkpoints that it found, ``leases/0003.json`` is its heartbeat.
+``accumulation.json`` is a number of micro-batches that was found for "auto" or replaces the setting. ``finished.json``
+says where the trained model is. ``latest.json`` is for people and other programs; a restore uses manifests only.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LEASES = "leases/"
 CHECKPOINTS = "step-"
 PATTERN = re.compile(r"step-([0-9]{12})\.a([0-9]+)")
 
-#: How often an object may be replaced while it is read: leases are, every few seconds.
+#: Retries of a read whose object is replaced meanwhile, as leases are every few seconds.
 REPLACED = 5
 
 LOG = logger("checkpoint")
@@ -55,7 +54,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """The name of a checkpoint. Names are ordered by age: a later attempt's is newer, whatever its step."""
+    """Name of a checkpoint.
+
+    Names are ordered by age: a later attempt's is newer, whatever its step.
+    """
 
     attempt: int
     step: int
@@ -72,13 +74,13 @@ class Name:
 
 @dataclass(frozen=True)
 class Retention:
-    """The checkpoints to retain: the newest ``last``, and the newest of a ``regular``-th step (0: none)."""
+    """Checkpoints to retain: the newest ``last``, and the newest at a multiple of ``regular`` steps (0: none)."""
 
     last: int = 2
     regular: int = 0
 
     def expired(self, names: Iterable[Name]) -> list[Name]:
-        """Those of ``names`` to delete, newest first."""
+        """Return the ``names`` to delete, newest first."""
         newest_first = sorted(names, reverse=True)
         retained = set(newest_first[: self.last])
         if self.regular:
@@ -87,8 +89,10 @@ class Retention:
 
 
 def complete(keys: Iterable[str]) -> list[Name]:
-    """The checkpoints that have a manifest among a store's ``keys``, newest first. A manifest alone is none: it comes
-    from a request that arrived once the checkpoint had been deleted."""
+    """Return the checkpoints that have a manifest among a store's ``keys``, newest first.
+
+    A lone manifest does not count: its request arrived after the checkpoint had been deleted.
+    """
     files: dict[str, set[str]] = {}
     for key in keys:
         directory, _, file = key.partition("/")
@@ -98,13 +102,13 @@ def complete(keys: Iterable[str]) -> list[Name]:
 
 
 def number_of(key: str, prefix: str) -> int:
-    """The attempt that a key below ``prefix`` is of; 0 if it is of none."""
+    """Return the attempt in a key below ``prefix``; 0 if there is none."""
     digits = key.removeprefix(prefix).removesuffix(".json")
     return number_in_name(digits, 4) or 0 if key.startswith(prefix) else 0
 
 
 def newest(keys: Iterable[str], prefix: str = CLAIMS) -> int:
-    """The highest attempt among the ``keys`` below ``prefix``; 0 if there is none."""
+    """Return the highest attempt among the ``keys`` below ``prefix``; 0 if there is none."""
     return max((number_of(key, prefix) for key in keys), default=0)
 
 
@@ -121,12 +125,12 @@ def lease_key(attempt: int) -> str:
 
 
 class Superseded(Interrupted):
-    """A later attempt works in the home, so this one must stop."""
+    """Raised if a later attempt works in the checkpoint directory, so that this one must stop."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The record of an attempt. A random ``claim`` makes its bytes unique."""
+    """Record of an attempt; a random ``claim`` makes its bytes unique."""
 
     attempt: int
     claim: str
@@ -135,7 +139,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Inherited:
-    """The record of an attempt that has listed the checkpoints of earlier ones: the names of those that count."""
+    """Record of the earlier checkpoints that count for an attempt and later ones."""
 
     attempt: int
     checkpoints: list[str]
@@ -143,17 +147,20 @@ class Inherited:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of a training: who finished it, and where its trained model lies."""
+    """Record of a finished training: the last holder, and where the trained model is."""
 
     holder: Holder
     artifact: str
-    #: The code version of the stage that finished it; "" in records of older releases.
+    #: Code version of the stage that finished it; "" in records of older releases.
     code: str = ""
 
 
 class Home:
-    """The home of the checkpoints of one training, in a store. Methods raise ``UserError`` and ``StorageUnavailable``
-    as the store does; an object that is not what was written counts as absent."""
+    """Checkpoint directory of one training, in a store.
+
+    Methods raise ``UserError`` and ``StorageUnavailable`` as the store does. An object with unexpected content counts
+    as absent.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -163,12 +170,12 @@ class Home:
         return isinstance(self.storage, LocalStorage)
 
     def read(self, key: str, kind: type[T], *, extra: Extra = "forbid") -> T | None:
-        """Return the record of the type ``kind``; None if there is none, or something else."""
+        """Return the record of the type ``kind``; None if it is absent or malformed."""
         content = self.read_bytes(key, LARGEST_RECORD + 1)
         return None if content is None else decode_record(content, kind, extra=extra)
 
     def read_bytes(self, key: str, most: int = -1) -> bytes | None:
-        """Return the first ``most`` bytes of an object, by default all; None if there is none."""
+        """Return the first ``most`` bytes of an object, by default all; None if it is absent."""
         for last in (False,) * REPLACED + (True,):
             try:
                 with open_reader(f"{self.storage.base}/{key}") as file:
@@ -180,10 +187,10 @@ class Home:
                     raise
         return None
 
-    # Who works here
+    # Attempts
 
     def claim(self, holder: Holder) -> int:
-        """Begin the next attempt, which no other then is. Returns its number, from 1."""
+        """Start the next attempt, exclusively, and return its number, from 1."""
         attempt = 0
         while True:
             attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
@@ -191,7 +198,7 @@ class Home:
                 return attempt
 
     def claim_exactly(self, attempt: int, holder: Holder) -> bool:
-        """Begin this attempt; returns False if somebody else has."""
+        """Start this attempt; return False if another process has."""
         record = Claim(attempt, uuid.uuid4().hex, holder)
         with suppress(AlreadyThere):
             self.storage.create(claim_key(attempt), to_json(record))
@@ -204,7 +211,7 @@ class Home:
         return claim.holder if claim else Holder()
 
     def check_claim(self, attempt: int) -> None:
-        """Raise :class:`Superseded` if a later attempt has begun, or if the home was swept."""
+        """Raise :class:`Superseded` if a later attempt has started, or if the directory was swept."""
         last = newest(self.storage.list(CLAIMS))
         if last > attempt:
             raise Superseded(
@@ -213,10 +220,10 @@ class Home:
         if last < attempt:
             raise Superseded(f"{self.storage.base}: the claim of attempt {attempt} is gone; it stops")
 
-    # Which checkpoints count
+    # Checkpoints
 
     def checkpoints(self) -> list[Name]:
-        """The complete checkpoints that count, newest first."""
+        """Return the complete checkpoints that count, newest first."""
         return self._counting(self.storage.list(CHECKPOINTS))
 
     def _counting(self, keys: Sequence[str]) -> list[Name]:
@@ -226,8 +233,10 @@ class Home:
         return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
 
     def inherit(self, attempt: int) -> list[Name]:
-        """Record the checkpoints that count for ``attempt``, which has claimed the home, and delete what else earlier
-        attempts have left. Returns them, newest first."""
+        """Record the checkpoints that count for ``attempt``, and return them, newest first.
+
+        The attempt has claimed the directory. All else that earlier attempts have left is deleted.
+        """
         keys = self.storage.list(CHECKPOINTS)
         counting = self._counting(keys)
         names = {str(name) for name in counting}
@@ -237,14 +246,16 @@ class Home:
         return counting
 
     def is_inherited(self, attempt: int) -> bool:
-        """Whether a later attempt has restored, or is about to."""
+        """Return True if a later attempt has restored, or is about to."""
         return newest(self.storage.list(INHERITED), INHERITED) > attempt
 
-    # The end
+    # End of the training
 
     def finish(self, holder: Holder, artifact: str, code: str) -> None:
-        """Record where the trained model lies, and delete all that nobody needs any more. Nothing if another attempt
-        has taken the home over."""
+        """Record where the trained model is, and delete everything that is not needed any more.
+
+        Does nothing if another attempt has taken over the directory.
+        """
         if self.holder_of(newest(self.storage.list(CLAIMS))) != holder:
             return
         self.storage.put(FINISHED, to_json(Finished(holder, artifact, code)))
@@ -255,24 +266,26 @@ class Home:
         return self.read(FINISHED, Finished, extra="ignore")
 
     def reopen(self) -> None:
-        """Begin afresh in a home whose training is finished."""
+        """Start over in the directory of a finished training."""
         self.sweep()
         self.storage.delete([FINISHED])
 
     def sweep(self) -> None:
-        """Delete all but the record of the end, the last claim and what was inherited last: numbers of attempts are
-        never used twice, so that one that still runs stays superseded and what it writes never counts."""
+        """Delete all but the finish record, the last claim and the last inheritance.
+
+        Attempt numbers are never reused. So a running attempt stays superseded, and its writes never count.
+        """
         keys = self.storage.list()
         kept = {FINISHED, claim_key(newest(keys)), inherited_key(newest(keys, INHERITED))}
         checkpoints = [key for key in keys if key.startswith(CHECKPOINTS)]
-        # Manifests first, so that a sweep that is interrupted leaves no checkpoint that looks complete.
+        # Manifests first: an interrupted sweep leaves no checkpoint that looks complete.
         self.storage.delete([f"{name}/{MANIFEST}" for name in complete(checkpoints)])
         self.storage.delete([key for key in keys if key not in kept])
 
 
 @contextmanager
 def not_needed() -> Iterator[None]:
-    """Deletes what no work depends on: if that fails, it is a warning."""
+    """Log errors of a deletion that no work depends on as warnings."""
     try:
         yield
     except (UserError, StorageUnavailable) as error:
@@ -280,6 +293,6 @@ def not_needed() -> Iterator[None]:
 
 
 def left_behind(keys: Iterable[str], names: set[str], attempt: int) -> list[str]:
-    """The keys of checkpoints of attempts before ``attempt`` that are not among ``names``."""
+    """Return the keys of checkpoints of attempts before ``attempt`` that are not among ``names``."""
     parsed = ((key, Name.parse(key.partition("/")[0])) for key in keys)
     return [key for key, name in parsed if name and name.attempt < attempt and str(name) not in names]

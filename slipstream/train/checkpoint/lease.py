@@ -1,12 +1,11 @@
-"""The lease of a home: the sign of life of the attempt that works there, and how others wait for its end.
+"""Heartbeat-based lease on a checkpoint directory, and the wait for its end.
 
-The holder rewrites ``leases/<attempt>.json`` every few seconds, more often while a save is announced or its end is
-near. Others see that it lives from records that change, never from a clock: those of two machines may differ. In a
-local directory the holder's process also has a lock on a file, which the system releases when the process ends, however
-that happens.
+The holder rewrites ``leases/<attempt>.json`` every few seconds, more often while a save or its shutdown is announced.
+Others detect that it lives from changing records, never from a clock: those of two machines may differ. In a local
+directory the holder's process also locks a file, which the system unlocks however the process ends.
 
-A request may take minutes until it is given up. Those of heartbeats and claims end within half of the timeout that then
-holds, so that another heartbeat follows in time.
+A request may take minutes until it is abandoned. Those of heartbeats and claims end within half of the timeout that
+then holds, so that another heartbeat follows in time.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from slipstream.storage.local import LocalStorage
 from slipstream.storage.locks import lock_of
 from slipstream.train.checkpoint.home import CLAIMS, Home, Name, Superseded, lease_key, newest
 
-#: Seconds between two signs of life, and while a save is announced or the end is near.
+#: Seconds between heartbeats, and between fast heartbeats: while a save or the shutdown is announced.
 PERIOD_S = 5.0
 HASTE_S = 1.0
-#: So many periods without a sign of life, and nobody is there any more.
+#: Periods without a heartbeat after which a lease expires.
 SILENT_PERIODS = 9
-#: The same in haste, where a successor waits.
+#: The same for fast heartbeats, for which a successor waits.
 SILENT_IN_HASTE = 4
-#: Share of the timeout in which the requests of one heartbeat end.
+#: Fraction of the timeout in which the requests of one heartbeat end.
 SHARE_OF_TIMEOUT = 0.5
-#: How soon it is seen that the end is near.
+#: Seconds between checks for a preemption notice.
 GLANCE_S = 0.2
-#: How often others look for signs of life; a predecessor on this machine's disk is seen to have gone at once.
+#: Seconds between checks for heartbeats; fast on a local disk, where the end of a predecessor shows at once.
 POLL_S = 1.0
 POLL_IN_HASTE_S = 0.1
 
@@ -52,45 +51,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sign:
-    """One sign of life."""
+    """Heartbeat of an attempt."""
 
-    #: Counts the signs of this attempt.
+    #: Number of this attempt's heartbeats.
     beat: int = 0
-    #: The step of its last checkpoint.
+    #: Step of its last checkpoint.
     step: int = 0
-    #: The name of the checkpoint that it is about to write; "" if none.
+    #: Name of the checkpoint that it is about to write; "" if none.
     announced: str = ""
-    #: Whether its machine has a notice: it ends within its grace period.
+    #: True if its machine has a preemption notice: it ends within its grace period.
     leaving: bool = False
-    #: Whether the training is finished, and its result on the way to where Flyte looks for it.
+    #: True if the training is finished, and its result is being delivered to where Flyte looks for it.
     delivering: bool = False
-    #: Whether it has ended by itself, and writes nothing any more.
+    #: True for an exit record: it writes nothing any more.
     ended: bool = False
 
     @property
     def silence_s(self) -> float:
-        """Seconds without another sign after which there is none to come."""
+        """Timeout: seconds without another heartbeat after which none will come."""
         return SILENT_IN_HASTE * HASTE_S if self.announced or self.leaving else SILENT_PERIODS * PERIOD_S
 
 
 def within_timeout(home: Home, timeout_s: float, work: Callable[[], T]) -> T:
     """Return the result of ``work``, a heartbeat or a claim in ``home`` while others wait for ``timeout_s``.
 
-    Raises ``StorageUnavailable`` if its requests do not end in time. A local directory is not asked by requests.
+    Raises ``StorageUnavailable`` if its requests do not end in time. A local directory needs no requests.
     """
     return work() if home.is_local else within(SHARE_OF_TIMEOUT * timeout_s, work)
 
 
 def sign_of(home: Home, attempt: int) -> Sign | None:
-    """The last sign of life of an attempt; None if there is none."""
+    """Return the last heartbeat of an attempt; None without one."""
     return home.read(lease_key(attempt), Sign)
 
 
 class Lease:
-    """The lease that an attempt holds; of its ranks only rank 0 has one.
+    """Lease of an attempt, held by rank 0 only.
 
-    ``leaving`` says whether this process has a notice; ``lost`` is called once, with the reason, if another attempt has
-    taken the home over. Both are called from the lease's thread.
+    ``leaving`` returns True if this process has a preemption notice. ``lost`` is called once, with the reason, if
+    another attempt has taken over the directory. Both are called from the lease's thread.
     """
 
     def __init__(
@@ -102,15 +101,18 @@ class Lease:
         sign: Sign | None = None,
         lock: FileLock | None = None,
     ) -> None:
-        """``sign`` is the last one that this attempt has given; ``lock`` that of the home, if it was acquired."""
+        """Start the heartbeats.
+
+        ``sign`` is this attempt's last heartbeat; ``lock`` is the directory's lock, if it was acquired.
+        """
         self._home, self.attempt = home, attempt
         self._leaving, self._lost = leaving, lost
         self._sign = sign or Sign()
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
-        #: The shortest timeout that others may apply: that of a sign whose answer was lost may hold, too.
+        #: Shortest timeout that others may apply: a heartbeat whose answer was lost may count, too.
         self._timeout_s = min(Sign().silence_s, self._sign.silence_s)
-        #: Whether it was said that the end of this attempt is near, and whether that was before any later one began.
+        #: True once the shutdown was announced, and if that was before any later attempt started.
         self._said_leaving = self._sign.leaving
         self._may_take_leave = False
         self._process_lock = lock or process_lock(home.storage)
@@ -120,8 +122,8 @@ class Lease:
 
     @classmethod
     def take(cls, home: Home, holder: Holder, leaving: Callable[[], bool], lost: Callable[[str], None]) -> Lease:
-        """Claim a home and hold its lease."""
-        # The lock first: nobody may see a claim without it, which is what one leaves whose process has gone.
+        """Claim a checkpoint directory and hold its lease."""
+        # Lock first: a claim without a lock looks like that of a dead process.
         lock = process_lock(home.storage)
         try:
             attempt = within_timeout(home, Sign().silence_s, lambda: home.claim(holder))
@@ -133,15 +135,15 @@ class Lease:
 
     @property
     def alone(self) -> bool:
-        """Whether it is certain that no process lives that held the lease before."""
+        """True if certainly no process lives that held the lease before."""
         return self._process_lock is not None
 
     def announce(self, name: Name) -> None:
-        """Say that this checkpoint is about to be written.
+        """Announce that this checkpoint is about to be written.
 
-        Raises ``StorageUnavailable`` if a store does not take it for half of the ordinary timeout, and
-        :class:`Superseded` if a later attempt has begun, unless that knew at its beginning that the end of this one is
-        near: then it waits for this save, and has not looked what there is.
+        Raises ``StorageUnavailable`` if a store does not accept this for half of the ordinary timeout, and
+        :class:`Superseded` if a later attempt has started. If that attempt knew of this one's shutdown from its start,
+        it waits for this save and has not listed the checkpoints: then nothing is raised.
         """
         last = time.monotonic() + SHARE_OF_TIMEOUT * Sign().silence_s
         while True:
@@ -161,23 +163,29 @@ class Lease:
                 raise
 
     def saved(self, name: Name) -> None:
-        """The announced checkpoint is complete. Others see that from its manifest; the next sign says it, too."""
+        """Record that the announced checkpoint is complete.
+
+        Others see that from its manifest, and from the next heartbeat.
+        """
         self._change(step=name.step, announced="")
 
     def withdraw(self) -> None:
-        """The announced checkpoint will not be written."""
+        """Withdraw the announcement: the checkpoint will not be written."""
         self._change(announced="")
 
     def end(self) -> None:
-        """This attempt writes nothing any more. A store that stays away is not waited for."""
+        """Shut down and write an exit record, without waiting for an unavailable store."""
         self._stop(ended=True)
 
     def hand_over(self) -> None:
-        """The training is finished; another process of this attempt keeps the lease until its result is delivered."""
+        """Stop the heartbeats of a finished training.
+
+        Another process of this attempt keeps the lease until the result is delivered.
+        """
         self._stop(delivering=True)
 
     def drop(self) -> None:
-        """As :meth:`end`, without a word of it: the home is about to be swept."""
+        """Shut down without an exit record: the directory is about to be swept."""
         self._stop()
 
     def _stop(self, **last_word: bool) -> None:
@@ -224,7 +232,7 @@ class Lease:
                     return
 
     def _lost_to(self, leaving: bool) -> str:
-        """Give a sign of life; unless the home is lost, and nothing may be finished any more: then why it is."""
+        """Write a heartbeat, or return why the directory is lost if nothing may be finished any more."""
         try:
             self._home.check_claim(self.attempt)
         except Superseded as error:
@@ -241,10 +249,10 @@ class Lease:
 
 
 def process_lock(storage: Storage) -> FileLock | None:
-    """A lock that shows other processes on this machine that this one lives; None if there is none to be had."""
+    """Return a lock that shows other processes on this machine that this one lives; None if there is none."""
     try:
         return acquired_lock(storage)
-    except Timeout:  # of an attempt that was superseded and still lives
+    except Timeout:  # of a superseded attempt that still lives
         return None
 
 
@@ -266,7 +274,7 @@ def acquired_lock(storage: Storage) -> FileLock | None:
 
 
 def is_unlocked(storage: Storage) -> bool:
-    """Whether no process of this machine has the lock of a local home."""
+    """Return True if no process of this machine holds the lock of a local checkpoint directory."""
     lock = process_lock(storage)
     if lock is None:
         return False
@@ -286,29 +294,32 @@ def is_locked(storage: Storage) -> bool:
 
 
 class Watch:
-    """What a process sees of the newest attempt in a home while it waits for it."""
+    """Observation of the newest attempt in a checkpoint directory, while a process waits for it."""
 
     def __init__(self, home: Home, now: Callable[[], float] = time.monotonic) -> None:
         self._home, self._now = home, now
         self._seen: tuple[int, Sign | None] | None = None
         self._since = now()
-        #: Whether a sign has followed another.
+        #: True once a heartbeat has followed another.
         self.alive = False
 
     def look(self, before: int = 0) -> tuple[int, Sign] | None:
-        """The newest attempt (before the attempt ``before``, if that is given) and its last sign of life; None if there
-        is none, or it has ended, or it has been silent for so long that nobody is there."""
+        """Return the newest attempt and its last heartbeat; None if no attempt is alive.
+
+        Only attempts before ``before`` count, if that is given. An attempt is not alive after its exit record, or once
+        its lease has expired.
+        """
         return within_timeout(self._home, Sign().silence_s, lambda: self._look(before))
 
     def _look(self, before: int) -> tuple[int, Sign] | None:
-        # An answer may be as old as its question.
+        # An answer may be as old as its request.
         asked = self._now()
         keys = self._home.storage.list(CLAIMS)
         attempt = newest(key for key in keys if not before or newest([key]) < before)
         if not attempt:
             return None
         sign = sign_of(self._home, attempt)
-        # Between two processes of one attempt nobody has the lock.
+        # Between two processes of one attempt the lock is free.
         if not before and not (sign and sign.delivering) and is_unlocked(self._home.storage):
             return None
         if self._seen != (attempt, sign):
@@ -321,10 +332,10 @@ class Watch:
 
 
 def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
-    """Wait until no other execution works in the home at ``address``; returns whether there was one.
+    """Wait until no other execution works in the directory at ``address``; return True if there was one.
 
-    What comes before ``holder`` in the same execution is not waited for: its end is certain, and it is fenced off when
-    ``holder`` claims the home. Raises ``UserError`` if ``when_held`` is "refuse" and the other one is alive.
+    Earlier attempts of the same execution are not waited for: their end is certain, and the claim of ``holder`` fences
+    them off. Raises ``UserError`` if ``when_held`` is "refuse" and the other execution is alive.
     """
     home = Home(storage_for(address))
     watch, waited = Watch(home), False
@@ -352,8 +363,11 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
 
 
 def wait_for_announced(home: Home, attempt: int, seconds: float) -> None:
-    """Wait until the attempt before ``attempt``, which has claimed the home, has finished the save that it announced or
-    is about to, as its machine has a notice: at most ``seconds``, and no longer than it shows signs of life."""
+    """Wait until the attempt before ``attempt``, which has claimed the directory, has finished its last save.
+
+    The save is announced, or may follow a preemption notice. Waits at most ``seconds``, and only while heartbeats
+    continue.
+    """
     watch, deadline, told = Watch(home), time.monotonic() + seconds, False
     while (seen := watch.look(before=attempt)) and time.monotonic() < deadline:
         before, sign = seen

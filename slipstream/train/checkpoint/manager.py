@@ -1,4 +1,4 @@
-"""Write and read checkpoints.
+"""Checkpoints of a training: saving and restoring.
 
 ::
 
@@ -13,8 +13,8 @@
 
 All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
 tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
-holds the application's state (:class:`~slipstream.train.checkpoint.state.AppState`) and the random generators of
-every rank. Nothing here draws random numbers.
+holds the application's state (:class:`~slipstream.train.checkpoint.state.AppState`) and the random generators of every
+rank. Nothing here draws random numbers.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ from slipstream.train.checkpoint.state import AppState, capture_random_state, jo
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.notices import Watcher
 
-#: The beginnings of the names of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the
-#: optimiser's state and the averaged weights, which its step changes, and those of the progress.
+#: Name prefixes of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the optimiser's state and
+#: the averaged weights, which an optimiser step changes, and the tensors of the progress.
 UNCHANGED = ("optimizer/", "parts/ema/", "progress/")
 
-#: Seconds for which the steps wait for a save that is still in progress when the next is due; once, until one is done.
+#: Seconds for which the steps wait for a save that is still in progress when the next is due; once, until a save is
+#: done.
 PATIENCE_S = 2.0
 
 LOG = logger("checkpoint")
@@ -79,11 +80,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Restored:
-    """A restored checkpoint. ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped.
+    """Restored checkpoint.
 
-    ``rank_states`` holds the argument ``rank_state`` of :meth:`Checkpoints.save` of every rank that wrote it, in rank
-    order. If the number and the layout of the ranks are the same now (``same_world``), the random generators were
-    restored and the run continues bit for bit; otherwise only the samples and their order are the same.
+    ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped. ``rank_states`` holds the
+    argument ``rank_state`` of :meth:`Checkpoints.save` of every writing rank, in rank order. If the number and layout
+    of the ranks are unchanged (``same_world``), the random generators were restored and the run continues bit for bit;
+    otherwise only the samples and their order are the same.
     """
 
     step: int
@@ -92,18 +94,18 @@ class Restored:
     source: str
     same_world: bool
     refused: tuple[str, ...]
-    #: The code versions that trained so far, and the digests of the modules that wrote it; empty in older releases'.
+    #: Code versions that trained so far, and digests of the modules that wrote it; empty in older releases'.
     trained_by: tuple[str, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
 
 
 class Checkpoints:
-    """The checkpoints of one attempt at one training.
+    """Checkpoints of one attempt at a training.
 
-    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it: attempts before it
-    may finish the save that they have announced, which is waited for, and begin no other. A ``watcher`` learns of it if
-    a later attempt claims the home. Raises ``UserError`` if the home cannot be written. ``clock`` is the device's, for
-    the waits of ``background``.
+    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it: earlier attempts
+    may finish an announced save, which is waited for, and start no other. The ``watcher`` learns if a later attempt
+    claims it. ``clock`` is the device's, for the waits of ``background``. Raises ``UserError`` if ``home`` cannot be
+    written.
     """
 
     def __init__(
@@ -118,17 +120,17 @@ class Checkpoints:
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._state = state
-        #: For what the ranks ask each other between two steps.
+        #: For exchanges of the ranks between two steps.
         self.peers = Peers.connect(timeout)
         self.home = Home(storage_for(home))
         self._watcher = watcher or Watcher([], grace_s=None)
         self._lease: Lease | None = None
-        # Writes the claim, which fails here rather than at the first save if the home cannot be written.
+        # Writes the claim: an unwritable directory fails here rather than at the first save.
         self.attempt, present = self._on_rank_0(lambda: self._take_home(policy))
         self._policy = replace(policy, attempt=self.attempt)
         self._publisher = Publisher(
             self.home,
-            # Another group, because publishing goes on while the ranks ask each other between steps.
+            # Another group, because publishing overlaps with the exchanges between steps.
             Peers.connect(timeout),
             self.attempt,
             self._lease,
@@ -140,7 +142,7 @@ class Checkpoints:
         self._tensor_keys: list[TensorKey] = []
         self._parts_differ = False
         self._buffers: Buffers | None = None
-        #: The save in progress, and what is known of those before it.
+        #: Save in progress, and outcome of those before it.
         self.background = BackgroundSave(self._publisher, clock or DeviceClock())
         state.optimizer.register_step_pre_hook(lambda *_: self.background.delay_step())
 
@@ -151,14 +153,14 @@ class Checkpoints:
         self.end()
 
     def _take_home(self, policy: ResumePolicy) -> tuple[int, list[Name]]:
-        """Claim the home on rank 0. Returns the number of this attempt, and the checkpoints that it inherits."""
+        """Claim the directory on rank 0; return the number of this attempt and the inherited checkpoints."""
         self._lease = Lease.take(self.home, policy.holder, self._watcher.has_notice, self._watcher.lose_home)
         try:
             if not self._lease.alone:
                 wait_for_announced(self.home, self._lease.attempt, policy.grace_s)
             return self._lease.attempt, self.home.inherit(self._lease.attempt)
         except BaseException:
-            self._lease.end()  # or others would wait for it
+            self._lease.end()  # otherwise others would wait for it
             raise
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
@@ -168,12 +170,12 @@ class Checkpoints:
 
     @property
     def policy(self) -> ResumePolicy:
-        """What this attempt's checkpoints say of it, and which ones it may resume from."""
+        """Policy for resuming, which also describes this attempt in its checkpoints."""
         return self._policy
 
     @property
     def trained_by(self) -> list[str]:
-        """The code versions that have trained so far, this one last."""
+        """Code versions that have trained so far, this one last."""
         return list(self._publisher.made_by["trained_by"])
 
     def _tree(self, progress: object) -> tuple[object, dict[str, Tensor]]:
@@ -197,24 +199,23 @@ class Checkpoints:
         return self._buffers
 
     def save(self, step: int, progress: object, *, rank_state: object = None) -> float:
-        """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
+        """Take a snapshot after step ``step``, publish it in the background and return the seconds of stall.
 
-        Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
-        these copies, see :meth:`BackgroundSave.pop_step_wait`; nothing else may change the weights meanwhile. Those of
-        ``progress`` are copied in the background as well: call :meth:`BackgroundSave.wait_for_copy` before they change.
+        Tensors that only the optimiser changes are also copied in the background. The next optimiser step waits for
+        these copies (:meth:`BackgroundSave.pop_step_wait`); nothing else may change the weights meanwhile. So are those
+        of ``progress``: call :meth:`BackgroundSave.wait_for_copy` before they change. ``rank_state`` is state that
+        differs between ranks: numbers and text.
 
-        ``rank_state`` is state that differs between ranks: numbers and text.
-
-        A save before it that is not finished is waited for a moment; if the store does not take it, the snapshot waits
-        for its turn while the steps go on, see :meth:`BackgroundSave.resume`. Two saves in a row that were refused are
-        logged; the third raises ``UserError``. ``Superseded`` is always raised.
+        An unfinished previous save is waited for briefly. If the store does not accept it, the snapshot waits while the
+        steps go on (:meth:`BackgroundSave.resume`). Two refused saves in a row are logged; the third raises
+        ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
         busy = self.background.busy()
         tree, tensors = self._tree(progress)
         fits = tensor_keys(tensors) == self._tensor_keys
         ask = self.peers.any(not fits, busy, self.background.failing())
-        # While the ranks ask each other:
+        # Overlaps with the exchange.
         own = RankState(capture_random_state(), rank_state)
         parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
         later = changed_later(tensors, parameters, UNCHANGED)
@@ -230,8 +231,10 @@ class Checkpoints:
         return time.perf_counter() - started
 
     def _still_busy(self) -> bool:
-        """Wait a moment for the save before, as long as the store answers all ranks; whether it is still in progress on
-        any of them."""
+        """Wait briefly for the previous save; return True if it is still in progress on any rank.
+
+        The wait ends early if the store does not answer some rank.
+        """
         for _ in range(round(PATIENCE_S / BRIEF_WAIT_S)):
             self.background.wait_briefly()
             busy, failing = self.peers.any(self.background.busy(), self.background.failing())()
@@ -240,23 +243,25 @@ class Checkpoints:
         return True
 
     def finish(self) -> Name | None:
-        """Wait until the last save is published and return its name. Raises the error if it failed."""
+        """Wait until the last save is published; return its name, or raise its error."""
         self.background.finish()
         return self.background.published
 
     def end(self) -> None:
-        """This attempt writes nothing any more: a successor need not wait for it."""
+        """Shut down: this attempt writes nothing any more, and a successor need not wait for it."""
         if self._lease is not None:
             self._lease.end()
 
     def hand_over(self) -> None:
-        """The training is finished; somebody else holds the home from now on."""
+        """Hand the directory over to another process: the training is finished."""
         if self._lease is not None:
             self._lease.hand_over()
 
     def close(self) -> None:
-        """Release the process groups and the staging directory, without waiting for a save as :meth:`finish` does. The
-        home stays held until :meth:`end`."""
+        """Release the process groups and the staging directory, without waiting for a save.
+
+        The directory stays held until :meth:`end`.
+        """
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
         self.background.close()
         idle = [self.peers] if self.background.busy() else [self.peers, self._publisher.peers]
@@ -269,10 +274,9 @@ class Checkpoints:
     def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: object = None) -> Restored | None:
         """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
 
-        The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
-
-        All ranks skip damaged ones, which are logged and listed in the result. Raises ``UserError`` with the first
-        difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
+        The tensors of ``into``, a progress as in :meth:`save`, are overwritten and become the result's. All ranks skip
+        damaged checkpoints, which are logged and listed in the result. Raises ``UserError`` with the first difference
+        if the newest checkpoint has another identity, and ``StorageUnavailable``.
         """
         self.background.finish(tolerate=True)
         refused: list[str] = []
@@ -314,8 +318,8 @@ class Checkpoints:
         for of_rank in self.peers.gather({name: form_of(tensor) for name, tensor in live.items()}):
             forms |= of_rank
         check_tensors(candidate, index, forms)
-        # What only other ranks hold is theirs to read. What none holds is of no use, but for a progress that was not
-        # given, which all read.
+        # Tensors that only other ranks hold are skipped here. So are those that no rank holds, except for a progress
+        # that was not given: all ranks read that.
         unknown = {name for name in index.keys() - forms.keys() if into is None and name.startswith("progress/")}
         tensors = {
             name: live[name] if name in live else torch.empty(entry.size, dtype=getattr(torch, entry.dtype))
@@ -323,7 +327,7 @@ class Checkpoints:
             if name in live or name in unknown
         }
         checkpoint.bring(pieces_read(tensors, index))
-        # From here on nothing is found to be damaged any more.
+        # Damage cannot be found any more from here on.
         dcp.load(
             tensors,
             storage_reader=ShardReader(artifact.directory, index),
@@ -331,7 +335,7 @@ class Checkpoints:
             process_group=self.peers.group,
             no_dist=self.peers.group is None,
         )
-        # The tensors were filled in place; there are numbers besides.
+        # Tensors were filled in place; this loads the numbers.
         tree = join(stored, tensors)
         self._state.load_state_dict(tree)
         same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
@@ -354,8 +358,10 @@ class Checkpoints:
 
 
 def read_states(artifact: Artifact, uri: str) -> tuple[dict[str, Any], list[RankState]]:
-    """Return the state that all ranks share, and that of every rank, of the checkpoint at ``uri``. Raises
-    ``DamagedArtifact``."""
+    """Return the state that all ranks share, and that of every rank, of the checkpoint at ``uri``.
+
+    Raises ``DamagedArtifact``.
+    """
     shared: dict[str, Any] = from_json(artifact.read_bytes(STATE), dict[str, Any], f"{uri}/{STATE}")
     files = map(rank_file, range(artifact.made_by["world"]))
     return shared, [from_json(artifact.read_bytes(file), RankState, f"{uri}/{file}") for file in files]

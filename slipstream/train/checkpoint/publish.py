@@ -1,4 +1,4 @@
-"""Write a snapshot to storage and publish it as a checkpoint; runs in the background of the step loop."""
+"""Publication of a snapshot as a checkpoint, in the background of the step loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
 from slipstream.train.checkpoint.state import merge
 
 KIND = "checkpoint"
-#: Version of what a checkpoint holds; a newer one is refused.
+#: Version of the content of a checkpoint; a newer one is refused.
 CONTENT = 1
 STATE = "state.json"
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RankState:
-    """The contents of ``rank-<rank>.json``: the random generators of one rank, and other state of this rank only."""
+    """Contents of ``rank-<rank>.json``: the random generators and other state of one rank."""
 
     random: dict[str, Any]
     own: Any
@@ -50,12 +50,12 @@ class RankState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's part of a checkpoint; copies, so that the step loop cannot change them."""
+    """One rank's part of a checkpoint, copied so that the step loop cannot change it."""
 
     step: int
     tensors: Mapping[str, Tensor]
-    #: The contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of
-    #: the model; then those of all ranks are merged.
+    #: Contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of the
+    #: model; then those of all ranks are merged.
     state: object
     rank_state: RankState
     parts: bool = False
@@ -64,8 +64,8 @@ class Snapshot:
 def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
     """Run ``work`` on every rank and return the results of all ranks, in rank order.
 
-    If it fails on some ranks, those raise their own error and the others the error of the lowest failed rank; a plain
-    ``UserError`` as ``AgreedUserError``.
+    Ranks that fail raise their own error, the others that of the lowest failed rank; a plain ``UserError`` as
+    ``AgreedUserError``.
     """
     mine: tuple[T | None, Exception | None]
     try:
@@ -81,7 +81,7 @@ def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
     failed = next((error for _, error in results if error is not None), None)
     if failed is not None:
         own = mine[1] or failed
-        # Kinds of it that somebody may catch stay what they are.
+        # Subclasses keep their type, for callers that catch them.
         raise AgreedUserError(own.message) if type(own) is UserError else own
     return [cast(T, value) for value, _ in results]
 
@@ -95,37 +95,40 @@ def is_rank_file(name: str) -> bool:
 
 
 def ranks_of(made_by: Mapping[str, object]) -> dict[str, object]:
-    """What a manifest says of the ranks that wrote the checkpoint: :meth:`.ResumePolicy.ranks`."""
+    """Return the rank section of a manifest; see :meth:`.ResumePolicy.ranks`."""
     return {key: made_by[key] for key in ("world", "layout") if key in made_by}
 
 
 @dataclass
 class Publisher:
-    """Writes the checkpoints of one attempt into one home. All ranks call the methods at the same point."""
+    """Writer of one attempt's checkpoints; all ranks call its methods at the same point."""
 
     home: Home
     peers: Peers
     attempt: int
-    #: This attempt's; None but on rank 0.
+    #: This attempt's lease; None except on rank 0.
     lease: Lease | None
-    #: What manifests say about the run: its identity and its id.
+    #: Run section of the manifests: identity, execution and code.
     made_by: Mapping[str, Any]
-    #: What they say of the ranks: their number and their layout.
+    #: Rank section of the manifests: number and layout of the ranks.
     ranks: Mapping[str, object]
     retention: Retention
-    #: The checkpoints in the home that count; only rank 0's list is used.
+    #: Checkpoints that count; only rank 0's list is used.
     present: list[Name] = field(default_factory=list)
-    #: This rank's local directory for files that are not stored yet, which nobody else can read or write.
+    #: Local directory for files that are not stored yet, private to this rank.
     staging_directory: Path = field(init=False)
-    #: So many expired checkpoints were there when it was last said that they cannot be deleted.
+    #: Number of expired checkpoints at the last warning that they cannot be deleted.
     warned: int = 0
 
     def __post_init__(self) -> None:
-        """All ranks raise ``UserError`` if one has no room for its files."""
+        """Create the staging directory.
+
+        All ranks raise ``UserError`` if one has no room for its files.
+        """
         self.staging_directory = run_and_gather(self.peers, self.make_staging)[self.peers.rank]
 
     def make_staging(self) -> Path:
-        """A fresh directory, in place of those that earlier attempts of this rank left on this machine."""
+        """Return a new staging directory, and delete those of this rank's earlier attempts on this machine."""
         scratch, prefix = self.storage.scratch(), staging_prefix(self.storage, self.peers.rank)
         for directory in scratch.glob(f"{prefix}*"):
             number = number_in_name(directory.name.removeprefix(prefix).partition("-")[0], 4)
@@ -176,7 +179,7 @@ class Publisher:
             raise AgreedUserError(error.message) if type(error) is UserError else error from failure
 
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
-        """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
+        """Write the JSON files, and on rank 0 announce the checkpoint before its files are stored."""
         files.write(rank_file(self.peers.rank), [to_json(snapshot.rank_state)])
         if self.peers.rank == 0:
             files.write(STATE, [canonical_json(snapshot.state)])
@@ -191,7 +194,7 @@ class Publisher:
         return files.records
 
     def complete(self, name: Name, records: Mapping[str, FileRecord]) -> None:
-        """Write the manifest of the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
+        """Write the manifest once all ranks have stored their files, and delete expired checkpoints."""
         made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **self.ranks}
         files = {file: vars(record) for file, record in sorted(records.items())}
         manifest = canonical_json({"format": FORMAT, "kind": KIND, "made_by": made_by, "files": files})
@@ -202,16 +205,22 @@ class Publisher:
             self.point_to(name, manifest)
 
     def write_manifest(self, name: Name, manifest: bytes) -> None:
-        """Write the manifest, which completes the checkpoint. A successor waits for what was announced, but not for
-        ever: once it has listed what it inherits, this checkpoint comes too late."""
+        """Write the manifest, which completes the checkpoint.
+
+        A successor waits only for a limited time. Raises ``Superseded`` if it listed its inheritance before the
+        manifest was there.
+        """
         if not self.home.is_inherited(self.attempt):
             self.storage.put(f"{name}/{MANIFEST}", manifest)
         if self.home.is_inherited(self.attempt) and name not in self.home.checkpoints():
             raise Superseded(f"{self.storage.base}: a later attempt works here now; attempt {self.attempt} stops")
 
     def point_to(self, name: Name, manifest: bytes) -> None:
-        """Write ``latest.json``, which points to the checkpoint, and delete the expired ones; if the store is
-        unavailable, the next save does. Nothing if a successor has begun: the rest of the home is its own."""
+        """Write ``latest.json``, which points to the checkpoint, and delete expired checkpoints.
+
+        If the store is unavailable, the next save does it. Does nothing if a successor has started: the rest of the
+        directory is its own.
+        """
         digest = hashlib.sha256(manifest).hexdigest()
         pointer = {"checkpoint": str(name), "attempt": name.attempt, "step": name.step, "manifest_sha256": digest}
         with suppress(StorageUnavailable, Superseded):
@@ -228,7 +237,7 @@ class Publisher:
                 self.warn(error)
 
     def warn(self, error: UserError) -> None:
-        """Say that expired checkpoints stay, and again each time that there are more than twice as many."""
+        """Warn that expired checkpoints stay, and again whenever their number has more than doubled."""
         left = len(self.retention.expired(self.present))
         if left > 2 * self.warned:
             self.warned = left

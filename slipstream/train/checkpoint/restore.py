@@ -1,9 +1,8 @@
-"""Find the newest complete checkpoint that this run may resume from, and open it on every rank.
+"""Selection and verified reading of the newest complete checkpoint that this run may resume from.
 
-Each machine brings the parts of the tensor files that its ranks read, and verifies them. A file is read in the blocks
-that its manifest has a digest of, so a part of it can be verified alone. What several ranks of a machine read is
-brought by one of them, and each brings an equal part of it all. In a local store the files stay where they are and are
-only verified.
+Each machine fetches and verifies the parts of the tensor files that its ranks read. A file is read in the blocks that
+have a digest in its manifest, so parts can be verified separately. Blocks that several ranks of a machine read are
+fetched once, in equal shares. In a local store the files stay in place and are only verified.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.publish import CONTENT, KIND, is_rank_file, rank_file, run_and_gather
 from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
 
-#: The most bytes of one request, and how many requests a rank makes at a time: what it holds of the files at once.
+#: Maximum bytes of a request, and concurrent requests of a rank: their product bounds its memory for the files.
 RUN_BYTES = 8 << 20
 REQUESTS = 8
 
 #: Fields of an identity that older releases filled with digests of manifests. Those hold the version of the code that
-#: made the artifact, so they cannot be compared with what newer code makes of the same rows.
+#: made the artifact, so newer code makes other digests of the same rows.
 MANIFESTS = ("data", "start", "teacher")
 
 T = TypeVar("T")
 
 
 class Run(NamedTuple):
-    """Blocks of a file that follow each other: from ``first`` up to, without, ``end``."""
+    """Consecutive blocks of a file: from ``first`` to ``end``, exclusive."""
 
     file: str
     first: int
@@ -58,7 +57,7 @@ class Run(NamedTuple):
 
 
 def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[Run]:
-    """The blocks that hold the bytes of the pieces, each once, sorted."""
+    """Return the blocks that hold the bytes of the pieces, without duplicates, sorted."""
     blocks: set[tuple[str, int]] = set()
     for file, start, size in pieces:
         if size:
@@ -68,7 +67,7 @@ def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[
 
 
 def runs(blocks: Iterable[tuple[str, int]]) -> list[Run]:
-    """Sorted blocks as runs."""
+    """Merge sorted blocks into runs."""
     merged: list[Run] = []
     for file, block in blocks:
         if merged and merged[-1].file == file and merged[-1].end == block:
@@ -79,13 +78,16 @@ def runs(blocks: Iterable[tuple[str, int]]) -> list[Run]:
 
 
 def share(needed: Iterable[list[Run]], index: int, count: int) -> list[Run]:
-    """What the rank ``index`` of the ``count`` ranks of a machine brings of what each of them needs."""
+    """Return the blocks that rank ``index`` of a machine's ``count`` ranks fetches.
+
+    ``needed`` lists the blocks that each of these ranks reads.
+    """
     blocks = sorted({(file, block) for of_rank in needed for file, *span in of_rank for block in range(*span)})
     return runs(blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count])
 
 
 def requests(mine: Iterable[Run], files: Mapping[str, FileRecord]) -> Iterator[Run]:
-    """The runs in parts of at most :data:`RUN_BYTES`."""
+    """Split the runs into parts of at most :data:`RUN_BYTES`."""
     for run in mine:
         step = max(1, RUN_BYTES // files[run.file].block_bytes)
         for first in range(run.first, run.end, step):
@@ -93,7 +95,7 @@ def requests(mine: Iterable[Run], files: Mapping[str, FileRecord]) -> Iterator[R
 
 
 def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
-    """Verify the blocks; from a store that is reached by requests, write them into the artifact's files, too.
+    """Verify the blocks; from a remote store, also write them into the artifact's files.
 
     Raises ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``.
     """
@@ -114,7 +116,7 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
         try:
             data = read_verified(artifact, run, read)
         except DamagedArtifact:
-            # The checksum of an object says nothing about a part of it: the bytes may have changed on their way.
+            # An object's checksum does not cover a part of it: the bytes may have changed on their way.
             data = read_verified(artifact, run, read)
         with artifact.path(run.file).open("r+b") as target:
             target.seek(run.first * artifact.files[run.file].block_bytes)
@@ -126,8 +128,10 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
 
 
 def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes]) -> bytes:
-    """The bytes of the blocks, which ``read`` gives from a start to an end. Raises ``DamagedArtifact`` unless they are
-    the manifest's."""
+    """Return the bytes of the blocks, read by ``read(start, end)``.
+
+    Raises ``DamagedArtifact`` unless they match the manifest.
+    """
     record = artifact.files[run.file]
     step = record.block_bytes
     data = read(run.first * step, min(run.end * step, record.size))
@@ -138,14 +142,14 @@ def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes
     return data
 
 
-#: The type and the shape of a tensor, and the beginnings of the names of those that training changes.
+#: Dtype and shape of a tensor, and name prefixes of the tensors that training changes.
 TensorForm = tuple[str, tuple[int, ...]]
 TRAINED = ("model/", "optimizer/", "parts/ema/")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A checkpoint that has a manifest but is not verified yet."""
+    """Checkpoint with a manifest that is not verified yet."""
 
     storage: Storage
     name: Name
@@ -156,45 +160,44 @@ class Candidate:
 
 
 class SkippedCheckpoint(Exception):
-    """The resume policy excludes this checkpoint; an older one may be used."""
+    """Raised if the resume policy excludes a checkpoint; an older one may be used."""
 
 
 def in_older_form(made_by: Mapping[str, Any]) -> bool:
-    """Return True for what a checkpoint of a release before ``STEP_VERSION`` says of itself."""
+    """Return True for the manifest section of a release before ``STEP_VERSION``."""
     return "trained_by" not in made_by
 
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """What checkpoints say of the run that makes them, and which ones it may resume from."""
+    """Run section of new checkpoints, and the policy for resuming from old ones."""
 
-    #: What must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
+    #: Values that must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
     identity: Mapping[str, object]
-    #: The same as releases before ``STEP_VERSION`` wrote it: see :func:`slipstream.train.identity.in_older_form`.
+    #: The same in the form of releases before ``STEP_VERSION``: see :func:`slipstream.train.identity.in_older_form`.
     older: Mapping[str, object] = field(default_factory=dict)
-    #: The code of this process: the version of it all, and the digest of every module.
+    #: Code version of this process, and digest of every module.
     version: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
-    #: Who makes them.
+    #: Holder of this attempt.
     holder: Holder = Holder()
     #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored. With
     #: "same-code" only checkpoints that were trained by this code version alone are used.
     resume: str = "auto"
-    #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
+    #: Values of settings that are absent from an identity: older checkpoints do not know newer settings.
     defaults: Mapping[str, object] = field(default_factory=dict)
     #: Dotted paths in an identity that do not count.
     ignored: Collection[str] = ()
-    #: How the ranks divide the work, if they hold different parts of the model; numbers continue bit for bit under the
-    #: same layout only.
+    #: Division of the work, if ranks hold different parts of the model; numbers continue bit for bit only under the
+    #: same layout.
     layout: Sequence[int] = ()
-    #: The number of this attempt, whose own checkpoints are used in any case; set by ``Checkpoints``.
+    #: Number of this attempt, whose own checkpoints are used even with "never"; set by ``Checkpoints``.
     attempt: int = 0
-    #: Seconds for which an attempt before this one may still live, since its machine had a notice.
+    #: Seconds for which an earlier attempt may still live after its preemption notice.
     grace_s: float = 30.0
 
     def made_by(self, trained_by: Sequence[str]) -> dict[str, object]:
-        """Return what the manifests of this run's checkpoints say of it; ``trained_by`` are the code versions that
-        trained before this one."""
+        """Return the run section of manifests; ``trained_by`` are the code versions that trained before."""
         versions = list(dict.fromkeys([*trained_by, self.version]))
         return {
             "identity": self.identity,
@@ -204,7 +207,7 @@ class ResumePolicy:
         }
 
     def ranks(self, world: int) -> dict[str, object]:
-        """What the manifests of checkpoints say of the ranks that wrote them, if they are so many of this run."""
+        """Return the rank section of a manifest for a run of ``world`` ranks."""
         return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
 
     def uses(self, name: Name, made_by: Mapping[str, object]) -> bool:
@@ -216,8 +219,11 @@ class ResumePolicy:
         return self.resume != "never" or bool(ours)
 
     def check(self, candidate: Candidate, manifest: Manifest) -> None:
-        """Raise ``UserError`` if its identity or format is another, ``SkippedCheckpoint`` if it is to be ignored, and
-        ``DamagedArtifact`` if it does not say what a checkpoint's does."""
+        """Check the manifest of a candidate.
+
+        Raises ``UserError`` if its identity or format differs, ``SkippedCheckpoint`` if it is to be ignored, and
+        ``DamagedArtifact`` if it is not a checkpoint's.
+        """
         made_by, written_by = manifest.made_by, manifest.format
         content, place = made_by.get("content", 0), (made_by.get("step"), type(made_by.get("world")))
         if not isinstance(written_by, int) or not isinstance(content, int) or place != (candidate.name.step, int):
@@ -249,7 +255,10 @@ class ResumePolicy:
 def first_difference(
     then: object, now: object, path: str = "", *, ignored: Collection[str] = ()
 ) -> tuple[str, object, object] | None:
-    """The dotted path of the first difference between two nested mappings that is not ``ignored``, with both values."""
+    """Return the dotted path and both values of the first difference between two nested mappings.
+
+    Paths in ``ignored`` do not count.
+    """
     if path in ignored:
         return None
     if isinstance(then, Mapping) and isinstance(now, Mapping):
@@ -264,14 +273,16 @@ def first_difference(
 
 
 def abbreviated(value: object) -> str:
-    """A value as JSON, at most 60 characters."""
+    """Return a value as JSON, at most 60 characters."""
     text = "unset" if value is None else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def newest_identity(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
-    """Return the identity of the checkpoint that a run of this code ``version`` would resume from if it is intact; None
-    if there is none. What is wrong with it or with the storage is left to those who read it whole."""
+    """Return the identity of the checkpoint that code ``version`` would resume from if intact; None if there is none.
+
+    Errors of the checkpoint or the storage are left to the later restore.
+    """
     policy, home = ResumePolicy({}, holder=holder, resume=resume, version=version), Home(storage_for(address))
     with suppress(StorageUnavailable):
         for name in home.checkpoints():
@@ -286,17 +297,20 @@ def newest_identity(address: str, holder: Holder, resume: str, version: str) -> 
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """A checkpoint of which this machine has all files but those of tensors, verified. Those are brought as needed."""
+    """Checkpoint whose files are verified on this machine, except tensor files, which are fetched as needed."""
 
     uri: str
     artifact: Artifact
     peers: Peers
-    #: The ranks of this machine.
+    #: Ranks of this machine.
     neighbours: Sequence[int]
 
     def bring(self, pieces: Iterable[Piece]) -> None:
-        """Bring what this rank reads of the tensor files; all ranks must call this, and all raise the same:
-        ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``."""
+        """Fetch the parts of the tensor files that this rank reads.
+
+        All ranks must call this, and all raise the same: ``DamagedArtifact``, ``MissingObject``,
+        ``StorageUnavailable``.
+        """
         needed = self.peers.gather(blocks_of(pieces, self.artifact.files))
         index, count = self.neighbours.index(self.peers.rank), len(self.neighbours)
         mine = share([needed[rank] for rank in self.neighbours], index, count)
@@ -305,7 +319,7 @@ class OpenCheckpoint:
 
 @contextmanager
 def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
-    """The checkpoint, on this machine while the context lasts.
+    """Yield the checkpoint, on this machine while the context lasts.
 
     All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
     ``MissingObject`` if a rank found it damaged, ``StorageUnavailable``.
@@ -325,8 +339,10 @@ def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) ->
 
 
 def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
-    """Download the files, once per machine, those of tensors without their bytes; return their directory, or "" if the
-    policy skips the checkpoint."""
+    """Download the files once per machine, tensor files without their bytes; return their directory.
+
+    Returns an empty string if the policy skips the checkpoint.
+    """
     storage, target = candidate.storage, Path(temporary)
     path = storage.get(f"{candidate.name}/{MANIFEST}", target)
     manifest = Manifest.parse(path.read_bytes(), f"{candidate.uri}/{MANIFEST}")
@@ -337,7 +353,7 @@ def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     for file, record in manifest.files.items():
         if holds_tensors(file) and candidate.uri.startswith(STORES):
             with (path.parent / file).open("xb") as empty:
-                empty.truncate(record.size)  # takes up no space until its bytes are written
+                empty.truncate(record.size)  # takes no space until its bytes are written
         else:
             storage.get(f"{candidate.name}/{file}", target)
     return str(path.parent)
@@ -345,7 +361,7 @@ def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
 
 @contextmanager
 def unreadable_is_damaged(artifact: Artifact) -> Iterator[None]:
-    """A disk that fails at a checkpoint's bytes may still have an older one's."""
+    """Raise ``DamagedArtifact`` for read errors: an older checkpoint may still be readable."""
     try:
         yield
     except OSError as error:
@@ -353,7 +369,10 @@ def unreadable_is_damaged(artifact: Artifact) -> Iterator[None]:
 
 
 def open_verified(peers: Peers, directory: Path) -> Artifact:
-    """Open the checkpoint and verify all files but those of tensors. If a rank finds it damaged, all ranks raise."""
+    """Open the checkpoint and verify all files except tensor files.
+
+    All ranks raise if one finds it damaged.
+    """
     artifacts: list[Artifact] = []
 
     def check() -> None:
@@ -365,16 +384,20 @@ def open_verified(peers: Peers, directory: Path) -> Artifact:
 
 
 def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
-    """What is ``live`` without the optimiser's state of parameters of which the checkpoint has none: those that had no
-    gradient until then."""
+    """Return ``live`` without optimiser state of parameters that have none in the checkpoint.
+
+    These had no gradient until then.
+    """
     state = "optimizer/state/"
     stepped = {name.rpartition("/")[0] for name in index if name.startswith(state)}
     return {n: item for n, item in live.items() if not n.startswith(state) or n.rpartition("/")[0] in stepped}
 
 
 def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, TensorForm]) -> None:
-    """Raise ``UserError`` unless the tensors of the training state (``live``, of all ranks) are the checkpoint's, in
-    name, shape and type."""
+    """Raise ``UserError`` unless the training state's tensors have the checkpoint's names, shapes and dtypes.
+
+    ``live`` holds those of all ranks.
+    """
     then = {name: (entry.dtype, tuple(entry.size)) for name, entry in index.items() if name.startswith(TRAINED)}
     now = {name: form for name, form in live.items() if name.startswith(TRAINED)}
     for name in sorted({*then, *now}):

@@ -1,9 +1,8 @@
-"""The tensor files of a checkpoint: PyTorch's distributed checkpoint (DCP) plans the writes and reads, this module does
-them.
+"""Tensor files of a checkpoint.
 
-Every rank writes one file of raw tensor bytes, little-endian and without gaps, hashed on the way; rank 0 adds
-``index.json`` with the dtype, the size and the pieces of every tensor. DCP's own format is not used, because it holds
-pickles and no digests.
+PyTorch's distributed checkpoint (DCP) plans the writes and reads; this module performs them. Every rank writes one file
+of raw tensor bytes, little-endian and without gaps, hashed on the way. Rank 0 adds ``index.json`` with the dtype, size
+and chunks of every tensor. DCP's own format is not used, because it holds pickles and no digests.
 """
 
 from __future__ import annotations
@@ -44,33 +43,33 @@ from slipstream.storage import writing_to
 
 P = TypeVar("P")
 INDEX = "index.json"
-#: The most bytes that are read at once.
+#: Maximum bytes that are read at once.
 READ_BYTES = 4 << 20
-#: Tensor files are verified, and so brought, in blocks: at least so many of a file, within the limits of their size. A
-#: rank of another layout reads small parts of many tensors; the manifest holds 40 bytes per block.
+#: Minimum number of blocks per file, and limits of their size. Tensor files are verified and fetched in blocks, because
+#: a rank of another layout reads small parts of many tensors; the manifest holds 40 bytes per block.
 FEWEST_BLOCKS, SMALLEST_BLOCK, LARGEST_BLOCK = 4096, 16 << 10, 1 << 20
 
 
 class Piece(NamedTuple):
-    """A range of bytes: file, offset and length."""
+    """Byte range: file, offset and length."""
 
     file: str
     start: int
     size: int
 
     def rows(self, sizes: Sequence[int], first: int, count: int) -> Piece:
-        """The range of ``count`` rows from row ``first`` of a tensor of ``sizes``; a number is one row."""
+        """Return the range of ``count`` rows from row ``first`` of a tensor of ``sizes``; a scalar is one row."""
         row_bytes = self.size // max(1, sizes[0] if sizes else 1)
         return Piece(self.file, self.start + first * row_bytes, count * row_bytes)
 
 
-#: The chunks that tensors are stored in: the size of each and where it is.
+#: Size and byte range of every stored chunk of the tensors.
 Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
 
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A part of a tensor, ``sizes`` from ``offsets`` on, and where its bytes are (see :class:`Piece`)."""
+    """Chunk of a tensor, ``sizes`` from ``offsets`` on, and its bytes (see :class:`Piece`)."""
 
     offsets: list[int]
     sizes: list[int]
@@ -79,26 +78,27 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the index."""
-
     dtype: str
     size: list[int]
     chunks: list[StoredChunk]
 
 
-#: The contents of ``index.json``, by the names of the tensors.
+#: Contents of ``index.json``, by the names of the tensors.
 Index = Mapping[str, StoredTensor]
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Writes files into a directory, hashed and synced; ``records`` holds sizes and digests of those written."""
+    """Writer of hashed and synced files in a directory; ``records`` holds their sizes and digests."""
 
     directory: Path
     records: dict[str, FileRecord]
 
     def write(self, name: str, chunks: Sequence[bytes | memoryview]) -> None:
-        """Write the chunks (bytes-like) into the new file ``name``. Raises ``UserError`` where there is no room."""
+        """Write the chunks (bytes-like) into the new file ``name``.
+
+        Raises ``UserError`` if there is no room.
+        """
         with writing_to(self.directory), (self.directory / name).open("xb") as raw:
             file = HashingFile(raw, block_bytes(sum(len(chunk) for chunk in chunks)))
             for chunk in chunks:
@@ -109,7 +109,7 @@ class FileWriter:
 
 
 def block_bytes(size: int) -> int:
-    """The block size for a file of ``size`` bytes: a power of two."""
+    """Return the block size for a file of ``size`` bytes: a power of two."""
     largest = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, size // FEWEST_BLOCKS))
     return 1 << largest.bit_length() - 1
 
@@ -119,8 +119,10 @@ def holds_tensors(file: str) -> bool:
 
 
 class ForOneCheckpoint:
-    """What DCP asks of a writer or a reader, and there is nothing to do of: it is made for one checkpoint, whose
-    directory exists, and takes the plans as they are."""
+    """Parts of DCP's writer and reader interface without work.
+
+    An instance serves one checkpoint, and takes the plans unchanged.
+    """
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None: ...
 
@@ -136,7 +138,7 @@ class ForOneCheckpoint:
 
 
 class ShardWriter(ForOneCheckpoint, StorageWriter):
-    """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a directory that it makes."""
+    """DCP writer of this rank's tensors to ``tensors-<rank>.bin`` in a directory that it creates."""
 
     def __init__(self, files: FileWriter, rank: int) -> None:
         self._files = files
@@ -145,7 +147,7 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None: ...
 
     def prepare_local_plan(self, plan: P) -> P:
-        # Here, where what fails on one rank fails on all.
+        # Here, because DCP raises the failure of one rank on all ranks.
         with writing_to(self._files.directory):
             self._files.directory.mkdir(parents=True, exist_ok=True)
         return plan
@@ -172,7 +174,7 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
 
 
 class ShardReader(ForOneCheckpoint, StorageReader):
-    """DCP's reader: reads pieces of tensors from verified files directly into the target tensors."""
+    """DCP reader from verified files directly into the target tensors."""
 
     def __init__(self, directory: Path, index: Index) -> None:
         self._directory = directory
@@ -201,8 +203,10 @@ class ShardReader(ForOneCheckpoint, StorageReader):
 def read_into(
     target: Tensor, directory: Path, piece: Piece, dtype: str, sizes: Sequence[int], offsets: Sequence[int]
 ) -> None:
-    """Fill ``target`` with the part of one piece, a tensor of ``sizes``, that begins at ``offsets``. No more is read
-    than its rows, and no more held at once than :data:`READ_BYTES`, or one row."""
+    """Fill ``target`` with the part of a stored chunk of ``sizes`` that starts at ``offsets``.
+
+    Reads only its rows, and holds at most :data:`READ_BYTES`, or one row, at once.
+    """
     if not target.numel():
         return
     wanted = target if sizes else target.reshape(1)
@@ -217,7 +221,7 @@ def read_into(
 
 
 def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> Tensor:
-    """Read one piece into a CPU tensor of the given sizes."""
+    """Read a byte range into a CPU tensor of the given sizes."""
     kind = getattr(torch, dtype)
     if not piece.size:
         return torch.empty(sizes, dtype=kind)
@@ -229,7 +233,7 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
 
 
 def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> dict[str, StoredTensor]:
-    """The contents of ``index.json``, by DCP's metadata and where each chunk was written."""
+    """Return the contents of ``index.json`` from DCP's metadata and the byte range of every chunk."""
     index: dict[str, StoredTensor] = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
@@ -242,7 +246,7 @@ def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> dict[
 
 
 def metadata_of(index: Index) -> tuple[Metadata, Chunks]:
-    """The inverse of :func:`index_of`."""
+    """Return DCP's metadata and the stored chunks: the inverse of :func:`index_of`."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     chunk_pieces: Chunks = {}
     for name, entry in index.items():
@@ -259,7 +263,7 @@ def load_planner() -> DefaultLoadPlanner:
 
 
 def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
-    """What this rank reads of the files to fill ``tensors``: of each stored chunk the rows that it holds a part of."""
+    """Yield the byte ranges that this rank reads to fill ``tensors``: the needed rows of every stored chunk."""
     metadata, chunks_of = metadata_of(index)
     planner = load_planner()
     planner.set_up_planner(dict(tensors), metadata)
@@ -269,15 +273,21 @@ def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
 
 
 def read_index(directory: Path) -> Index:
-    """Return the index in ``directory``. Raises ``DamagedArtifact`` if it is none."""
+    """Return the index in ``directory``.
+
+    Raises ``DamagedArtifact`` if it is malformed.
+    """
     with open_file(directory, INDEX) as file:
         index: Index = from_json(file.read(), dict[str, StoredTensor], directory / INDEX)
     return index
 
 
 def check_index(index: Index, files: Mapping[str, FileRecord], where: str) -> None:
-    """Raise ``DamagedArtifact`` if the index has a tensor without a dtype of torch, or with a chunk that is no part of
-    the ``files`` of the manifest."""
+    """Raise ``DamagedArtifact`` if the index is inconsistent.
+
+    Every dtype must be torch's. Every chunk must be within the ``files`` of the manifest, and the chunks of a tensor
+    must add up to it.
+    """
     for name, entry in index.items():
         if not isinstance(dtype := getattr(torch, entry.dtype, None), torch.dtype):
             raise DamagedArtifact(f"{where}/{INDEX}: {name} has the dtype {entry.dtype!r:.40}, which torch lacks")

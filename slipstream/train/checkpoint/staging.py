@@ -1,9 +1,9 @@
-"""The snapshot of the tensors, which stalls the step loop as little as possible.
+"""Snapshot of the tensors that stalls the step loop as little as possible.
 
-Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: copying into
-fresh memory takes several times as long because of page faults. Weights and the optimiser's state are copied in the
-background, because they do not change before the optimiser's next step, after a forward and a backward pass, and so
-are the best weights so far, which the next evaluation may change.
+Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: page faults
+make copying into fresh memory several times as slow. Weights and the optimiser's state are copied in the background,
+because they do not change before the next optimiser step, after a forward and a backward pass. So are the best weights
+so far, which only the next evaluation may change.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch.distributed.tensor import DTensor
 
 from slipstream.train.device_clock import wait_for
 
-#: Bytes; no type of torch needs more, and a copy begins at a cache line.
+#: Alignment in bytes: no type of torch needs more, and copies start at a cache line.
 ALIGNMENT = 64
 #: cudaHostRegisterPortable: pinned for all devices.
 PORTABLE = 1
-#: Name, size and dtype of a tensor, and whether it is sharded.
+#: Name, size and dtype of a tensor; True if it is sharded.
 TensorKey = tuple[str, tuple[int, ...], torch.dtype, bool]
 
 
 def tensor_keys(tensors: Mapping[str, Tensor]) -> list[TensorKey]:
-    """The properties of the tensors that the assignment of writers depends on, sorted."""
+    """Return the sorted properties of the tensors that determine their writers."""
     return sorted((name, tuple(t.shape), t.dtype, isinstance(t, DTensor)) for name, t in tensors.items())
 
 
 def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
-    """The rank that writes each unsharded tensor; shards are written by the ranks that hold them.
+    """Return the rank that writes each unsharded tensor; the ranks that hold shards write these.
 
     Tensors are assigned from the largest on, each to the rank with the fewest bytes so far, so that all ranks write
     about the same number of bytes.
@@ -55,14 +55,14 @@ def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
 
 
 class Buffers:
-    """A host buffer for the tensors that this rank writes, one after the other; reused for every checkpoint."""
+    """Host buffer for the tensors that this rank writes, reused for every checkpoint."""
 
     def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:
-        # Sorted, because the order of an optimiser's state changes when it is restored, and files must be the same.
+        # Sorted, because restoring changes the order of an optimiser's state, and files must be the same.
         self._mine = sorted(name for name, t in tensors.items() if isinstance(t, DTensor) or chosen[name] == rank)
         parts = {name: local(tensors[name]) for name in self._mine}
         places = [aligned(part.nbytes) for part in parts.values()]
-        # Written to once, so that its pages are allocated.
+        # Zeroed, so that its pages are allocated.
         memory = torch.empty(sum(places), dtype=torch.uint8).zero_()
         if memory.nbytes and any(part.is_cuda for part in parts.values()):
             pin(memory)
@@ -72,17 +72,17 @@ class Buffers:
         }
 
     def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
-        """Begin a snapshot of this rank's tensors; the returned function completes it, in any thread.
+        """Start a snapshot of this rank's tensors; the returned function completes it, in any thread.
 
-        The tensors named in ``deferred`` are copied by that function and must not change before it has returned; it
-        raises ``RuntimeError`` if one did. All others are copied at once.
+        That function copies the tensors named in ``deferred``, which must not change before it returns; it raises
+        ``RuntimeError`` if one did. All others are copied at once.
         """
         later = {name: local(tensors[name]).detach() for name in self._mine if name in deferred}
         versions = {name: tensor._version for name, tensor in later.items()}
         now = {name: local(tensors[name]).detach() for name in self._mine if name not in deferred}
         self._copy(now)
         device = next((tensor.device for tensor in (*later.values(), *now.values()) if tensor.is_cuda), None)
-        # On a GPU the deferred copies run on their own stream, after the work that is enqueued by now.
+        # On a GPU the deferred copies run on their own stream, after the work enqueued so far.
         enqueued = torch.cuda.current_stream(device).record_event() if device else None
 
         def complete() -> dict[str, Tensor]:
@@ -107,21 +107,23 @@ class Buffers:
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all deferred copies from a GPU. Torch hands out 32 in turn, so that a new one for each save would
-    now and then be one that other work is on."""
+    """Return the stream of all deferred copies from a GPU.
+
+    Torch hands out 32 in turn, so a new one for every save would now and then be shared with other work.
+    """
     return torch.cuda.Stream(device)
 
 
 def aligned(size: int) -> int:
-    """The least number of bytes, at least ``size``, after which another tensor may begin."""
+    """Return the least number of bytes, at least ``size``, after which another tensor may start."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def pin(memory: Tensor) -> None:
-    """Pin the pages of a CPU tensor for as long as it lives, so that GPUs copy to it beside other work.
+    """Pin the pages of a CPU tensor for its lifetime, so that GPUs copy to it in parallel with other work.
 
-    With cudaHostRegister, as torch's own stager of checkpoints does: what torch allocates as pinned memory is rounded
-    up to a power of two. Raises ``RuntimeError`` if the pages cannot be pinned.
+    Uses cudaHostRegister, like torch's own checkpoint stager: torch rounds its pinned allocations up to a power of two.
+    Raises ``RuntimeError`` if the pages cannot be pinned.
     """
     address, runtime = memory.data_ptr(), torch.cuda.cudart()
     if status := int(runtime.cudaHostRegister(address, memory.nbytes, PORTABLE)):
@@ -129,13 +131,15 @@ def pin(memory: Tensor) -> None:
             f"{memory.nbytes} bytes of host memory for checkpoints cannot be pinned: CUDA error {status}"
         )
     unpin = weakref.finalize(memory.untyped_storage(), runtime.cudaHostUnregister, address)
-    # The driver may be gone by then, and unpins what a process leaves.
+    # At exit the driver may be gone; it unpins the memory of ended processes itself.
     unpin.atexit = False
 
 
 def changed_later(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], unchanged: tuple[str, ...]) -> set[str]:
-    """The names of the ``tensors`` that nothing changes before the optimiser's step: its ``parameters``, and those
-    whose names begin with one of ``unchanged``."""
+    """Return the names of ``tensors`` that do not change before the optimiser step.
+
+    These share memory with its ``parameters``, or their names start with one of ``unchanged``.
+    """
     memory = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
     return {
         name
@@ -149,7 +153,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def with_placement_of(tensor: Tensor, buffer: Tensor) -> Tensor:
-    """The buffer, as a ``DTensor`` with the placement of ``tensor`` if that is one."""
+    """Return the buffer, as a ``DTensor`` with the placement of ``tensor`` if that is one."""
     if not isinstance(tensor, DTensor):
         return buffer
     # ``from_local`` would move the buffer to the mesh's device.

@@ -1,9 +1,8 @@
-"""The state that checkpoints hold: of a model, its optimiser and whatever else trains, and of the random generators.
+"""State in checkpoints: the model, its optimiser, other parts of the training, and random generators.
 
-Parameters go by their names. The model's and the optimiser's state are what torch's ``get_model_state_dict`` and
-``get_optimizer_state_dict`` give. These look every name up through all wrappers of the model, which took 2.6 ms for a
-transformer of 24 layers, a third of the time that a save stalls the step loop. The only wrapper here is DDP, which is
-left out at once.
+Parameters are keyed by name. The state of model and optimiser equals the results of torch's ``get_model_state_dict``
+and ``get_optimizer_state_dict``. These look every name up through all wrappers of the model, which took 2.6 ms for a
+transformer of 24 layers, a third of a save's stall. The only wrapper here is DDP, which is removed at once.
 
 State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. Checkpoints hold no
 pickles: :func:`split` separates the tensors, named by their paths, from a tree that JSON can hold; :func:`join` is its
@@ -26,15 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.models.factory import Predictor
 
-#: As torch's state dictionaries: names to tensors, numbers, text and more of the same.
+#: As in torch: names to tensors, numbers, text and further dictionaries.
 StateDict = dict[str, Any]
-#: The pair of the outer path and the key; empty at the top.
+#: Pair of the outer path and the key; empty at the top.
 KeyPath = tuple[Any, ...]
 
 
 class Stateful(Protocol):
-    """A part of the training state."""
-
     def state_dict(self) -> StateDict: ...
 
     def load_state_dict(self, state_dict: StateDict, /) -> object: ...
@@ -42,7 +39,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class AppState:
-    """The objects whose state checkpoints hold. ``parts`` are the scheduler, scaler, EMA and the like, by name."""
+    """Objects whose state checkpoints hold; ``parts`` are the scheduler, scaler, EMA and the like, by name."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -56,7 +53,7 @@ class AppState:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Take over all but the model's tensors, which are filled in place."""
+        """Load all but the model's tensors, which are filled in place."""
         # Not strict: a parameter that had no gradient yet has no state.
         options = StateDictOptions(strict=False)
         set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=state["optimizer"], options=options)
@@ -69,17 +66,17 @@ class AppState:
     def initialize(self) -> Callable[[], None]:
         """Give an optimiser without state the tensors that its first step would make, and no step.
 
-        Returns what takes them away again, for one that is to step from the beginning: its counters of steps are at 1.
+        Returns a function that removes them. Training from the beginning needs it, because the step counters are at 1.
         """
         if self.optimizer.state:
             return lambda: None
         get_optimizer_state_dict(self.model, self.optimizer)
-        # Loading replaces the dictionary.
+        # Looks the state up late, because loading replaces the dictionary.
         return lambda: self.optimizer.state.clear()
 
 
 def own_state(model: nn.Module) -> StateDict:
-    """What of a model's state is not its base's."""
+    """Return the model's state dictionary without its base's part."""
     return model.own_state() if isinstance(model, Predictor) else model.state_dict()
 
 
@@ -88,7 +85,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
-    """The optimiser's ``state`` by the names of the parameters, and its ``param_groups`` with names in ``params``."""
+    """Return the optimiser's ``state`` by parameter name, and its ``param_groups`` with names in ``params``."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in unwrapped(model).named_parameters()}
     return {
         "state": {names[parameter]: dict(state) for parameter, state in optimizer.state.items()},
@@ -99,13 +96,16 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State
 
 
 def split(value: object) -> tuple[object, dict[str, Tensor]]:
-    """The tree for JSON and the tensors by name. Raises ``TypeError`` with the path of a value of another type."""
+    """Return the tree for JSON and the tensors by name.
+
+    Raises ``TypeError`` with the path of a value of another type.
+    """
     tensors: dict[str, Tensor] = {}
     return encode(value, (), tensors), tensors
 
 
 def encode(value: object, path: KeyPath, tensors: dict[str, Tensor]) -> object:
-    # By how many there are: a history has thousands of numbers, and the step loop waits.
+    # The most frequent type first: a history has thousands of numbers, and the step loop waits.
     if isinstance(value, float):
         # JSON has no infinity and no NaN. Finite numbers keep all their bits.
         return value if math.isfinite(value) else {"$float": repr(value)}
@@ -127,7 +127,7 @@ def encode(value: object, path: KeyPath, tensors: dict[str, Tensor]) -> object:
 
 
 def path_text(path: KeyPath) -> str:
-    """The path as text."""
+    """Return the keys of the path, joined by slashes."""
     keys = []
     while path:
         path, key = path
@@ -136,8 +136,10 @@ def path_text(path: KeyPath) -> str:
 
 
 def merge(first: object, second: object) -> object:
-    """One tree of the trees of two ranks that hold different parts of a model: mappings and lists are united (each rank
-    has parameter groups of its own), all else is alike in both."""
+    """Merge the trees of two ranks that hold different parts of a model.
+
+    Mappings and lists are united (each rank has parameter groups of its own); all else is equal in both.
+    """
     if isinstance(first, dict) and isinstance(second, dict):
         return {key: merge(first.get(key, item), second.get(key, item)) for key, item in {**first, **second}.items()}
     if isinstance(first, list) and isinstance(second, list) and first != second:
@@ -146,7 +148,10 @@ def merge(first: object, second: object) -> object:
 
 
 def join(tree: object, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`split`. What ``tensors`` lacks is left out of its mapping: it is another rank's."""
+    """Return the inverse of :func:`split`.
+
+    Tensors that ``tensors`` lacks are other ranks'; mappings omit them.
+    """
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -167,7 +172,7 @@ def is_absent(item: object, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def generator_seed(seed: int, rank: int) -> int:
-    """The seed of a rank's generators, of the training's ``seed``: torch's has 64 bits."""
+    """Return the seed of a rank's generators for the training's ``seed``; torch's has 64 bits."""
     return (seed * 1_000_003 + rank + 1) % 2**64
 
 
@@ -179,7 +184,7 @@ def seed_generators(seed: int) -> None:
 
 
 def capture_random_state() -> StateDict:
-    """The state of the generators of Python, NumPy and torch (CPU, and this process's GPU if it uses one)."""
+    """Return the state of the generators of Python, NumPy and torch (CPU, and this process's GPU if it uses one)."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
     state: StateDict = {
@@ -193,7 +198,6 @@ def capture_random_state() -> StateDict:
 
 
 def restore_random_state(state: StateDict) -> None:
-    """Set the generators to a state from :func:`capture_random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

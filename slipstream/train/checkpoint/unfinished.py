@@ -1,4 +1,4 @@
-"""What a training leaves for the attempts and executions after it, as Flyte's side asks for it."""
+"""State of a training for later attempts and executions, as Flyte's tasks use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.train.checkpoint.home import CHECKPOINTS, CLAIMS, Finished, Home
 from slipstream.train.checkpoint.lease import Lease, Sign, sign_of, wait_for_others
 from slipstream.train.config import STEP_VERSION, lasting
 
-#: Of a training's task, by name: ``training`` holds its settings.
+#: Inputs of a training's task by name; ``training`` holds its settings.
 Inputs = Mapping[str, Any]
 
 LOG = logger("train")
@@ -26,13 +26,13 @@ LOG = logger("train")
 
 class UnfinishedTraining:
     def lasting(self, inputs: Inputs) -> Inputs:
-        """Return what decides the result, without the code: a training goes on after an edit of it."""
+        """Return the inputs that decide the result, without the code: a training resumes after an edit of it."""
         from slipstream.train.data_order import ORDER_VERSION
 
         versions = {"order": ORDER_VERSION, "step": STEP_VERSION}
         found = {**inputs, "training": lasting(inputs["training"]), **versions}
         if inputs.get("code"):
-            # With that go the bytes of its base, wherever they lie.
+            # ``code`` covers the bytes of the base, so its address does not count.
             found["model"] = inputs["model"].without_addresses()
         return found
 
@@ -73,11 +73,11 @@ class UnfinishedTraining:
 
 
 def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
-    """The end of the training at ``address``, if ``holder`` may take its result.
+    """Return the record of the finished training at ``address``, if ``holder`` may take its result.
 
-    It may if the same code finished it, either in an earlier attempt of the same execution, whose result Flyte did not
-    learn of, or while ``holder`` has waited. Otherwise Flyte ran the training though it was finished: the code is
-    another, or Flyte's cache is to be overwritten or has lost the result. Then the training starts again.
+    It may if the same code finished the training, either in an earlier attempt of the same execution, whose result did
+    not reach Flyte, or while ``holder`` waited. Otherwise the code is another, or Flyte's cache is to be overwritten or
+    has lost the result. Then the training starts again.
     """
     home = Home(storage_for(address))
     finished = home.finished()
@@ -93,7 +93,7 @@ def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
 
 
 def fetch(artifact: str, directory: Path) -> bool:
-    """Bring a trained model here, every byte verified; whether it is there and whole."""
+    """Copy a trained model to ``directory``, every byte verified; return False if it is absent or damaged."""
     try:
         if artifact.startswith(STORES):
             download_all(artifact, directory)

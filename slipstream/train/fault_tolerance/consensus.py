@@ -1,8 +1,7 @@
-"""Decisions that all ranks take together between steps: whether to stop, and how many steps until the next checkpoint.
+"""Collective decisions between steps: whether to stop, and how many steps until the next checkpoint.
 
-The ranks exchange a few numbers in one small collective. All of them get the same numbers, and therefore decide alike.
-
-The interval between checkpoints is a number of steps, a time, or the optimum for a failure rate
+The ranks exchange a few numbers in one small collective. All get the same numbers, and therefore decide alike. The
+interval between checkpoints is a number of steps, a time, or the optimum for a failure rate
 (:mod:`slipstream.checkpoint_interval`).
 """
 
@@ -21,41 +20,41 @@ from slipstream.distributed.process_group import Peers
 from slipstream.train.fault_tolerance.notices import Notice, Watcher
 from slipstream.train.telemetry.step_times import StepTimes
 
-#: Seconds between two exchanges, and so the longest that a notice waits. The number of steps that take so long is
-#: computed from measured step times.
+#: Seconds between two exchanges, and so the longest that a preemption notice waits. Measured step times give the number
+#: of steps.
 PERIOD_S = 1.0
-#: A checkpoint is only begun if this many times the duration of the last one fits before the deadline, with this many
+#: A checkpoint is only started if this many times the duration of the last one fits before the deadline, with this many
 #: seconds to spare.
 SAVE_MARGIN = 1.5
 LEAVE_S = 2.0
-#: Stands for the seconds left after a notice without a deadline: more than any deadline, less than infinity.
+#: Seconds left after a notice without a deadline: more than any deadline, less than infinity.
 ADVICE_S = 1e9
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The decision to stop: the reason, and the seconds left on the rank that has the least."""
+    """Decision to stop: the reason, and the fewest seconds left on any rank."""
 
     why: str
     seconds_left: float
 
     def time_to_save(self, save_seconds: float) -> bool:
-        """Whether a checkpoint that takes about ``save_seconds`` to publish can be finished before the deadline."""
+        """Return True if a checkpoint that takes about ``save_seconds`` to publish fits before the deadline."""
         return self.seconds_left > SAVE_MARGIN * save_seconds + LEAVE_S
 
 
 class Measured(NamedTuple):
-    """What a rank measured, in seconds, 0 while unknown; of all ranks the slowest's."""
+    """Timings of one rank in seconds (0 if unknown); all-reduced with MAX."""
 
-    #: Of one step.
+    #: Duration of one step.
     step_s: float = 0.0
-    #: Of the stall that a save causes in the step loop.
+    #: Stall of the step loop from a save.
     stall_s: float = 0.0
-    #: From a snapshot to its publication.
+    #: Time from a snapshot to its publication.
     publish_s: float = 0.0
-    #: Since the first snapshot was taken that is not saved.
+    #: Age of the first snapshot that is not saved.
     unsaved_s: float = 0.0
-    #: Not 0 if a save is in progress.
+    #: Nonzero if a save is in progress.
     saving: float = 0.0
 
 
@@ -64,8 +63,10 @@ UNKNOWN = Measured()
 
 @dataclass(frozen=True)
 class GroupState:
-    """The result of an exchange, equal on all ranks. ``advised`` says that a rank has a notice without a deadline: a
-    reason to save soon, but not to stop."""
+    """Result of an exchange, equal on all ranks.
+
+    ``advised`` is True if a rank has a preemption notice without a deadline: a reason to save soon, but not to stop.
+    """
 
     stop: Stop | None
     advised: bool
@@ -73,37 +74,36 @@ class GroupState:
 
 
 class ExchangeSchedule:
-    """When to exchange: at counts (of steps, or of an evaluation's batches) that all ranks compute alike."""
+    """Schedule of exchanges by counts (of steps, or of evaluation batches) that all ranks compute alike."""
 
     def __init__(self) -> None:
         self._last: int | None = None
         self._next = 1
 
     def due(self, count: int) -> bool:
-        """Whether all ranks exchange at this count."""
+        """Return True if all ranks exchange at this count."""
         return count >= self._next
 
     def exchanged(self, count: int, each_s: float) -> None:
-        """The ranks exchanged at ``count`` and agreed that one more takes ``each_s`` seconds; 0 while unknown."""
-        # At most twice the last distance, since steps may become slower than those that were measured.
+        """Record an exchange at ``count``, and the agreed seconds per count (``each_s``; 0 if unknown)."""
+        # At most twice the last distance, since steps may become slower than the measured ones.
         furthest = 1 if self._last is None else max(1, 2 * (count - self._last))
         self._last, self._next = count, count + (min(furthest, max(1, round(PERIOD_S / each_s))) if each_s else 1)
 
     def exchange_by(self, count: int) -> None:
-        """Exchange at ``count`` at the latest; all ranks must call this."""
+        """Schedule an exchange at ``count`` at the latest; all ranks must call this."""
         self._next = min(self._next, count)
 
 
 class Consensus:
-    """The exchange itself, between ``peers``, on whose group nothing else is in progress meanwhile."""
+    """Exchange between ``peers``, whose group has no other work in progress meanwhile."""
 
     def __init__(self, watcher: Watcher, peers: Peers) -> None:
         self._watcher = watcher
         self._peers = peers
 
     def exchange(self, measured: Measured = UNKNOWN, times: StepTimes | None = None) -> GroupState:
-        """Exchange notices and what the ranks measured, the ``times`` of their steps with it; all ranks must call
-        this."""
+        """Exchange preemption notices, measurements and step ``times``; all ranks must call this."""
         figures = torch.tensor([-seconds_left(self._watcher.notice), *measured], dtype=torch.float64)
         if times is not None:
             figures = torch.cat([figures, times.to_send()])
@@ -118,11 +118,11 @@ class Consensus:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for all."""
+        """True if this rank speaks for all."""
         return self._peers.rank == 0
 
     def local_stop(self) -> Stop | None:
-        """The stop that this rank's own notice asks for, without an exchange."""
+        """Return the stop that this rank's own preemption notice requires, without an exchange."""
         notice = self._watcher.notice
         if notice is None or notice.deadline is None:
             return None
@@ -136,7 +136,10 @@ class Consensus:
 
 
 def seconds_left(notice: Notice | None) -> float:
-    """Infinity without a notice; :data:`ADVICE_S` for a notice without a deadline."""
+    """Return the seconds until a notice's deadline.
+
+    Infinity without a notice; :data:`ADVICE_S` for a notice without a deadline.
+    """
     if notice is None:
         return math.inf
     return ADVICE_S if notice.deadline is None else notice.deadline - time.monotonic()
@@ -144,15 +147,15 @@ def seconds_left(notice: Notice | None) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """Exactly one field is set, the others are 0."""
+    """Checkpoint interval: exactly one field is set, the others are 0."""
 
     steps: int = 0
     seconds: float = 0.0
-    #: Seconds between failures of the whole job: of one machine, divided by the number of machines.
+    #: Seconds between failures of the whole job: those of one machine, divided by the number of machines.
     mean_time_between_failures_s: float = 0.0
 
     def between(self, measured: Measured) -> int:
-        """Steps from one checkpoint to the next, by what the ranks agreed on."""
+        """Return the steps from one checkpoint to the next, by the agreed measurements."""
         if self.steps:
             return self.steps
         if measured.step_s <= 0:

@@ -1,9 +1,8 @@
-"""Goodput: what every attempt of a run executed, how much of it was kept, and where the time went.
+"""Goodput: the steps of every attempt, the fraction that was kept, and the use of its time.
 
-Each attempt has one record, ``ledger/<attempt>.json`` below the checkpoints' home. Rank 0 rewrites it every few seconds
-in a background thread and once more when the attempt ends; a record without an end belongs to an attempt that was
-killed. Steps are useful if no later attempt repeated them. The records are about time only, so they do not affect the
-results of a run.
+Each attempt has one record, ``ledger/<attempt>.json`` in the checkpoint directory. Rank 0 rewrites it every few seconds
+in a background thread and when the attempt ends; a record without an end belongs to a killed attempt. Steps are useful
+if no later attempt repeated them. The records hold times only, so they do not affect a run's results.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.home import Home
 
 PERIOD_S = 5.0
-#: Seconds for which the end of an attempt waits for its last record; a store that stays away is not waited for.
+#: Seconds for which the end of an attempt waits for its last record; an unavailable store is not waited for.
 LAST_WRITE_S = 10.0
-#: What is marked on an attempt's axis, and the most of each: then every other one is forgotten.
+#: Events on an attempt's time axis, and the maximum of each kind: beyond it every other one is dropped.
 EVENTS = EVALUATED, SAVED = "evaluation", "checkpoint"
 MOST_EVENTS = 256
 
@@ -43,17 +42,17 @@ LOG = logger("goodput")
 
 
 def nothing() -> None:
-    """Nobody observes an attempt."""
+    """Observe nothing; the default of :attr:`GoodputRecorder.observe`."""
 
 
 class GoodputRecorder:
-    """Records this attempt. Every rank has a recorder; only rank 0's (``writes``) is stored.
+    """Recorder of this attempt, on every rank; only rank 0's (``writes``) is stored.
 
-    If the store is unavailable, a warning is logged and the run continues.
+    If the store is unavailable, it logs a warning and the run continues.
     """
 
     def __init__(self, home: Home, attempt: int, world: int, *, writes: bool, started: float) -> None:
-        """``started`` is when this process began, on the clock of ``time.perf_counter``."""
+        """Create the record; ``started`` is the start of this process on the clock of ``time.perf_counter``."""
         self._home, self._storage = home, home.storage
         self._writes = writes
         self._started = started
@@ -62,11 +61,11 @@ class GoodputRecorder:
         self._failed = False
         self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
         self.record.began_at = time.time() - (time.perf_counter() - started)
-        #: Asked for what is observed by now, whenever the record is written.
+        #: Callback for the current observations, called whenever the record is written.
         self.observe: Callable[[], Observed | None] = nothing
 
     def begin(self, step: int) -> None:
-        """The attempt begins at ``step``. The time until now that is not yet accounted for is start-up."""
+        """Start the attempt at ``step``; time that is not accounted for until now is start-up."""
         self.record.first_step = self.record.last_step = self.record.saved_step = step
         self.record.seconds[START] = time.perf_counter() - self._started - sum(self.record.seconds.values())
         if self._writes:
@@ -74,7 +73,7 @@ class GoodputRecorder:
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
-        """Add the block's wall-clock time to ``activity``, less what the block itself adds to other activities."""
+        """Add the block's wall-clock time to ``activity``, less the time that it adds to other activities."""
         started, accounted = time.perf_counter(), sum(self.record.seconds.values())
         try:
             yield
@@ -85,7 +84,7 @@ class GoodputRecorder:
         self.record.seconds[activity] += seconds
 
     def event(self, kind: str) -> None:
-        """One of :data:`EVENTS` ended just now."""
+        """Record that one of :data:`EVENTS` has just ended."""
         self.record.saves += kind == SAVED
         times = self.record.events.setdefault(kind, [])
         times.append(round(time.perf_counter() - self._started, 3))
@@ -93,15 +92,17 @@ class GoodputRecorder:
             del times[::2]
 
     def end(self, reason: str) -> None:
-        """The attempt ends: "finished", or the reason why it stops early."""
+        """Record the end of the attempt: "finished", or the reason why it stops early."""
         self.record.ended = reason
         if self._thread.is_alive():
             self._ended.set()
             self._thread.join(LAST_WRITE_S)
 
     def end_of_all(self, error: Exception) -> None:
-        """This rank ends alone, and with it the attempt. Rank 0, which has to find out by itself, sees but a lost peer:
-        so the ledger says it beside its record."""
+        """Record the end of this rank alone, and with it of the attempt.
+
+        Rank 0 only sees a lost peer. So the reason is stored in the ledger next to its record.
+        """
         reason = str(error) if isinstance(error, OutOfMemory) else f"{type(error).__name__}: {error}"
         self.end(reason)
         if not self._writes:
@@ -111,16 +112,15 @@ class GoodputRecorder:
                 LOG.warning("not written: %s", failed)
 
     def goodput(self) -> float:
-        """Of this attempt so far. For other threads."""
+        """Return the goodput of this attempt so far, for other threads."""
         wall = time.perf_counter() - self._started
         return summarise([dataclasses.replace(self.record, wall=wall)]).goodput
 
     def summary(self) -> Goodput:
-        """Of :meth:`attempts`."""
         return summarise(self.attempts())
 
     def attempts(self) -> list[AttemptRecord]:
-        """All attempts up to now, including this one; without the earlier ones if the store is unavailable."""
+        """Return all attempts up to now, or only this one if the store is unavailable."""
         self._update()
         try:
             earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]
@@ -134,7 +134,7 @@ class GoodputRecorder:
         try:
             observed = self.observe()
             self.record.observed = to_tree(observed) if observed else None
-        except Exception as error:  # the record itself is worth more than what explains it
+        except Exception as error:  # the record is worth more than its explanation
             LOG.warning("what is observed is not recorded: %s: %s", type(error).__name__, error)
             self.observe = nothing
 
@@ -148,7 +148,7 @@ class GoodputRecorder:
         self._update()
         try:
             if self._home.is_inherited(self.record.attempt):
-                self._ended.set()  # what is here now is a successor's
+                self._ended.set()  # the directory is a successor's now
                 return
             self._storage.put(record_key(self.record.attempt), canonical_json(dataclasses.asdict(self.record)))
             self._failed = False

@@ -1,11 +1,12 @@
-"""The guard limits what a run can lose: called after every step, it saves checkpoints and stops before a preemption.
+"""Guard that limits the loss of a run: it saves checkpoints and stops before a preemption.
 
-It combines the watcher's notices, the ranks' consensus, the checkpoint interval, the checkpoints and the goodput
-record. All ranks call it at the same points and do the same at the same step. The ranks exchange notices
+Called after every step, it combines preemption notices, the ranks' consensus, the checkpoint interval, the checkpoints
+and the goodput record. All ranks call it at the same points and do the same at the same step. The ranks exchange
+notices
 
 - before the first step, for those that came during start-up and restore; there is nothing to save yet;
 - between steps;
-- between the batches of an evaluation. An interrupted evaluation is repeated completely by the next attempt.
+- between the batches of an evaluation. The next attempt repeats an interrupted evaluation completely.
 
 A rank that waits for data cannot exchange, because the others are in the next step already and wait for its gradient.
 If its own machine is preempted and the data does not arrive in time for a checkpoint, it stops alone, and the others
@@ -40,20 +41,20 @@ from slipstream.train.fault_tolerance.notices import Watcher
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks, StepTiming
 from slipstream.train.telemetry.step_times import StepTimes
 
-#: The stall of a save is the median of so many, so that one save on a busy machine does not count.
+#: Number of stalls whose median is a save's stall, so that one save on a busy machine does not count.
 STALLS = 5
 LOG = logger("train")
-#: Returns the arguments of :meth:`.Checkpoints.save`, the progress and this rank's own
-#: state, or None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
+#: Returns the arguments of :meth:`.Checkpoints.save`, the progress and this rank's own state, or None if the current
+#: state must not be kept. It has to call :meth:`Guard.finished` for all steps first.
 Capture = Callable[[], tuple[object, object] | None]
 T = TypeVar("T")
 
 
 class Guard:
-    """Between two steps: exchange notices, save, or stop.
+    """Exchanges, saves and stops between steps.
 
-    The host runs ahead of the device: steps are :meth:`enqueued` before earlier ones are :meth:`finished`. What is
-    recorded is the device's time: a wait of the host counts only where the device had nothing to do meanwhile.
+    The host runs ahead of the device: steps are :meth:`enqueued` before earlier ones are :meth:`finished`. Recorded
+    times are the device's: a wait of the host counts only while the device was idle.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Guard:
         clock: DeviceClock | None = None,
         unsaved_limit_s: float = math.inf,
     ) -> None:
-        """After ``unsaved_limit_s`` without a finished save the steps wait for one."""
+        """Create the guard; after ``unsaved_limit_s`` without a finished save the steps wait for one."""
         self._checkpoints = checkpoints
         self._unsaved_limit_s = unsaved_limit_s
         self._clock = clock or DeviceClock()
@@ -83,8 +84,10 @@ class Guard:
         self._advised = False
 
     def begin(self, step: int) -> None:
-        """Training begins at ``step``, which needs no checkpoint. Raises ``AgreedPreempted`` if a machine already
-        has a notice."""
+        """Start training at ``step``, which needs no checkpoint.
+
+        Raises ``AgreedPreempted`` if a machine already has a preemption notice.
+        """
         self.recorder.begin(step)
         self._checkpoints.background.outage.begin(step)
         self._saved = step
@@ -93,19 +96,21 @@ class Guard:
             self._exit(AgreedPreempted(f"left before its first step ({stop.why})"))
 
     def before_step(self) -> StepMarks:
-        """The host has a batch, and is about to enqueue a step."""
+        """Return the marks of a step whose batch is ready and that is about to be enqueued."""
         return StepMarks(self._clock, self._pauses())
 
     def enqueued(self, start: StepMarks, waited: float = 0.0) -> StepTiming:
-        """The device was given the step of this ``start``, for whose batch the host has ``waited`` seconds."""
+        """Return the timing of an enqueued step from its ``start``; the host ``waited`` seconds for its batch."""
         snapshot_wait = self._checkpoints.background.pop_step_wait()
         return StepTiming(
             start, self._clock.mark(), waited, snapshot_wait, self._pauses(), self._processor_wait.seconds()
         )
 
     def finished(self, step: int, timing: StepTiming) -> None:
-        """Wait until the device has finished the ``step``-th step of the run, and record its times. Steps finish in the
-        order in which they were enqueued."""
+        """Wait until the device has finished the ``step``-th step of the run, and record its times.
+
+        Steps finish in the order in which they were enqueued.
+        """
         places = timing.wait()
         stall = timing.snapshot_wait.stall() if timing.snapshot_wait else 0.0
         self.recorder.add(STEPS, places.end - places.begin - stall)
@@ -120,8 +125,10 @@ class Guard:
         self._finished += 1
 
     def after_step(self, step: int, capture: Capture) -> None:
-        """The device was given ``step`` steps. Raises ``AgreedPreempted`` when a machine has a
-        notice, after saving a checkpoint if there is time for it."""
+        """Exchange and save, if due, once ``step`` steps are enqueued.
+
+        Raises ``AgreedPreempted`` when a machine has a preemption notice, after saving a checkpoint if there is time.
+        """
         began = time.perf_counter()
         if self._schedule.due(step):
             self._exchange_after(step, capture)
@@ -130,12 +137,15 @@ class Guard:
         self._paused += time.perf_counter() - began
 
     def _pauses(self) -> float:
-        """Seconds between steps that are no part of them: exchanges, saves, evaluations."""
+        """Return the seconds between steps that belong to none: exchanges, saves, evaluations."""
         return self._paused + self.recorder.record.seconds[EVALUATION]
 
     def evaluating(self, batches: Iterator[T], rounds: int, step: int, capture: Capture) -> Iterator[T]:
-        """Pass on this rank's batches of the evaluation after ``step``. No rank has more than ``rounds`` batches; one
-        that has fewer takes part in the exchanges all the same. Raises as :meth:`after_step` does."""
+        """Yield this rank's batches of the evaluation after ``step``.
+
+        No rank has more than ``rounds`` batches; ranks with fewer still take part in the exchanges. Raises like
+        :meth:`after_step`.
+        """
         schedule, started = ExchangeSchedule(), time.perf_counter()
         for finished in range(rounds):
             if schedule.due(finished):
@@ -148,12 +158,14 @@ class Guard:
                 yield batch
 
     def wait_for_copy(self) -> None:
-        """Wait until the last save holds copies of all tensors: those of its progress may change now."""
+        """Wait until the last save holds copies of all tensors: those of its progress may change then."""
         self._checkpoints.background.wait_for_copy()
 
     def waiting(self) -> None:
-        """Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank alone if its machine
-        has a notice and too little time is left to save a checkpoint with the other ranks."""
+        """Stop this rank if a preemption leaves too little time for a common checkpoint.
+
+        Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank alone.
+        """
         stop = self._consensus.local_stop()
         if stop and not stop.time_to_save(self._checkpoints.background.publish_seconds):
             self._exit(Preempted(f"left waiting for data, with step {self._saved} saved ({stop.why})"))
@@ -171,11 +183,11 @@ class Guard:
         self._group_state = state
         self._schedule.exchanged(step, state.slowest.step_s)
         if state.advised and not self._advised:
-            # Amid skipped steps there is nothing to save, until the next exchange.
+            # Amid skipped steps there is nothing to save; the next exchange tries again.
             self._advised = self._save(step, capture)
 
     def _exchange_and_publish(self, step: int, capture: Capture) -> GroupState:
-        """Exchange, stop if a machine has a notice, and let the snapshot that waits be published if it may."""
+        """Exchange, stop on a preemption notice, and publish the waiting snapshot if possible."""
         state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
         if state.stop:
             self._stop(step, state.stop, capture)
@@ -184,7 +196,7 @@ class Guard:
         return state
 
     def _wait_until_saved(self, step: int, capture: Capture) -> GroupState:
-        """Wait for the store: by now a loss would cost more than the user will bear."""
+        """Wait for the store: a loss would cost more than ``training.unsaved_limit`` allows."""
         if self._consensus.leads:
             LOG.warning("nothing saved for training.unsaved_limit, %g s: the steps wait", self._unsaved_limit_s)
         while (state := self._exchange_and_publish(step, capture)).slowest.unsaved_s > self._unsaved_limit_s:
@@ -195,13 +207,13 @@ class Guard:
         if self._saved == step:
             return False
         if self.interval.steps:
-            # At multiples, so that the steps do not depend on where the attempt began.
+            # At multiples, so that the steps do not depend on where the attempt started.
             return step % self.interval.steps == 0
         state = self._group_state
         return state is not None and step - self._saved >= self.interval.between(state.slowest)
 
     def _save(self, step: int, capture: Capture) -> bool:
-        """Save a checkpoint, if there is something to keep; return whether there was."""
+        """Save a checkpoint, unless there is nothing to keep; return True if it was saved."""
         captured = capture()
         if captured is None:
             return False
@@ -223,7 +235,7 @@ class Guard:
             self.recorder.event(SAVED)
 
     def _add_stall(self, seconds: float) -> None:
-        """Add to the stall that the last save has caused in the step loop."""
+        """Add to the step loop's stall from the last save."""
         if seconds:
             self._stalls[-1] += seconds
             self.recorder.add(STALL, seconds)
@@ -245,9 +257,9 @@ class Guard:
         raise preempted
 
     def collect_times(self) -> None:
-        """The times of the last steps come together, too; all ranks must call this."""
+        """Collect the times of the last steps; all ranks must call this."""
         self._exchange(0.0)
 
     def close(self) -> None:
-        """The run is finished."""
+        """Record that the run is finished."""
         self.recorder.end("finished")

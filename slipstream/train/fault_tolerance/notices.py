@@ -1,7 +1,7 @@
-"""Preemption notices: from the clouds' metadata servers, and SIGTERM.
+"""Preemption notices from the clouds' metadata servers and from SIGTERM.
 
-A thread polls the metadata server and a signal handler receives SIGTERM; both only store a notice and its deadline.
-All ranks decide together, between two steps, what to do about it (:mod:`slipstream.train.fault_tolerance.consensus`).
+A thread polls the metadata server and a signal handler receives SIGTERM; both only store a notice and its deadline. All
+ranks decide together, between two steps, how to react (:mod:`slipstream.train.fault_tolerance.consensus`).
 
 Sources: AWS spot ``instance-action`` and rebalance recommendation over IMDSv2 (docs.aws.amazon.com, "Spot Instance
 interruption notices"), GCP ``instance/preempted`` (cloud.google.com, "Spot VMs"), Azure scheduled events
@@ -33,14 +33,16 @@ from slipstream.machine.cloud_metadata import (
 
 #: Seconds between polls. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
 PERIOD_S = 5.0
-#: How often all clouds' metadata servers are tried before the search for one ends.
+#: Number of times that all clouds' metadata servers are tried before the search ends.
 SEARCH_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Notice:
-    """The announced end of this machine. ``deadline`` is on the clock of ``time.monotonic``; None if the end is not
-    certain."""
+    """Preemption notice of this machine.
+
+    ``deadline`` is on the clock of ``time.monotonic``; None if the end is not certain.
+    """
 
     source: str
     what: str
@@ -48,26 +50,32 @@ class Notice:
 
 
 class Server(Protocol):
-    """The metadata server of one cloud."""
+    """Metadata server of one cloud."""
 
     name: str
 
     def present(self) -> bool:
-        """Whether this machine runs in that cloud. Raises ``MetadataUnavailable`` if the server does not answer."""
+        """Return True if this machine runs in that cloud.
+
+        Raises ``MetadataUnavailable`` if the server does not answer.
+        """
 
     def ask(self) -> Notice | None:
-        """The current notice, if there is one. Raises ``MetadataUnavailable``."""
+        """Return the current notice, None without one.
+
+        Raises ``MetadataUnavailable``.
+        """
 
 
 def monotonic_deadline(moment: datetime) -> float:
-    """A date and time on the clock of ``time.monotonic``."""
+    """Return a date and time on the clock of ``time.monotonic``."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
 
 
 class Aws:
-    """Spot's instance action, and the recommendation that comes before it."""
+    """AWS spot's instance action, and the rebalance recommendation before it."""
 
     name = "aws"
 
@@ -86,7 +94,7 @@ class Aws:
             except (KeyError, ValueError):
                 raise MetadataUnavailable("spot/instance-action: no time that can be read") from None
             what = str(action.get("action", "terminate"))
-            # Hibernation begins at once, whatever time the notice contains.
+            # Hibernation starts at once, whatever time the notice contains.
             return Notice(self.name, f"spot {what}", time.monotonic() if what == "hibernate" else deadline)
         if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
             return Notice(self.name, "rebalance recommendation", None)
@@ -98,7 +106,7 @@ class Aws:
 
 
 class Gcp:
-    """The metadata value is TRUE from the preemption on; 30 seconds remain then."""
+    """Google's metadata value, TRUE from the preemption on, 30 seconds before the end."""
 
     name = "gcp"
     NOTICE_S = 30.0
@@ -124,7 +132,7 @@ class Gcp:
 
 
 class Azure:
-    """Scheduled events of type ``Preempt``. The first response may take two minutes."""
+    """Azure's scheduled events of type ``Preempt``; the first response may take two minutes."""
 
     name = "azure"
     NOTICE_S = 30.0
@@ -167,9 +175,9 @@ CLOUDS: dict[str, Callable[[], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azur
 
 
 class Watcher:
-    """Watches for notices in a background thread.
+    """Watcher for preemption notices, in a background thread.
 
-    Of the metadata ``servers`` the first that answers is polled. With ``grace_s`` SIGTERM counts as a notice with that
+    It polls the first of the metadata ``servers`` that answers. With ``grace_s`` SIGTERM counts as a notice with that
     many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main thread.
     """
 
@@ -177,7 +185,7 @@ class Watcher:
         self._servers = list(servers)
         self._grace_s = grace_s
         self._period_s = period_s
-        #: The most urgent one so far.
+        #: Most urgent notice so far.
         self.notice: Notice | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
@@ -200,15 +208,15 @@ class Watcher:
             signal.signal(signal.SIGTERM, self._handler_before)
 
     def has_notice(self) -> bool:
-        """Whether this machine's end is announced."""
+        """Return True if this machine's end is announced."""
         return self.notice is not None and self.notice.deadline is not None
 
     def lose_home(self, why: str) -> None:
-        """Another attempt works in the home of the checkpoints: this one ends at once, as it can save nothing."""
+        """Stop this attempt at once: another works in the checkpoint directory, so this one can save nothing."""
         self._take(Notice("lease", why, time.monotonic()))
 
     def _take(self, notice: Notice) -> None:
-        """Store the notice if it is more urgent; one with a deadline replaces one without."""
+        """Store the notice if it is more urgent; a deadline is more urgent than none."""
         before = self.notice
         if before is None or before.deadline is None or (notice.deadline or before.deadline) < before.deadline:
             self.notice = notice
@@ -233,5 +241,5 @@ class Watcher:
 
 
 def metadata_servers(cloud: str) -> list[Server]:
-    """The metadata servers to try: of the named cloud, of all clouds for "auto", of none for "none"."""
+    """Return the metadata servers to try: the named cloud's, all for "auto", none for "none"."""
     return [make() for name, make in CLOUDS.items() if cloud in (name, "auto")]
