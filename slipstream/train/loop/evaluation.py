@@ -69,8 +69,8 @@ def record_evaluation(
 ) -> None:
     """Evaluate, copy the best weights, and stop early when ``patience`` is exceeded.
 
-    Raises ``Preempted`` on all ranks if a machine is preempted during the evaluation; the saved state is the one before
-    it. Raises ``AgreedUserError`` on all ranks if the loss is not finite.
+    Raises ``Preempted`` on all ranks if a machine is preempted; the saved state is the one before the evaluation.
+    Raises ``AgreedUserError`` on all ranks if the loss is not finite.
     """
     progress, model = state.progress, state.model
     agree_on_rows(state, group.device)

@@ -123,10 +123,10 @@ class Teacher:
     def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
         """Return the sum of the rows' losses, blended with the teacher's.
 
-        ``loss`` is the sum for the labels, ``outputs`` the student's outputs for ``inputs``, and ``weight`` ``[rows]``
-        the row weights. For logits the teacher's loss is the Kullback-Leibler divergence of both softmaxes at the
-        temperature T, times T² so that its gradient does not shrink with T. For a regression it is the squared
-        difference in units of the target's variance.
+        ``loss`` is the sum for the labels, ``outputs`` are the student's, and ``weight`` is ``[rows]``. For logits the
+        teacher's loss is the Kullback-Leibler divergence of both softmaxes at the temperature T, times T² so that its
+        gradient does not shrink with T. For a regression it is the squared difference in units of the target's
+        variance.
         """
         share = self.teaching.weight
         if not share:

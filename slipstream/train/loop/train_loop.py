@@ -145,7 +145,7 @@ class TrainLoop:
     def so_far(self) -> TrainingSoFar:
         """Return the live progress; safe in other threads.
 
-        It waits neither for the device nor for other ranks, so pending points hold only this rank's losses.
+        Pending points hold only this rank's losses, because it waits for no device or rank.
         """
         progress, pending = self._state.progress, list(self._state.pending_points)
         steps = list(progress.steps)
@@ -252,8 +252,7 @@ class TrainLoop:
     def _stops(self, told: Told) -> bool:
         """Call ``told`` on rank 0 and broadcast its answer.
 
-        This precedes any checkpoint with this evaluation, so that no attempt resumes after an evaluation without the
-        call.
+        This precedes any checkpoint with the evaluation, so that no attempt resumes after it without the call.
         """
         stops = self._group.rank == 0 and told(self._state.progress.evaluations)
         agreed = torch.tensor(stops, dtype=torch.int32, device=self._group.device)
@@ -315,8 +314,8 @@ class TrainLoop:
         """Collect all results, and add the pending points to the history.
 
         A point is the mean loss since the previous point; there is none if all steps were skipped. The ranks exchange
-        many points at once, because one exchange takes as long as a small step. They add them up in rank order, so that
-        the sums do not depend on the grouping of the points.
+        many points at once, because one exchange takes as long as a small step. They sum in rank order, so that the
+        grouping of the points does not matter.
         """
         self._collect_results()
         state = self._state

@@ -105,7 +105,7 @@ def main(  # noqa: PLR0913 - an argument for each option
         signature = rows_of_tokens(run.model, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
     job = Job(shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes)
-    build(job.model, signature, seed=0, shapes_alone=True)  # which says what no trace could go on from
+    build(job.model, signature, seed=0, shapes_alone=True)  # reports errors of the model in one line, before any trace
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)

@@ -32,7 +32,7 @@ def price(traced: Traced) -> tuple[int, int, int]:
 def cheapest(traced: Iterable[Traced], memory: float) -> list[Traced]:
     """Return the layouts that fit into ``memory`` bytes, cheapest first.
 
-    Each sharding and recomputation appears once, with the fewest micro-batches that fit.
+    Every combination of sharding and recomputation appears once, with the fewest micro-batches.
     """
     best: dict[tuple[str, str], Traced] = {}
     for one in traced:

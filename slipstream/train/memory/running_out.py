@@ -34,9 +34,9 @@ EXPECTED = (
 def after_running_out(
     setup: Setup, request: TrainingRequest, made_for: MadeFor, checkpoints: Checkpoints, reason: str
 ) -> OutOfMemory | UserError:
-    """Record what the next attempt must do, and return the error to exit with.
+    """Record the decision for the next attempt, and return the error to exit with.
 
-    ``reason`` is torch's message. Raises ``Superseded`` if a later attempt is already running.
+    ``reason`` is torch's message. Raises ``Superseded`` if a later attempt is running.
     """
     now = setup.training.micro_batches
     more = doubled(now, possible_numbers(setup))

@@ -136,7 +136,7 @@ def footprint(step: TracedStep) -> Footprint:
 def exchanging_nothing(step: TracedStep) -> Iterator[None]:
     """Provide a process group whose collectives do nothing.
 
-    Pipelines skip the exchange about known shapes, which needs real values: ours are always known.
+    Pipelines skip their exchange about known shapes, which needs real values.
     """
     before, warm_up = os.environ.get("LOCAL_WORLD_SIZE"), _PipelineSchedule._warmup_p2p
     os.environ["LOCAL_WORLD_SIZE"] = str(step.world // step.nodes)

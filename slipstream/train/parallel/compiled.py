@@ -1,7 +1,7 @@
 """Block-wise ``torch.compile`` of a model, as in TorchTitan (Liang et al. 2024).
 
-A model compiled in one piece has one backward pass: all gradients appear at its end, so their exchange cannot overlap
-it, and FSDP2 could not gather and free the weights block by block. Equal blocks share their compiled code; from the
+In a model compiled in one piece all gradients appear at the end of the only backward pass, so their exchange cannot
+overlap it, and FSDP2 cannot gather and free the weights block by block. Equal blocks share compiled code; from the
 ninth kind on torch runs them uncompiled.
 """
 

@@ -10,7 +10,7 @@ from slipstream.settings import Natural, Positive, Settings, settings
 #: Default columns of PowerSGD's matrices.
 GRADIENT_RANK = 2
 
-#: Each level divides the named state and all before it among data-parallel processes.
+#: Every level divides the named state and all before it among data-parallel processes.
 Shard = Literal["none", "optimizer", "gradients", "weights"]
 
 

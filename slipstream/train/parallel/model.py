@@ -52,9 +52,9 @@ class ParallelModel(ABC):
         """Add the gradients of the micro-batches ``pieces`` of the batch ``inputs``.
 
         Forward passes run in the context ``forward()``. ``loss_of(outputs, first row)`` returns the loss of a
-        micro-batch. The loss is scaled so that the mean gradient over all data-parallel processes is the batch's. It is
-        called where the outputs are: on the last stage of a pipeline. The resulting gradients are complete, and equal
-        on all processes that hold the same part.
+        micro-batch, scaled so that the mean gradient over all data-parallel processes is the batch's. It is called
+        where the outputs are: on the last stage of a pipeline. The resulting gradients are complete, and equal on all
+        processes that hold the same part.
         """
 
     @abstractmethod

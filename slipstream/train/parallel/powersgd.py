@@ -4,9 +4,8 @@ Gradients are sent as products of thin matrices, and the error is added to the n
 2019, algorithms 1 and 2).
 
 PyTorch's own hook starts the collectives of a bucket in callbacks. Over gloo those of several buckets then come in a
-different order on each rank and do not match. It also has no state for checkpoints. Here the two all-reduces of a
-bucket end before those of the next start. On a GPU they and their matmuls run on a separate stream, concurrently with
-the backward pass.
+different order on each rank and do not match. It also has no state for checkpoints. Here a bucket's two all-reduces end
+before those of the next start. On a GPU they and their matmuls overlap the backward pass on a separate stream.
 """
 
 from __future__ import annotations

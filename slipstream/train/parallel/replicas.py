@@ -97,9 +97,9 @@ def replicate(
     Training passes are ``compiled`` if given. DDP's broadcast of all buffers, constant ones too, before every forward
     pass is switched off; :func:`~slipstream.train.loop.step.broadcast_buffers` handles those that change.
 
-    Two passes over zeros make DDP rebuild its gradient buckets before the first training step. It rebuilds them after
-    its first backward pass, which changes the order of its sums. In a resumed process that would follow the first
-    *resumed* step, and from three ranks on the results would differ from an uninterrupted run.
+    Two passes over zeros make DDP rebuild its gradient buckets before the first training step. It does so after its
+    first backward pass, which changes the order of its sums. In a resumed process that would be the first *resumed*
+    step, and from three ranks on the results would differ from an uninterrupted run.
     """
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
