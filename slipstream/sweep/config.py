@@ -1,4 +1,4 @@
-"""The settings of a sweep."""
+"""Settings of a sweep."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic import Field
 from slipstream.errors import UserError
 from slipstream.settings import LARGEST, Natural, Seed, Settings, settings
 
-#: The record of all trials is read as a whole.
+#: All trials are read into memory.
 MOST_TRIALS = 10_000
 
 
 @settings
 class RangeConfig(Settings):
-    """What values one setting may take: from ``low`` to ``high``, or one of ``choices``."""
+    """Values of one setting: from ``low`` to ``high``, or one of ``choices``."""
 
     section = "sweep.space"
 
@@ -46,11 +46,11 @@ class RangeConfig(Settings):
 
 @settings
 class SweepConfig(Settings):
-    """Which settings are searched, and how: many short trainings, of which the best is then trained as usual."""
+    """Hyperparameter search: many short trainings, then a normal training of the best."""
 
     section = "sweep"
 
-    # A bare dict, as ``model.arguments``; each of its values is a RangeConfig.
+    # A bare dict, as ``model.arguments``; its values are RangeConfigs.
     space: dict = field(default_factory=dict)
     """The settings that are searched, by their paths: training.* and model.*, each with low and high (and log), or with
     choices. One trial has none of it: the first one is the configuration as given."""
@@ -75,7 +75,10 @@ class SweepConfig(Settings):
         self.ranges()
 
     def ranges(self) -> dict[str, RangeConfig]:
-        """The space by path. Raises ``UserError``."""
+        """Return the space by path.
+
+        Raises ``UserError`` for an invalid path or range.
+        """
         found = {}
         for path, value in self.space.items():
             if not isinstance(path, str) or not path.startswith(("training.", "model.")):
@@ -92,5 +95,5 @@ class SweepConfig(Settings):
         return found
 
 
-#: Values of settings by their paths.
+#: Values of settings by path.
 Values = dict[str, Any]

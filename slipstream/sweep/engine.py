@@ -1,4 +1,4 @@
-"""A sweep: begin it or go on with it, work on it, and choose."""
+"""Stages of a sweep: start or resume it, work on it, and collect its trials."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ LOG = logger("sweep")
 
 
 def identity_of(config: RunConfig, content: str) -> Identity:
-    """Return what the trials of a configuration have in common, on prepared data of this content."""
+    """Return the identity of a sweep on prepared data with this content."""
     sweep = config.sweep
     model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
     return Identity(content, model, lasting(config.for_training()), sweep.space, sweep.seed)
 
 
 def search_of(config: RunConfig, data: PreparedData) -> Search:
-    """Raises ``UserError`` if the space names no settings, or values that these do not have."""
+    """Return the search of a configuration.
+
+    Raises ``UserError`` if the space has unknown settings or invalid values.
+    """
     from slipstream.train.data_loader import stored_blocks
     from slipstream.train.data_order import GlobalOrder
 
@@ -42,8 +45,11 @@ def search_of(config: RunConfig, data: PreparedData) -> Search:
 
 
 def begin(config: RunConfig, data: PreparedData, address: str) -> None:
-    """Begin the sweep at an address, or go on with it. Raises ``UserError`` if the space names what is no setting, or
-    no argument of the model, or values that it does not take, or if another sweep lies there."""
+    """Start or resume the sweep at an address.
+
+    Raises ``UserError`` for an unknown setting or model argument in the space, for a value that it rejects, or if the
+    address holds another sweep.
+    """
     from slipstream.models.factory import build
 
     parameters = search_of(config, data).parameters
@@ -57,8 +63,10 @@ def begin(config: RunConfig, data: PreparedData, address: str) -> None:
 
 
 def work(config: RunConfig, address: str, pod: Pod) -> None:
-    """Work on the sweep at an address until there is nothing left for this worker. Raises as
-    :meth:`~slipstream.sweep.worker.Worker.run`, and ``UserError`` if another sweep lies there."""
+    """Work on the sweep at an address until this worker has nothing left to do.
+
+    Raises as :meth:`~slipstream.sweep.worker.Worker.run`, and ``UserError`` if the address holds another sweep.
+    """
     data = open_prepared(pod.prepared)
     search = search_of(config, data)
     store = SweepStore(address, search.parameters)
@@ -68,8 +76,10 @@ def work(config: RunConfig, address: str, pod: Pod) -> None:
 
 
 def ended_trials(store: SweepStore, observer: Occupation) -> list[Trial]:
-    """All trials, once none is at work any more. Raises ``UserError`` if all of the first ones have failed or none is
-    complete."""
+    """Wait until no trial is running, and return all trials.
+
+    Raises ``UserError`` if the first trials all failed or none is complete.
+    """
     while True:
         trials = store.trials()
         unfinished = [trial.number for trial in trials if not trial.ended]

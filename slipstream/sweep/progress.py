@@ -1,4 +1,4 @@
-"""How a sweep goes, for whoever looks on: a bar on a terminal, and a line for each trial that ends."""
+"""Display of a sweep's progress: a bar on a terminal, and a line per ended trial."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slipstream.sweep.store import best_of, loss_of
 
 
 class Progress:
-    """Shows how many of at most ``trials`` have ended. For one thread at a time."""
+    """Display of how many of at most ``trials`` have ended; not thread-safe."""
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
         self._bar: tqdm | None = None
 
     def __enter__(self) -> Progress:
-        tqdm.set_lock(RLock())  # its own is one of processes, which is said to be leaked at the end
+        tqdm.set_lock(RLock())  # tqdm's own is a multiprocessing lock, reported as leaked at exit
         self._bar = tqdm(total=self._trials, desc="sweep", unit="trial", disable=not sys.stderr.isatty(), leave=False)
         return self
 
@@ -48,7 +48,7 @@ class Progress:
 
 
 def in_words(how: Ended) -> str:
-    """``pruned at 0.3121 after 2.0 epochs``"""
+    """Format the end of a trial, such as ``pruned at 0.3121 after 2.0 epochs``."""
     if how.state == "failed":
         return f"failed: {how.reason}"
     where = f" after {how.curve[-1].progress / 1000:.1f} epochs" if how.state == "pruned" and how.curve else ""

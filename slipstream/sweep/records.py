@@ -1,9 +1,8 @@
-"""What is written down of a sweep: immutable records, each put once under a number that nobody else has.
+"""Immutable records of a sweep, each written once under a unique number.
 
-Of a trial these are first its settings, then what it reported where its end was decided on, then how it ended. A record
-carries a digest of itself: one that is cut or changed neither counts nor stands in the way, as the next one has another
-number. Of two that say the same thing the first counts, so that a worker that was thought dead changes nothing that its
-successor wrote.
+A trial has its settings first, then its reports at the rungs, then its end. Every record carries a digest of itself: a
+truncated or changed one is ignored, and does not block the next, which has another number. Of two equal records the
+first counts, so a worker that was thought dead cannot change its successor's records.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ State = Literal["complete", "pruned", "failed"]
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation: after ``progress`` thousandths of an epoch, and the smallest validation loss up to there."""
+    """Evaluation after ``progress`` thousandths of an epoch.
+
+    ``best`` is the smallest validation loss until then.
+    """
 
     progress: int
     loss: float
@@ -33,14 +35,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Proposed:
-    """The trial has begun: values of the space by their paths; none for the configuration as given."""
+    """Start of a trial, with values by path; none for the configuration as given."""
 
     values: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reported:
-    """The trial came to a rung with this smallest loss, and heard whether it stops there."""
+    """Report of a trial at a rung: its smallest loss, and whether it stops."""
 
     progress: int
     best: float
@@ -49,7 +51,10 @@ class Reported:
 
 @dataclass(frozen=True)
 class Died:
-    """Its process was killed, or ended without a word, when its newest checkpoint was of this step."""
+    """Death of a trial's process by a kill or without a result.
+
+    ``step`` is that of its newest checkpoint.
+    """
 
     step: int
     how: str
@@ -57,9 +62,11 @@ class Died:
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended. ``loss`` is its smallest validation loss, None if it failed, with the ``reason``. ``weights`` is
-    the SHA-256 of the trained weights of a trial that is complete. ``seconds`` are those of all its attempts that
-    ended by themselves."""
+    """End of a trial.
+
+    ``loss`` is its smallest validation loss, None if it failed, with the ``reason``. ``weights`` is the SHA-256 of a
+    complete trial's weights. ``seconds`` is the sum over the attempts that ended by themselves.
+    """
 
     state: State
     loss: float | None = None
@@ -70,7 +77,7 @@ class Ended:
 
     @property
     def has_its_fields(self) -> bool:
-        """Return True if no field of its state is missing."""
+        """True if no field of its state is missing."""
         if self.state == "failed":
             return bool(self.reason)
         measured = self.loss is not None and math.isfinite(self.loss)
@@ -79,11 +86,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Identity:
-    """What all trials of a store have in common."""
+    """Common properties of all trials of a store."""
 
     #: Fingerprint of the prepared data.
     data: str
-    #: The settings that decide what is trained as given, which are searched, and the seed of the search.
+    #: Settings that decide the training as given, the search space, and the seed of the search.
     model: dict[str, Any]
     training: dict[str, Any]
     space: dict[str, Any]
@@ -92,8 +99,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Started:
-    """An execution has begun, at ``at`` in seconds since 1970: ``sweep.minutes`` are counted from there, by all its
-    workers and attempts."""
+    """Start of an execution, ``at`` seconds since 1970.
+
+    All its workers and attempts count ``sweep.minutes`` from there.
+    """
 
     execution: str
     at: float
@@ -107,7 +116,7 @@ KINDS: dict[str, type[Record]] = {
 
 @dataclass(frozen=True)
 class SealedRecord:
-    """A record with the digest of the rest. Records from before there was a ``nonce`` have none."""
+    """Record with the digest of its content; older records have no ``nonce``."""
 
     kind: str
     record: dict[str, Any]
@@ -117,7 +126,7 @@ class SealedRecord:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial as its records say."""
+    """Trial assembled from its records."""
 
     number: int
     values: dict[str, Any]
@@ -131,14 +140,16 @@ def digest(tree: object) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """The bytes of a record, which :func:`decode` takes. They are like no others: two workers that write the same at
-    once must not both find their own bytes in the store and believe to be the first."""
+    """Return the bytes of a record for :func:`decode`, unique by a nonce.
+
+    Otherwise two concurrent writers of equal records could both find their own bytes and conclude that they were first.
+    """
     body = {"kind": type(record).__name__.lower(), "record": to_tree(record), "nonce": uuid.uuid4().hex}
     return canonical_json({**body, "sha256": digest(body)})
 
 
 def decode(content: bytes) -> Record | None:
-    """The record; None if these bytes are not as they were written."""
+    """Return the record, or None if the bytes were changed."""
     sealed = decode_record(content, SealedRecord)
     if sealed is None or sealed.kind not in KINDS:
         return None
@@ -149,11 +160,11 @@ def decode(content: bytes) -> Record | None:
 def trials_of(
     found: Mapping[int, Sequence[Record]], parameters: Sequence[Parameter]
 ) -> tuple[list[Trial], dict[int, str]]:
-    """Return the trials, and by number why other proposals are ignored.
+    """Return the trials, and the reasons for ignored proposals by number.
 
-    ``found`` are the records of every number, in their order. The first proposal of a number is the only one. It counts
-    if it sets exactly the ``parameters`` to values that can be drawn, or nothing: the first one that sets nothing is
-    the configuration as given.
+    ``found`` holds the records of every number, in their order. The first proposal of a number is the only one. It
+    counts if it sets exactly the ``parameters`` to values that can be drawn, or nothing: the first one that sets
+    nothing is the configuration as given.
     """
     trials: list[Trial] = []
     ignored: dict[int, str] = {}
@@ -174,7 +185,10 @@ def trials_of(
 
 
 def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> Trial:
-    """Return the trial with these ``values``; an end record that lacks a field of its state does not count."""
+    """Return the trial with these ``values``.
+
+    An end record without a field of its state is ignored.
+    """
     reports: dict[int, Reported] = {}
     for record in records:
         if isinstance(record, Reported):
@@ -189,5 +203,5 @@ def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> 
 
 
 def given_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial of the configuration as given, None if there is none."""
+    """Return the trial of the configuration as given, or None."""
     return next((trial for trial in trials if not trial.values), None)

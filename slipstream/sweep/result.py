@@ -1,4 +1,4 @@
-"""What a sweep hands to the report, and the comparison that says whether it was worth it."""
+"""Result of a sweep for the report, and comparison of the best settings with those given."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from slipstream.artifacts.prepared.data import PreparedData, Signature
     from slipstream.models.trained import TrainedModel
 
-#: Points of a trial's curve that the report has.
+#: Maximum points of a trial's curve in the report.
 CURVE_POINTS = 30
 LOG = logger("sweep")
 
 
 def sweep_of(store: SweepStore, search: Search, trials: Sequence[Trial], against: AgainstGiven | None) -> Sweep:
-    """Of trials of which one at least is complete."""
+    """Return the result of a sweep; at least one trial must be complete."""
     best = best_of(list(trials))
     assert best, "one is complete"
     rungs = search.rungs if search.config.sweep.pruning != "none" else []
@@ -60,7 +60,7 @@ def reported(trial: Trial) -> SweepTrial:
 
 
 def thinned(curve: Sequence[Point]) -> Sequence[Point]:
-    """At most so many points, the last among them."""
+    """Return at most :data:`CURVE_POINTS` points, including the last."""
     every = -(-len(curve) // CURVE_POINTS) or 1
     return curve[::-1][::every][::-1]
 
@@ -68,12 +68,12 @@ def thinned(curve: Sequence[Point]) -> Sequence[Point]:
 def against_given(
     address: str, asked: ModelConfig, directory: Path, best: TrainedModel, data: PreparedData
 ) -> AgainstGiven | None:
-    """Return how the ``best`` trained model compares on the test rows with the one of the settings as given.
+    """Compare the ``best`` model with that of the settings as given, on the test rows.
 
-    The best of many trials looks better on the rows by which it was chosen than it is, so others decide. Each limit may
-    err with 2.5 %. ``address`` is where the sweep's store has the model of the settings ``asked`` for; it is downloaded
-    into ``directory``. Returns None with a warning if that model is missing or damaged, or is another one: whoever may
-    write to the store may replace it. Raises ``UserError`` if the test split is empty.
+    The best of many trials looks too good on the rows that selected it, so other rows decide. Either limit may err with
+    2.5 %. ``address`` holds the model of the settings ``asked`` for; it is downloaded into ``directory``. Return None
+    with a warning if that model is missing, damaged, or a different one: anyone with write access to the store may
+    replace it. Raises ``UserError`` if the test split is empty.
     """
     records, task = held_out_rows(data), best.signature.task
     try:
@@ -88,7 +88,10 @@ def against_given(
 
 
 def open_given(address: str, asked: ModelConfig, directory: Path, signature: Signature) -> TrainedModel:
-    """Open the trained model of the settings as given. Raises ``UserError`` if there is none, or it is another one."""
+    """Open the trained model of the settings as given.
+
+    Raises ``UserError`` if it is missing or a different one.
+    """
     from slipstream.models.trained import TrainedModel
 
     there = download_all(address, directory) if address.startswith(STORES) else Path(address)

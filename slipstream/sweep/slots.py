@@ -1,4 +1,4 @@
-"""Who works on which trial: claims and leases, as those of a training's checkpoints."""
+"""Assignment of trials to workers, by the claims and leases of checkpoint directories."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from slipstream.sweep.store import SweepStore
 from slipstream.train.checkpoint.home import CLAIMS, Home, newest
 from slipstream.train.checkpoint.lease import Lease, Sign, Watch, process_lock, within_timeout
 
-#: How often a lock is asked for that another process may have for a moment, to see whether anybody has it.
+#: Attempts at a lock that another process may hold briefly, to see whether it is held.
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 0.02
-#: Seconds after which a trial that was at work is looked at again. Several fit into the time after which no sign of
-#: life is to be expected.
+#: Seconds between two looks at a running trial. Several fit into the heartbeat timeout.
 GLANCE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a trial, and when (``time.monotonic``): the last attempt at it, and whether that is going on;
-    None while nobody can say, as a sign of life may or may not follow."""
+    """Last attempt at a trial, and whether it is running, at time ``at`` (``time.monotonic``).
+
+    ``held`` is None while that is unknown, because a heartbeat may follow.
+    """
 
     attempt: int
     held: bool | None
@@ -33,17 +34,19 @@ class Seen:
 
 @dataclass
 class Occupation:
-    """The trials of a store as one worker sees who is at work on them."""
+    """View of one worker on who works on the trials of a store."""
 
     store: SweepStore
     holder: Holder
-    #: By trial.
+    #: By trial number.
     watches: dict[int, Watch] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
 
     def look(self, trial: int) -> Seen:
-        """Whether another worker is at work on a trial. In a store that is asked again only after some time: there may
-        be hundreds at work."""
+        """Return whether another worker is running a trial.
+
+        Remote stores are asked only every :data:`GLANCE_S`: there may be hundreds of running trials.
+        """
         before, now = self.seen.get(trial), time.monotonic()
         if before and before.held is not False and now - before.at < GLANCE_S:
             return before
@@ -57,13 +60,15 @@ class Occupation:
         seen = watch.look()
         if seen is None or self.holder.succeeds(home.holder_of(seen[0])):
             return Seen(attempt, held=False, at=now)
-        if home.is_local:  # where it costs nothing to look
+        if home.is_local:  # where a look costs nothing
             return Seen(attempt, held=True, at=now - GLANCE_S)
         return Seen(attempt, held=True if watch.alive else None, at=now)
 
     def take(self, trial: int, after: int, leaving: Callable[[], bool], lost: Callable[[str], None]) -> Lease | None:
-        """Begin the attempt at a trial that follows the attempt ``after``; None if another worker was first.
-        ``leaving`` and ``lost`` are those of :class:`Lease`."""
+        """Start the attempt that follows the attempt ``after``; None if another worker was first.
+
+        ``leaving`` and ``lost`` are those of :class:`Lease`.
+        """
         home = Home(storage_for(self.store.home(trial)))
         lock = lock_of(home)
         taken = False

@@ -1,4 +1,4 @@
-"""The space that a sweep searches: which settings it names, and a configuration with values of it."""
+"""Search space of a sweep, and configurations with values from it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from slipstream.sweep.config import RangeConfig, SweepConfig, Values
 from slipstream.train.config import StepProfileConfig, TrainingConfig, lasting
 from slipstream.train.parallel.config import ParallelConfig
 
-#: Below it any name may stand: the keyword arguments of the model's factory.
+#: Prefix of free names: the keyword arguments of the model's factory.
 FREE = "model.arguments"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting of the space. ``whole`` says that its range is one of whole numbers: as the setting is, or for an
-    argument of the model, which has no type here, as low and high are written."""
+    """Setting of the space; ``whole`` means that its range is of integers.
+
+    That follows from the setting's type. An argument of the model has no type here, so the types of low and high
+    decide.
+    """
 
     path: str
     range: RangeConfig
@@ -32,7 +35,7 @@ class Parameter:
 
     @property
     def extremes(self) -> list[Any]:
-        """The values between which all others lie, or all values."""
+        """Bounds of the values, or all choices."""
         if self.range.choices:
             return list(self.range.choices)
         assert self.range.low is not None and self.range.high is not None, "a range without choices has both"
@@ -54,9 +57,9 @@ def choice_text(value: object) -> str:
 
 
 def objection(values: Values, parameters: Sequence[Parameter]) -> str:
-    """Return what no draw from the space would propose, "" if nothing.
+    """Return why the space would never propose ``values``, or "".
 
-    ``values`` come from a store and are not trusted: exactly the paths of the space may be set.
+    ``values`` come from a store and are untrusted: they must set exactly the paths of the space.
     """
     by_path = {each.path: each for each in parameters}
     if others := sorted(values.keys() - by_path):
@@ -70,8 +73,11 @@ def objection(values: Values, parameters: Sequence[Parameter]) -> str:
 
 
 def parameters_of(config: RunConfig) -> list[Parameter]:
-    """What ``config.sweep.space`` names, in the order of its paths. Raises ``UserError`` for a path that is no setting
-    or does not decide what is trained, and for values that the setting does not have."""
+    """Return the parameters of ``config.sweep.space``, sorted by path.
+
+    Raises ``UserError`` for a path that is no setting or does not affect training, and for values that the setting
+    rejects.
+    """
     ranges = config.sweep.ranges()
     if not ranges:
         raise UserError("sweep.space: is empty; expected settings to search, such as training.learning_rate")
@@ -79,7 +85,10 @@ def parameters_of(config: RunConfig) -> list[Parameter]:
 
 
 def untyped_parameters(space: dict[str, Any]) -> list[Parameter]:
-    """Return the parameters of a space where the types of its settings are not known. Raises ``UserError``."""
+    """Return the parameters of a space whose setting types are unknown.
+
+    Raises ``UserError`` for an invalid path or range.
+    """
     ranges = SweepConfig(space=space).ranges()
     return [Parameter(path, ranges[path], whole=False) for path in sorted(ranges)]
 
@@ -111,7 +120,10 @@ def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> Parameter:
 
 
 def setting_at(config: RunConfig, path: str) -> Any:
-    """The value of the setting at a path. Raises ``UserError`` if there is none."""
+    """Return the value of the setting at a path.
+
+    Raises ``UserError`` if there is none.
+    """
     found: Any = config
     steps = path.split(".")
     for place, step in enumerate(steps):
@@ -123,7 +135,10 @@ def setting_at(config: RunConfig, path: str) -> Any:
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """The configuration with other values at these paths. Raises ``UserError`` as its construction does."""
+    """Return the configuration with other values at these paths.
+
+    Raises ``UserError`` for invalid values.
+    """
     tree = to_dict(config)
     for path, value in values.items():
         *above, last = path.split(".")
@@ -135,7 +150,10 @@ def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def trial_config(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """What a trial trains: ``values`` of the space, in one process, with nothing that serves a training as a whole."""
+    """Return the configuration of a trial: ``values`` of the space, in one process.
+
+    Settings that only serve a complete training are removed.
+    """
     tried = with_values(config, values)
     training = replace(
         tried.training,
@@ -148,7 +166,7 @@ def trial_config(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def words(values: Values) -> str:
-    """``learning_rate 0.00213, hidden [64, 64]``"""
+    """Format values, such as ``learning_rate 0.00213, hidden [64, 64]``."""
     if not values:
         return AS_GIVEN
     return ", ".join(f"{path.rpartition('.')[2]} {in_short(value)}" for path, value in sorted(values.items()))

@@ -1,11 +1,11 @@
-"""The store of a sweep: what was tried, for any number of workers at once and for those that come later.
+"""Shared store of a sweep, for any number of concurrent and later workers.
 
-``records/sweep/`` says what the trials have in common, and when executions began; ``records/0007/`` how trial 7 went.
-Records (:mod:`slipstream.sweep.records`) are put if absent, under the next number, so that workers need neither a
-server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, by which slots take the trial one after another,
-``checkpoints/`` of its training until it has ended, and of the trial with the configuration as given its ``model/``.
+``records/sweep/`` holds the identity of the sweep and the starts of executions; ``records/0007/`` the history of trial
+7. Records (:mod:`slipstream.sweep.records`) are put if absent, under the next number, so that workers need neither a
+   server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, by which slots take the trial one after another,
+   and ``checkpoints/`` of its training until it ends. The trial of the configuration as given also has its ``model/``.
 
-Whoever may write to the store may write records, too. So a trial counts only if its settings can be drawn from the
+Anyone with write access to the store may write records. So a trial counts only if its settings can be drawn from the
 space (:func:`~slipstream.sweep.records.trials_of`).
 """
 
@@ -47,32 +47,35 @@ from slipstream.train.config import TrainingConfig
 RECORDS, TRIALS = "records/", "trials/"
 SWEEP = f"{RECORDS}sweep/"
 KEY = re.compile(rf"({RECORDS}([^/]+)/)([^/]+)\.json")
-#: Records that are read at the same time.
+#: Records to read concurrently.
 READERS = 8
-#: So many trials that fail at the start, before any other has ended well, are no accident.
+#: Number of failures at the start, before any trial ends well, that is no accident.
 FAILURES = 5
 LOG = logger("sweep")
 
 
 class SweepStore:
-    """The store at an address, of a sweep that searches these parameters.
+    """Store at an address, for a sweep over these parameters; not thread-safe.
 
-    Methods raise ``UserError`` and ``StorageUnavailable`` as the store does. For one thread at a time.
+    Methods raise ``UserError`` and ``StorageUnavailable`` as the store does.
     """
 
     def __init__(self, address: str, parameters: Sequence[Parameter]) -> None:
         self.address = address
         self._parameters = parameters
         self.storage: Storage = storage_for(address)
-        #: All records that were read, by their directories and numbers; None for what is not as it was written.
+        #: All read records, by directory and number; None for changed ones.
         self._read: dict[str, dict[int, Record | None]] = {}
 
     def open(self, identity: Identity) -> None:
-        """Begin the sweep, or go on with it. Raises ``UserError`` if another one lies here."""
+        """Start or resume the sweep.
+
+        Raises ``UserError`` if the store holds another one.
+        """
         there = self.identity()
         if there is None:
             self._append(SWEEP, identity)
-            self._read.clear()  # of two that begin at once the first counts
+            self._read.clear()  # if two start at once, the first counts
             there = self.identity() or identity
         then, now = completed(there), completed(identity)
         if then != now:
@@ -81,12 +84,12 @@ class SweepStore:
             raise UserError(f"sweep.store: {self.address} holds a sweep of {what}; choose another, or leave it empty")
 
     def identity(self) -> Identity | None:
-        """What the trials have in common; None if there is no sweep."""
+        """Return the identity of the sweep; None if there is none."""
         self._read_below(SWEEP)
         return next((each for each in self._of(SWEEP) if isinstance(each, Identity)), None)
 
     def started(self, execution: str, now: float) -> float:
-        """When this execution of the sweep began, in seconds since 1970; ``now`` if it has not."""
+        """Return the start of this execution, in seconds since 1970; record ``now`` if absent."""
         self._read_below(SWEEP)
         begun = [each.at for each in self._of(SWEEP) if isinstance(each, Started) and each.execution == execution]
         if not begun:
@@ -94,12 +97,12 @@ class SweepStore:
         return min(begun, default=now)
 
     def trials(self) -> list[Trial]:
-        """All trials, by number."""
+        """Read and return all trials, by number."""
         self._read_below(RECORDS)
         return self.known()
 
     def known(self) -> list[Trial]:
-        """The trials as they were read or written last, without asking the store."""
+        """Return the trials read or written before, without accessing the store."""
         found = {number_of(directory): self._of(directory) for directory in self._read if directory != SWEEP}
         trials, ignored = trials_of(found, self._parameters)
         for number, why in ignored.items():
@@ -107,12 +110,14 @@ class SweepStore:
         return trials
 
     def append(self, trial: int, record: Record) -> None:
-        """Add a record to a trial."""
+        """Append a record to a trial."""
         self._append(records_of(trial), record)
 
     def propose(self, propose: Callable[[list[Trial]], Proposed]) -> Trial | None:
-        """Begin the next trial, with what ``propose`` says of those before. Returns it, or None if another worker has
-        begun it meanwhile."""
+        """Start and return the next trial; None if another worker started it first.
+
+        ``propose`` chooses its values from the earlier trials.
+        """
         trials = self.trials()
         number = max((number_of(directory) for directory in self._read if directory != SWEEP), default=-1) + 1
         record = propose(trials)
@@ -128,7 +133,7 @@ class SweepStore:
         return [record for number in sorted(read) if (record := read[number]) is not None]
 
     def _read_below(self, prefix: str) -> None:
-        """Read what was not read yet."""
+        """Read all new records below a prefix."""
         places = list(filter(None, map(place_of, self.storage.list(prefix))))
         unread = [place for place in places if place[1] not in self._read.get(place[0], {})]
         with ThreadPoolExecutor(READERS) as pool:
@@ -139,7 +144,7 @@ class SweepStore:
         try:
             with open_reader(f"{self.storage.base}/{place[0]}{place[1]:04d}.json") as file:
                 return decode(file.read(LARGEST_RECORD + 1))
-        except MissingObject:  # deleted since it was listed
+        except MissingObject:  # deleted since the listing
             return None
 
     def _append(self, directory: str, record: Record) -> None:
@@ -153,38 +158,44 @@ class SweepStore:
                 return
 
     def home(self, trial: int) -> str:
-        """The address of a trial's claims and leases."""
+        """Return the address of a trial's claims and leases."""
         return f"{self.address.rstrip('/')}/{TRIALS}{trial:04d}"
 
     def checkpoints(self, trial: int) -> str:
-        """The home of the checkpoints of its training."""
+        """Return the checkpoint directory of a trial."""
         return f"{self.home(trial)}/checkpoints"
 
     def drop_checkpoints(self, trial: int) -> None:
-        """Delete what the training of a trial that has ended would have been resumed from, manifests first."""
+        """Delete the checkpoints of an ended trial, manifests first."""
         keys = self.storage.list(f"{TRIALS}{trial:04d}/checkpoints/")
         self.storage.delete([key for key in keys if key.endswith(f"/{MANIFEST}")])
         self.storage.delete(keys)
-        if isinstance(self.storage, LocalStorage):  # what was on its way, and the lock
+        if isinstance(self.storage, LocalStorage):  # unfinished files and the lock
             shutil.rmtree(self.storage.directory / f"{TRIALS}{trial:04d}/checkpoints", ignore_errors=True)
 
     def model(self, trial: int) -> str:
-        """Return the address of a trained model that was kept."""
+        """Return the address of a kept model."""
         return f"{self.home(trial)}/model"
 
     def keep_model(self, trial: int, directory: Path, names: Iterable[str]) -> None:
-        """Store a trained model, its manifest last. The files are moved; the same bytes may be there already."""
+        """Store a trained model, its manifest last.
+
+        The files are moved; equal bytes may exist already.
+        """
         for name in (*names, MANIFEST):
             self.storage.put(f"{TRIALS}{trial:04d}/model/{name}", directory / name)
 
     def keep_log(self, trial: int, log: Path) -> None:
-        """Store what the process of a trial that failed has said."""
+        """Store the log of a failed trial's process."""
         if log.exists():
             self.storage.put(f"{TRIALS}{trial:04d}/log.txt", log.read_bytes())
 
 
 def completed(identity: Identity) -> Identity:
-    """It with the defaults of all settings that it does not name, as of a sweep that began before there were these."""
+    """Return the identity with defaults for its missing settings.
+
+    Older sweeps lack newer settings.
+    """
     model = with_defaults(to_dict(ModelConfig()), identity.model)
     training = with_defaults(to_dict(TrainingConfig()), identity.training)
     assert isinstance(model, dict) and isinstance(training, dict)
@@ -196,7 +207,7 @@ def records_of(trial: int) -> str:
 
 
 def place_of(key: str) -> tuple[str, int] | None:
-    """Return the directory and the number of the record with this key; None if it is no record's."""
+    """Return the directory and number of a record's key, or None."""
     match = KEY.fullmatch(key)
     if not match or (f"{RECORDS}{match[2]}/" != SWEEP and number_in_name(match[2], 4) is None):
         return None
@@ -210,16 +221,16 @@ def number_of(directory: str) -> int:
 
 @cache
 def warn_once(where: str, why: str) -> None:
-    """Warn of a proposal that is ignored."""
+    """Warn about an ignored proposal."""
     LOG.warning("%s: %s; expected a proposal of this sweep; ignored: check who may write to this store", where, why)
 
 
 def refusal(trials: list[Trial]) -> str:
-    """Why a sweep is over before it has begun, as all of the first trials failed; "" if it is not."""
+    """Return why the sweep must end, as all of the first trials failed; "" otherwise."""
     given = given_of(trials)
     if given is None or any(trial.ended.state != "failed" for trial in trials if trial.ended):
         return ""
-    # As long as the settings as given are being trained, others may fail.
+    # While the settings as given are in training, others may fail.
     first = [given, *(trial for trial in trials if trial is not given)][:FAILURES]
     if len(first) < FAILURES or not given.ended or not all(trial.ended for trial in first):
         return ""
@@ -227,7 +238,10 @@ def refusal(trials: list[Trial]) -> str:
 
 
 def best_of(trials: list[Trial]) -> Trial | None:
-    """The complete trial with the smallest loss, the earlier one of equals; None if none is complete."""
+    """Return the complete trial with the smallest loss, or None.
+
+    The earlier of equal trials wins.
+    """
     complete = [trial for trial in trials if trial.ended and trial.ended.state == "complete"]
     return min(complete, key=lambda trial: (loss_of(trial.ended), trial.number), default=None)
 

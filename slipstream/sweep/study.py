@@ -1,11 +1,10 @@
-"""What Optuna says to the records: which settings come next, whether a trial stops, which settings matter.
+"""Optuna's decisions from the records: next settings, pruning, and importance.
 
-A study is made of the records whenever it is asked, in memory: nothing of Optuna's is kept, and two workers that have
-read the same records get the same answers.
+Every call builds a study in memory from the records. No state of Optuna is kept, and equal records give equal answers.
 
-Sampling: Bergstra and others, "Algorithms for Hyper-Parameter Optimization" (NeurIPS 2011), with trials that still run
-counted as bad ones ("constant liar": Ginsbourger and others 2010). Ending trials: Li and others, "A System for
-Massively Parallel Hyperparameter Tuning" (MLSys 2020), in the variant that stops trials instead of pausing them.
+Sampling: Bergstra and others, "Algorithms for Hyper-Parameter Optimization" (NeurIPS 2011), with running trials counted
+as bad ones ("constant liar": Ginsbourger and others 2010). Pruning: Li and others, "A System for Massively Parallel
+Hyperparameter Tuning" (MLSys 2020), in the variant that stops trials instead of pausing them.
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-#: Of the trials that reach a rung one in so many goes on.
+#: Reduction factor: one of this many trials continues beyond a rung.
 REDUCTION = 3
 MOST_RUNGS = 4
 
 
 def rungs(epochs: int, evaluations: int) -> list[int]:
-    """Where trials are compared, in thousandths of an epoch: each rung three times as far as the one before, the last
-    about a third of the way, the first not before the first of so many ``evaluations`` over all ``epochs``."""
+    """Return the rungs, in thousandths of an epoch.
+
+    Every rung is :data:`REDUCTION` times the previous one. The last is about a third of all ``epochs``, and the first
+    not before the first of ``evaluations``.
+    """
     number = 0
     while number < MOST_RUNGS and REDUCTION ** (number + 1) <= evaluations:
         number += 1
@@ -41,13 +43,13 @@ def rungs(epochs: int, evaluations: int) -> list[int]:
 
 
 def is_due(places: Sequence[int], trial: Trial, progress: int) -> bool:
-    """Whether a trial has come to a rung at which it has not reported."""
+    """Return True if a trial has reached a rung without a report."""
     before = max((report.progress for report in trial.reports), default=0)
     return any(before < place <= progress for place in places)
 
 
 def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Proposed:
-    """Return what the next trial tries: the configuration as given, if no trial has that."""
+    """Return the next trial: the configuration as given, if no trial has it yet."""
     if given_of(trials) is None:
         return Proposed({})
     study = study_of(trials, parameters, sampler_of(sweep, len(trials)))
@@ -56,8 +58,10 @@ def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequenc
 
 
 def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], now: Trial, report: Reported) -> bool:
-    """Whether ``now``, one of the ``trials``, stops with this report. The configuration as given never does: the best
-    is compared with it at the end."""
+    """Return True if ``now``, one of the ``trials``, stops at this report.
+
+    The configuration as given never stops: the best is compared with it at the end.
+    """
     if sweep.pruning == "none" or not now.values or not places:
         return False
     from optuna.pruners import SuccessiveHalvingPruner
@@ -72,7 +76,7 @@ def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], no
 
 
 def at_rungs(trial: Trial, places: Sequence[int]) -> dict[str, float]:
-    """The losses with which a trial came to its rungs, under the names that Optuna's pruner keeps them by."""
+    """Return the losses at a trial's rungs, under the keys of Optuna's pruner."""
     found = {}
     for rung, place in enumerate(places):
         if past := [report for report in trial.reports if report.progress >= place]:
@@ -81,9 +85,11 @@ def at_rungs(trial: Trial, places: Sequence[int]) -> dict[str, float]:
 
 
 def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[str, float]:
-    """How much of the differences between the losses of complete trials each setting explains, in shares that add up
-    to 1, the largest first; empty if there are too few trials to say. Source: Hutter, Hoos and Leyton-Brown, "An
-    Efficient Approach for Assessing Hyperparameter Importance" (ICML 2014)."""
+    """Return the fraction of the variance of the loss that every setting explains.
+
+    The fractions cover complete trials and sum to 1, the largest first; empty if there are too few trials. Source:
+    Hutter, Hoos and Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance" (ICML 2014).
+    """
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     complete = [each for each in trials if each.ended and each.ended.state == "complete" and each.values]
@@ -98,7 +104,10 @@ def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict
 
 
 def study_of(trials: Sequence[Trial], parameters: Sequence[Parameter], sampler: Any = None) -> Study:
-    """The trials as Optuna knows them. The configuration as given is no point of the space, so it is left out."""
+    """Return an Optuna study of the trials.
+
+    It excludes the configuration as given, which is no point of the space.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -135,7 +144,7 @@ def running(attributes: dict[str, Any], reports: dict[int, float]) -> FrozenTria
 
 
 def sampler_of(sweep: SweepConfig, number: int) -> Any:
-    """One for each trial, whose seed is of that number: whatever was drawn before by whom."""
+    """Return a sampler seeded by the trial's number, independent of earlier draws."""
     from optuna.samplers import RandomSampler, TPESampler
 
     seed = int.from_bytes(hashlib.sha256(f"{sweep.seed} {number}".encode()).digest()[:4], "big")
@@ -156,7 +165,7 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
 
 
 def value_of(parameter: Parameter, drawn: Any) -> Any:
-    """A value of Optuna's as the setting has it: choices are texts of JSON there, which knows no lists."""
+    """Convert Optuna's value to the setting's: choices are JSON texts, as Optuna has no lists."""
     if parameter.range.choices:
         return json.loads(drawn)
     low, high = parameter.extremes

@@ -1,4 +1,4 @@
-"""One trial: the training engine in a process of its own, which tells its parent how it goes and is told to stop."""
+"""Training of one trial in its own process, which reports to its parent."""
 
 from __future__ import annotations
 
@@ -21,44 +21,49 @@ from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 from slipstream.sweep.records import Point
 
-#: The weights of the best evaluation, in the artifact of a trained model.
+#: File of the best evaluation's weights in a trained model.
 WEIGHTS = "best.safetensors"
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """What one attempt at a trial is asked to do."""
+    """One attempt at a trial."""
 
     prepared: Path
     config: RunConfig
-    #: A fresh directory, for the trained model.
+    #: Empty directory for the trained model.
     directory: Path
-    #: The home of its checkpoints, and who works there.
+    #: Its checkpoint directory, and who works there.
     home: str
     holder: Holder
-    #: Of the machine's processes: the number of the GPU that it has to itself, if there are any.
+    #: Index of the process on this machine, and of its own GPU, if there are any.
     slot: int
     notices: str
     grace_s: float
-    #: The file for what it prints and logs.
+    #: File for its output and logs.
     log: Path
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended. The last four say nothing of the trial: this machine is about to be taken away, another
-    attempt has begun, the store stays away, or the next attempt has smaller micro-batches."""
+    """End of an attempt.
+
+    Only the first three states concern the trial. The others mean: this machine is preempted, another attempt has
+    started, the store stays unavailable, or the next attempt takes smaller micro-batches.
+    """
 
     state: Literal["complete", "pruned", "failed", "preempted", "superseded", "unavailable", "out of memory"]
     reason: str = ""
     weights: str = ""
-    #: With how many it ran out of memory, if it did in a step.
+    #: Micro-batch count that ran out of memory in a step.
     micro_batches: int = 0
 
 
 def train_trial(link: Connection, job: TrialJob) -> None:
-    """The process of a trial. It sends lists of :class:`Point`, answered by whether to stop, and last an
-    :class:`Outcome`."""
+    """Run a trial's process.
+
+    It sends lists of :class:`Point`, receives after each whether to stop, and finally sends an :class:`Outcome`.
+    """
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
     said = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -116,7 +121,7 @@ def attempt(link: Connection, job: TrialJob) -> Outcome:
 
 
 def curve_of(evaluations: Sequence[ValidationPoint]) -> list[Point]:
-    """The evaluations as a sweep records them."""
+    """Return the evaluations as points of a sweep."""
     best, points = float("inf"), []
     for each in evaluations:
         best = min(best, each.loss)

@@ -1,7 +1,7 @@
-"""A worker of a sweep: slots that take one trial after another and train it, until there is none to take.
+"""Worker of a sweep, whose slots train one trial after another until none is left.
 
-Any number of workers share a store. Each slot goes on first with a trial that nobody works on any more, from its
-checkpoint, and begins another one only if there is none. All that workers know of each other lies in the store.
+Any number of workers share a store, and know each other only by it. A slot first resumes abandoned trials from their
+checkpoints, and starts a new one only if there are none.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ from slipstream.sweep.trial import Outcome, TrialJob, train_trial
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from slipstream.train.checkpoint.lease import Lease
 
-#: What the processes of trials are forked with.
+#: Modules preloaded for the processes of trials.
 MODULES: tuple[str, ...] = ("torch", "slipstream.train.run", "slipstream.sweep.trial")
-#: Seconds between two looks for a trial that may be taken.
+#: Seconds between two searches for a free trial.
 POLL_S = 1.0
-#: So many processes of a trial that end without a word, and no further than before, fail it.
+#: A trial fails after this many deaths of its process at the same step.
 DEATHS = 3
 LOG = logger("sweep")
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: the configuration as given, the settings that differ, and where trials are compared
-    (:func:`slipstream.sweep.study.rungs`)."""
+    """Configuration as given, searched parameters, and rungs.
+
+    See :func:`slipstream.sweep.study.rungs`.
+    """
 
     config: RunConfig
     parameters: list[Parameter]
@@ -59,8 +61,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Pod:
-    """Where a worker runs: the prepared data here, a directory for what it makes, its processes, who it is to other
-    workers, the execution that it belongs to, and the settings by which its trainings hear of a preemption."""
+    """Environment of a worker: prepared data, scratch directory, number of processes, identity.
+
+    It also has its execution and the settings for preemption notices.
+    """
 
     prepared: Path
     scratch: Path
@@ -73,12 +77,12 @@ class Pod:
 
 @dataclass
 class Taken:
-    """A trial that a slot works on."""
+    """Trial that a slot works on."""
 
     trial: Trial
     lease: Lease
     process: BaseProcess | None = None
-    #: Whether another worker has taken it over.
+    #: True if another worker has taken it over.
     lost: bool = False
 
     def lose(self, why: str) -> None:
@@ -89,22 +93,25 @@ class Taken:
 
 
 class Worker:
-    """One worker; :meth:`run` ends when there is no trial left to begin or to go on with."""
+    """Worker of a sweep; :meth:`run` returns when no trial is left to start or resume."""
 
     def __init__(self, store: SweepStore, search: Search, pod: Pod) -> None:
         self._store, self._search, self._pod = store, search, pod
         self._occupation = Occupation(store, pod.holder)
-        #: Guards the store, and what slots take.
+        #: Guards the store and the slots' trials.
         self._lock = threading.RLock()
         self._taken: dict[int, Taken] = {}
-        #: Whether this machine is about to be taken away, and whether the slots shall end at once.
+        #: Whether this machine is preempted, and whether the slots must end at once.
         self._leaving, self._over = False, threading.Event()
         self._deadline = float("inf")
         self._progress = Progress(search.config.sweep.trials)
 
     def run(self) -> None:
-        """Raises ``UserError`` if the first trials all fail, ``Preempted`` when this machine is about to be taken
-        away, ``StorageUnavailable``; the trials then go on in other workers, or in the next attempt of this one."""
+        """Work until no trial is left.
+
+        Raises ``UserError`` if the first trials all fail, ``Preempted`` if this machine is preempted, or
+        ``StorageUnavailable``. The trials then continue in other workers, or in the next attempt of this one.
+        """
         sweep = self._search.config.sweep
         if sweep.minutes:
             began = self._store.started(self._pod.execution, time.time())
@@ -135,7 +142,7 @@ class Worker:
     # Which trial comes next
 
     def _next(self) -> Taken | None:
-        """A trial to work on; None if there is none left that this worker may have to go on with."""
+        """Wait for a trial to work on; None if none is left that this worker may resume."""
         while not self._over.is_set() and not self._leaving:
             with self._lock:
                 taken, may_come = self._try_to_take()
@@ -145,7 +152,7 @@ class Worker:
         return None
 
     def _try_to_take(self) -> tuple[Taken | None, bool]:
-        """A trial, and without one whether there may be one later."""
+        """Return a trial or None, and whether there may be one later."""
         trials = self._store.trials()
         self._progress.show(trials)
         if why := refusal(trials):
@@ -157,7 +164,7 @@ class Worker:
             seen = self._occupation.look(trial.number)
             if seen.held is False and (taken := self._take(trial, seen.attempt)):
                 return taken, True
-            # Of one that another worker took just now, too, nobody knows yet whether that worker lives.
+            # Even for a trial taken just now, it is unknown whether its worker lives.
             may_come = may_come or seen.held is not True
         if len(trials) >= self._search.config.sweep.trials or time.time() >= self._deadline:
             return None, may_come
@@ -184,7 +191,7 @@ class Worker:
     # The work on a trial
 
     def _work(self, taken: Taken, slot: int) -> None:
-        """Train a trial, from its checkpoint if there is one, and record how it ended if it did."""
+        """Train a trial, from its checkpoint if there is one, and record its end."""
         with TemporaryDirectory(prefix=f"trial-{taken.trial.number:04d}-", dir=self._pod.scratch) as scratch:
             self._train(taken, slot, Path(scratch))
 
@@ -230,8 +237,10 @@ class Worker:
             self._progress.ended(taken.trial, ended, self._store.known())
 
     def _follow_until_it_fits(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
-        """Run the process of a trial, and another one whenever a step ran out of memory and smaller micro-batches are
-        left to try. It has failed if a number ran out that did before: it could not be told of more."""
+        """Run a trial's process, again with smaller micro-batches after running out of memory.
+
+        The trial fails if the same micro-batch count runs out twice: the larger number did not reach it.
+        """
         ran_out = set[int]()
         while True:
             outcome, curve = self._follow(taken, job)
@@ -243,8 +252,10 @@ class Worker:
             ran_out.add(outcome.micro_batches)
 
     def _follow(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
-        """Run the process of a trial and answer it. Returns its outcome, None if it ended without one, and its
-        evaluations."""
+        """Run a trial's process and answer it.
+
+        Returns its outcome, None if it ended without one, and its evaluations.
+        """
         curve: list[Point] = []
         here, there = fork_server.CONTEXT.Pipe()
         with self._lock:  # starting a process changes this one's main module for a moment
@@ -272,7 +283,7 @@ class Worker:
             process.join()
 
     def _stops(self, number: int, point: Point) -> bool:
-        """Record what a trial reports, if it has come to a rung, and whether it stops there."""
+        """Return whether the trial stops; record its report if it has reached a rung."""
         sweep, rungs = self._search.config.sweep, self._search.rungs
         if sweep.pruning == "none":
             return False
@@ -281,7 +292,7 @@ class Worker:
             trial = next(each for each in trials if each.number == number)
             if trial.ended:
                 return True
-            # One that was resumed from before its last report is told again what it was told then.
+            # A trial resumed from before its last report gets the same answer again.
             told = next((report.stops for report in trial.reports if report.progress == point.progress), None)
             if told is not None or not study.is_due(rungs, trial, point.progress):
                 return bool(told)
@@ -291,7 +302,7 @@ class Worker:
             return report.stops
 
     def _died(self, taken: Taken) -> Outcome | None:
-        """Record that the process of a trial is gone; it has failed if that is so again and again."""
+        """Record the death of a trial's process; return a failure after :data:`DEATHS` of them."""
         number = taken.trial.number
         process = taken.process
         code = process.exitcode if process is not None else None
@@ -311,7 +322,10 @@ class Worker:
 
     @contextmanager
     def _sigterm(self) -> Iterator[None]:
-        """In the block, SIGTERM is a notice to all trainings, which save and end."""
+        """Handle SIGTERM in the block as a preemption notice to all trainings.
+
+        They save and end.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return

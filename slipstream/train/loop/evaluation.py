@@ -1,4 +1,4 @@
-"""The evaluation on the validation split: metrics, the best weights, early stopping."""
+"""Evaluation on the validation split: metrics, best weights, early stopping."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop.objective import evaluate_split
 from slipstream.train.loop.state import TrainingState
 
-#: Of a GPU's free memory, for the results of a batch; the rest is for the losses, gathered weights and fragments.
+#: Fraction of a GPU's free memory for the outputs of a batch. Losses, gathered weights and fragments need the rest.
 SHARE = 0.5
 
 
 def free_bytes(device: torch.device) -> int:
-    """What torch can still allocate on a GPU; 0 for a CPU, whose memory other processes want, too."""
+    """Return the bytes that torch can still allocate on a GPU.
+
+    Return 0 for a CPU, because other processes use its memory too.
+    """
     if device.type != "cuda":
         return 0
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -32,9 +35,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def fitting_rows(row_bytes: int, free: int, before: int) -> int:
-    """The rows of a batch, of ``row_bytes`` of results each, for a device with ``free`` bytes: at least those of any
-    machine. A power of two, since free memory is never quite the same. The number ``before`` stays if it fits at all,
-    so that a resumed run adds up the same sums."""
+    """Return the rows of an evaluation batch with ``row_bytes`` of outputs per row.
+
+    The result is at least :func:`batch_rows` of ``row_bytes``, and a power of two, because free memory varies slightly.
+    A number ``before`` that fits in ``free`` bytes is kept, so that a resumed run adds up the same sums.
+    """
     least = batch_rows(row_bytes)
     if before and before * row_bytes <= max(free, least * row_bytes):
         return before
@@ -43,8 +48,10 @@ def fitting_rows(row_bytes: int, free: int, before: int) -> int:
 
 
 def agree_on_rows(state: TrainingState, device: torch.device) -> None:
-    """Choose the rows of an evaluation's batch: as many as fit on every device. All ranks must call this, between
-    steps, when memory holds what it does in an evaluation."""
+    """Set the rows of an evaluation batch to the minimum over all ranks.
+
+    Collective. Call it between steps, when memory holds the same as during an evaluation.
+    """
     rows = fitting_rows(state.model.row_bytes, free_bytes(device), state.progress.evaluation_rows)
     agreed = torch.full((), rows, dtype=torch.int64, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MIN)
@@ -62,8 +69,8 @@ def record_evaluation(
 ) -> None:
     """Evaluate, copy the best weights, and stop early when ``patience`` is exceeded.
 
-    Raises ``Preempted`` on all ranks when a machine is preempted meanwhile; the saved state is the one before. Raises
-    ``AgreedUserError`` on all ranks if the loss is not finite.
+    Raises ``Preempted`` on all ranks if a machine is preempted; the saved state is the one before the evaluation.
+    Raises ``AgreedUserError`` on all ranks if the loss is not finite.
     """
     progress, model = state.progress, state.model
     agree_on_rows(state, group.device)

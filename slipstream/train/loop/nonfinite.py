@@ -1,4 +1,4 @@
-"""Which rows give a non-finite loss or gradient."""
+"""Search for the rows that give a non-finite loss or gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.train.loop.probe import running_statistics, unchanged_after
 from slipstream.train.loop.step import padded_rows
 from slipstream.train.parallel.model import ParallelModel
 
-#: Rows that one rank looks for and names.
+#: Maximum number of rows that one rank searches for and names.
 NAMED = 8
 
 
@@ -31,9 +31,11 @@ def name_rows(
     precision: str,
     group: Group,
 ) -> SkippedStep:
-    """Find the rows of the ``step``-th step (from 1) that give such a loss or gradient by themselves, or of a divided
-    model such a loss; equal on all ranks, which all call this. The weights are those of now. ``group`` is the place
-    among those that divide the rows."""
+    """Return the rows of step ``step`` (from 1) with a non-finite loss or gradient.
+
+    A row counts if it gives such a value by itself, with the current weights. Only losses are checked if the model is
+    divided among ranks. Collective; the result is equal on all ranks. ``group`` holds the ranks that divide the rows.
+    """
     start, stop = order.consumed(step - 1), order.consumed(step)
     rows = next(order.plans(group.rank, group.world, start, stop)).rows
     padded = padded_rows(-(-order.largest // group.world), config.micro_batches) if not parallel.is_whole else 0
@@ -51,8 +53,10 @@ def name_rows(
 
 @torch.no_grad()
 def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, device: torch.device) -> list[int]:
-    """The places in ``batch`` of the first :data:`NAMED` rows whose loss is non-finite, by a pass in evaluation mode
-    that all ranks take part in. Of the ranks that have the same rows all but one find none."""
+    """Return the positions in ``batch`` of the first :data:`NAMED` non-finite losses.
+
+    Collective: one forward pass in evaluation mode. Of ranks with the same rows, only one returns any.
+    """
     was_training = parallel.model.training
     parallel.model.eval()
     with autocast(precision, device):
@@ -66,7 +70,10 @@ def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, de
 
 
 def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: str, device: torch.device) -> list[int]:
-    """The places in ``batch`` of the first :data:`NAMED` such rows, by bisection; the model is left as it was."""
+    """Return the positions in ``batch`` of the first :data:`NAMED` such rows.
+
+    The search is a bisection and restores the model.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def finite(rows: slice) -> bool:

@@ -1,8 +1,7 @@
-"""The training loss, a teacher's share in it, and the evaluation on a held-out split.
+"""Training loss, distillation from a teacher, and evaluation on a held-out split.
 
-A teacher (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015) only computes, in evaluation
-mode and on the rows that the step has anyway, so that the order of the data and what a checkpoint holds stay as they
-are.
+A teacher (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015) only runs forward passes in
+evaluation mode on the rows of the step. It changes neither the order of the data nor the contents of a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ class SplitMetrics:
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
-    """Return outputs of half precision as float32, and others unchanged."""
+    """Return half-precision outputs as float32, and others unchanged."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def loss_sum(
     signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
 ) -> Tensor:
-    """Return the sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if there is one.
+    """Return the sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if given.
 
-    It is computed in float32, or in float64 for float64 outputs.
+    It is computed in float32, or in float64 for float64 outputs. The loss of a row depends on the task:
 
-    For tokens the loss is the mean cross-entropy of the row's logits ``[length, tokens]`` and next tokens; if some are
-    not learned, the sum over those that are, divided by a constant, the mean number of a training row: a mean over
-    those of a batch would depend on how it is divided. For a
-    classification it is the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``; for a
-    regression it is the squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's
-    variance.
+    - Next token: the mean cross-entropy of logits ``[length, tokens]`` and next tokens. If some tokens are not learned,
+      it is the sum over the learned ones, divided by their mean number in a training row. The mean of the batch would
+      depend on how the batch is divided.
+    - Classification: the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``.
+    - Regression: the squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's
+      variance.
     """
     if signature.task == "next token":
         each = token_losses(outputs.flatten(0, 1), ids_of(target).flatten(), label_smoothing).view(target.shape)
@@ -65,8 +64,11 @@ def loss_sum(
 
 
 def correct_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:
-    """The number of correctly classified rows, the sum of the rows' shares of correct tokens, or the sum of squared
-    errors in units of the target squared."""
+    """Return the sum over the rows that accuracy or RMSE is computed from.
+
+    It is the number of correctly classified rows, the sum of the rows' fractions of correct tokens, or the sum of
+    squared errors in units of the target squared.
+    """
     if signature.task == "next token":
         right = (outputs.argmax(dim=2) == target).double()
         return (right.sum(dim=1) / signature.learned if signature.learned else right.mean(dim=1)).sum()
@@ -83,20 +85,23 @@ def evaluate_split(
     device: torch.device,
     precision: str = "fp32",
 ) -> SplitMetrics:
-    """Mean loss and accuracy (or RMSE) of ``forward``, the model or what stands for it in evaluation mode, over the
-    batches of all ranks; equal on every rank."""
+    """Return the mean loss and accuracy (or RMSE) over the batches of all ranks.
+
+    ``forward`` is the model in evaluation mode, or a replacement for it. The result is equal on every rank.
+    """
     was_training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for batch in batches:
         with autocast(precision, device):
             outputs = forward(*batch.inputs)
-        if outputs is None:  # the last stage of a pipeline has them
+        if outputs is None:  # only the last stage of a pipeline has outputs
             continue
         outputs, target = outputs[: batch.rows], batch.target[: batch.rows]
         sums[0] += loss_sum(model.signature, outputs, target)
         sums[1] += correct_sum(model.signature, outputs, target)
-        # Of tokens the losses are divided by what a training row has of them, and this split's rows may have others.
+        # Token losses are divided by the learned tokens of a training row; rows of this split may have a different
+        # number.
         learned = model.signature.learned
         sums[2] += (target >= 0).sum().double() / learned if learned else batch.rows
     model.train(was_training)
@@ -109,19 +114,19 @@ def evaluate_split(
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model on the device of the training, in evaluation mode, whose weights do not change."""
+    """Frozen model in evaluation mode on the training device."""
 
     model: Predictor
     teaching: TeachingConfig
     precision: str
 
     def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
-        """The sum of the rows' losses with the teacher's share in it.
+        """Return the sum of the rows' losses, blended with the teacher's.
 
-        ``loss`` is the sum for the labels, ``outputs`` what the model that learns gives for ``inputs``;
-        ``weight`` ``[rows]`` is that of the rows. The teacher's part is, for logits, the Kullback-Leibler divergence of
-        both softmaxes at the temperature T, times T² so that its gradient does not shrink with T; for a regression the
-        squared difference in units of the target's variance.
+        ``loss`` is the sum for the labels, ``outputs`` are the student's, and ``weight`` is ``[rows]``. For logits the
+        teacher's loss is the Kullback-Leibler divergence of both softmaxes at the temperature T, times T² so that its
+        gradient does not shrink with T. For a regression it is the squared difference in units of the target's
+        variance.
         """
         share = self.teaching.weight
         if not share:
@@ -132,7 +137,7 @@ class Teacher:
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
     def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
-        """Return that of every row, ``[rows]``, in the type of the outputs."""
+        """Return the divergence of every row, ``[rows]``, in the dtype of the outputs."""
         signature = self.model.signature
         if signature.task == "regression":
             return ((outputs[:, 0] - teacher_outputs[:, 0]) / signature.target_std) ** 2

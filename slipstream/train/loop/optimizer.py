@@ -1,11 +1,11 @@
-"""The update of a step: learning rate, one verdict on the gradient, AdamW, and an average of the weights.
+"""Update of a step: learning rate, check of the gradient, AdamW, averaged weights.
 
-The norm and the verdict are of the gradient of the whole model, and equal on all ranks. A norm that is not finite says
-that some gradient is not, or that a loss was not, since the step multiplies a loss that is not finite into its
-gradient; summed over the ranks, it reaches all of them. So the verdict needs no collective of its own, and stays on the
-device. On a CPU the host may as well look: arithmetic on scalars takes it longer than that.
+The norm and the check are those of the whole model's gradient, and equal on all ranks. The norm is non-finite if any
+gradient or loss is: the step multiplies a non-finite loss into its gradient, and the sum over the ranks spreads it. So
+the check needs no collective of its own, and stays on the device. On a CPU the host reads it, because arithmetic on
+scalars would take longer.
 
-The learning rate is a pure function of the step, so that checkpoints need not hold any state of it.
+The learning rate is a pure function of the step, so checkpoints hold no state of it.
 """
 
 from __future__ import annotations
@@ -21,65 +21,77 @@ from torch.func import functional_call
 from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 
-#: Verdicts that the host knows.
+#: Values of ``skip`` on the host.
 USE, SKIP = torch.zeros(()), torch.ones(())
-#: What torch adds to a norm before it divides by it, and more than what its rounding can change.
+#: Torch's summand to a norm before dividing by it, and an upper bound of the rounding error.
 EPSILON, ROUNDING = 1e-6, 1e-6
-#: The decay after t steps is at most (1 + t) / (10 + t), so that the initial weights are soon forgotten (as in
-#: TensorFlow's ExponentialMovingAverage).
+#: The decay after t steps is at most (1 + t) / (10 + t), so that the initial weights fade soon (as in TensorFlow's
+#: ExponentialMovingAverage).
 EARLY = 10.0
 
 
 class Verdict(NamedTuple):
-    """Scalars on the gradient's device: its L2 norm, and float32 1 if that is not finite, else 0 (what fused optimisers
-    call ``found_inf``)."""
+    """Norm of the gradient and whether to skip the step, as scalars on its device.
+
+    ``norm`` is the L2 norm; ``skip`` is float32 1 if the norm is not finite, else 0 (``found_inf`` of fused
+    optimisers).
+    """
 
     norm: Tensor
     skip: Tensor
 
 
 def known_to_host(tensor: Tensor) -> bool:
-    """Whether the host need not wait to read it. One that is only traced has no value."""
+    """Return True if the host can read the value without waiting.
+
+    A fake tensor has no value.
+    """
     return tensor.device.type == "cpu" and not is_fake(tensor)
 
 
 def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
-    """The factor of a loss, or NaN if that loss is not finite, though its own derivative may be."""
+    """Return the factor of a loss, or NaN if the loss is not finite.
+
+    The derivative of a non-finite loss may be finite.
+    """
     if known_to_host(loss) and not isinstance(factor, Tensor):
         return factor if math.isfinite(loss) else math.nan
     return loss * 0 + factor
 
 
 def judge(norm: Tensor) -> Verdict:
-    """Whether the gradient of this norm can be used."""
+    """Return the norm, and whether it requires skipping the step."""
     if known_to_host(norm):
         return Verdict(norm, USE if math.isfinite(norm) else SKIP)
-    # What is not finite gives NaN when it is taken from itself; ``isfinite`` launches three times as many kernels.
+    # A non-finite number minus itself is NaN; ``isfinite`` launches three times as many kernels.
     return Verdict(norm, (norm - norm).ne_(0).float())
 
 
 def may_exceed(norm: Tensor, largest: float) -> bool:
-    """Whether a gradient of this norm has to be scaled down to the norm ``largest``, or that is not known."""
+    """Return True if the norm is larger than ``largest``, or unknown to the host."""
     return not (known_to_host(norm) and (norm.item() + EPSILON) * (1 + ROUNDING) < largest)
 
 
 def update(optimizer: torch.optim.Optimizer, verdict: Verdict) -> None:
-    """Run the optimiser's step unless the verdict is to skip it; a fused optimiser decides that on the device, unless
-    the host knows already: counting the step back costs more than the decision."""
+    """Run the optimiser's step unless ``verdict.skip`` is set.
+
+    A fused optimiser decides on the device, unless the host knows the value: reverting its step count costs more.
+    """
     if not known_to_host(verdict.skip) and all(group.get("fused") for group in optimizer.param_groups):
-        optimizer.found_inf = verdict.skip  # type: ignore[attr-defined]  # as GradScaler hands it over
+        optimizer.found_inf = verdict.skip  # type: ignore[attr-defined]  # as GradScaler does
         try:
             optimizer.step()
         finally:
             del optimizer.found_inf  # type: ignore[attr-defined]
-    elif not verdict.skip.item():  # on a device: the optimiser of a checkpoint from before, for which the host waits
+    elif not verdict.skip.item():  # on a device: an unfused optimiser of an older checkpoint; the host waits
         optimizer.step()
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
-    """Linear warm-up over the share ``warmup`` of all steps, then a half cosine to zero (Loshchilov, Hutter 2017).
+    """Return the learning rate of a step: linear warm-up, then a half cosine to zero.
 
-    ``step`` counts from 0; the rates of the first and the last step are above 0.
+    The warm-up takes the fraction ``warmup`` of all steps (Loshchilov, Hutter 2017). ``step`` counts from 0; the rates
+    of the first and the last step are above 0.
     """
     rising = math.ceil(warmup * total)
     if step < rising:
@@ -88,8 +100,10 @@ def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
 
 
 class AveragedWeights:
-    """The average of a model's parameters over the steps (Polyak, Juditsky 1992, with exponential weights). Buffers and
-    frozen parameters are the model's own."""
+    """Exponential moving average of a model's parameters (Polyak, Juditsky 1992).
+
+    Buffers and frozen parameters are the model's own.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model = model
@@ -100,16 +114,16 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:
-        """Take in the weights after the ``step``-th step, counted from 0, unless ``skip`` (a float32 scalar) is 1.
+        """Add the weights after step ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
 
-        A step that is known to be skipped does not touch the averages: a checkpoint may be copying them, and only the
-        optimiser's step waits for that.
+        A step that the host knows to be skipped leaves the averages untouched: a checkpoint may be copying them, and
+        only the optimiser's step waits for that.
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))
         averages = list(self.weights.values())
         weights: list[Tensor] = list(self._trained)
         if not known_to_host(skip):
-            # ``_foreach_lerp_`` takes no share for all from the device: with one for each it runs tensor by tensor.
+            # ``_foreach_lerp_`` takes no single weight from the device; with one per tensor it runs tensor by tensor.
             differences = torch._foreach_sub(weights, averages)
             torch._foreach_mul_(differences, share * (1 - skip))
             torch._foreach_add_(averages, differences)
@@ -117,7 +131,7 @@ class AveragedWeights:
             torch._foreach_lerp_(averages, weights, share)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The model's outputs with the averaged weights."""
+        """Return the model's outputs with the averaged weights."""
         return functional_call(self._model, self.weights, inputs)
 
     def state_dict(self) -> StateDict:
@@ -129,8 +143,10 @@ class AveragedWeights:
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov, Hutter 2019) without weight decay for biases and normalisation layers; fused into one kernel,
-    unless a parameter has a type that has none."""
+    """Return AdamW (Loshchilov, Hutter 2019) for the trained parameters.
+
+    Biases and normalisation layers have no weight decay. It is fused unless a parameter's dtype has no fused kernel.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},

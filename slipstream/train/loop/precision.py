@@ -1,4 +1,4 @@
-"""The arithmetic of training: loss scaling, and which kernels may be used."""
+"""Arithmetic of training: loss scaling and allowed kernels."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import Verdict
 
-#: As torch's GradScaler has them.
+#: Defaults of torch's GradScaler.
 FIRST_SCALE = 2.0**16
 STEPS_TO_GROW = 2000
-#: What became of a step: its update was made; it was skipped; it was skipped, perhaps because the loss scale was too
-#: large.
+#: Outcomes of a step: updated; skipped; skipped, possibly because the loss scale was too large.
 USED, SKIPPED, RESCALED = 0, 1, 2
 
 
 @contextmanager
 def kernels(config: TrainingConfig) -> Iterator[None]:
-    """Allow only deterministic kernels, and TF32 for both matrices and convolutions or for neither, by the settings.
+    """Set the deterministic and TF32 kernels of the config, and restore the settings on exit.
 
-    Has to be entered before anything runs on a GPU. On leaving, what was allowed before is allowed again.
+    TF32 applies to both matmuls and convolutions. Enter the context before anything runs on a GPU.
     """
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    # Filling memory that is never written costs time, and helps only to find reads of it.
+    # Filling uninitialised memory costs time, and only helps to find reads of it.
     fill: Any = torch.utils.deterministic
     cudnn = torch.backends.cudnn
     allowed = cudnn.benchmark, fill.fill_uninitialized_memory
     if config.deterministic:
-        # cuBLAS sums in one order only if its workspace is of a fixed size.
+        # cuBLAS sums in a fixed order only with a workspace of fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # It tries what is fastest for each shape, which need not be the same every time.
+    # It selects the fastest algorithm per shape, which may differ between runs.
     cudnn.benchmark = not config.deterministic
     torch.use_deterministic_algorithms(config.deterministic)
     fill.fill_uninitialized_memory = False
@@ -50,10 +49,10 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
 
 
 class LossScaler:
-    """Dynamic loss scaling (Micikevicius et al. 2018) for fp16; disabled it multiplies by 1.
+    """Dynamic loss scaling (Micikevicius et al. 2018) for fp16; a factor of 1 if disabled.
 
-    Unlike torch's GradScaler it has no verdict of its own, which would be of this rank's gradients only, and never
-    makes the host wait in a step. Its state is what GradScaler's is called.
+    Unlike torch's GradScaler it does not check this rank's gradients itself, and never makes the host wait in a step.
+    Its state has GradScaler's keys.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -62,11 +61,11 @@ class LossScaler:
         self._steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def scaled(self, factor: float) -> Tensor | float:
-        """The factor times the scale."""
+        """Return the factor times the scale."""
         return self.scale * factor if self.enabled else factor
 
     def outcome(self, verdict: Verdict) -> Tensor:
-        """What became of a step, a scalar: :data:`USED`, :data:`SKIPPED` or :data:`RESCALED`."""
+        """Return the outcome of a step, a scalar: :data:`USED`, :data:`SKIPPED` or :data:`RESCALED`."""
         return verdict.skip * (SKIPPED + (self.scale > 1)) if self.enabled else verdict.skip
 
     @torch.no_grad()
@@ -80,7 +79,7 @@ class LossScaler:
 
     @torch.no_grad()
     def update(self, verdict: Verdict) -> None:
-        """Halve the scale after a skipped step, double it after so many steps that were not skipped."""
+        """Halve the scale after a skipped step; double it after :data:`STEPS_TO_GROW` used steps."""
         if not self.enabled:
             return
         skip = verdict.skip.bool()

@@ -1,4 +1,4 @@
-"""What one training pass shows about a model, before it is copied to the ranks."""
+"""Probe of a model by one training pass, before it is copied to the ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.models.adapters.network import numbers_in, numbers_trained
 from slipstream.models.factory import Predictor, zeros
 from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
 
-#: The kernels of attention. torch does not count the CPU's, and counts with the others what they compute again.
+#: Attention kernels. Torch does not count the CPU's, and counts the recomputation of the others.
 ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 #: Batch normalisation needs two rows for a variance.
 ROWS = 2
@@ -33,8 +33,10 @@ def attention_backward_flops(_: object, *arguments: Sequence[int], **__: object)
 
 
 def flop_counter() -> FlopCounterMode:
-    """A context that counts the operations of products of matrices, convolutions and attention; ``get_total_flops()``
-    tells."""
+    """Return a context that counts the FLOPs of matmuls, convolutions and attention.
+
+    ``get_total_flops()`` returns the sum.
+    """
     kernels = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}") for name in ATTENTION}
     backwards = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward") for name in ATTENTION}
     formulas: dict[object, Callable[..., int]] = dict.fromkeys(kernels.values(), attention_flops) | dict.fromkeys(
@@ -45,25 +47,25 @@ def flop_counter() -> FlopCounterMode:
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a model that decide how it is trained."""
+    """Properties of a model that decide how it is trained."""
 
-    #: The parameters that got no gradient.
+    #: Parameters without a gradient.
     unused: tuple[str, ...] = ()
-    #: The buffers of modules that change any of theirs in a forward pass, such as running statistics.
+    #: Buffers of modules that change any of theirs in a forward pass, such as running statistics.
     changing: tuple[str, ...] = ()
-    #: Whether the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
+    #: True if the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
     has_batch_statistics: bool = False
-    #: Floating-point operations of forward and backward pass over a row, see :func:`flop_counter`.
+    #: Floating-point operations of forward and backward pass per row, see :func:`flop_counter`.
     flops_per_row: float = 0.0
-    #: Numbers in all parameters, shared ones counted once, and in those that are trained.
+    #: Number of elements in all parameters (shared ones counted once), and in the trained ones.
     parameters: int = 0
     trained: int = 0
 
 
 def probe(model: Predictor, device: torch.device) -> Traits:
-    """Run forward and backward over zeros in training mode, and undo what that changes.
+    """Run forward and backward on zeros in training mode, and restore the model.
 
-    Raises ``UserError`` if the model cannot.
+    Raises ``UserError`` if the model fails.
     """
     with unchanged_after(model):
         before = {name: (buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
@@ -78,7 +80,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
                 f"model.name: cannot be trained on this data: {type(error).__name__}: {error}; it was given {ROWS} rows"
             ) from error
         unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-        # Batch normalisation changes its mean without telling; of zeros the mean need not even become another.
+        # The version counter misses batch normalisation's mean, and zeros need not change its value.
         changed = {
             name.rpartition(".")[0]
             for name, buffer in model.named_buffers()
@@ -99,7 +101,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
 
 @contextmanager
 def unchanged_after(model: Predictor) -> Iterator[None]:
-    """Restore the random generators and the model's buffers after the block, and drop its gradients."""
+    """Restore random generators and buffers after the block, and drop the gradients."""
     random = capture_random_state()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
@@ -114,7 +116,7 @@ def unchanged_after(model: Predictor) -> Iterator[None]:
 
 @contextmanager
 def running_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch normalisation by the running statistics, which do not change: a single row has no variance."""
+    """Use fixed running statistics in batch normalisation: one row has no variance."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     for layer in layers:
         layer.train(False)

@@ -1,4 +1,4 @@
-"""The progress of training, for whoever looks on: a bar on a terminal, else a line now and then."""
+"""Display of training progress: a bar on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from slipstream.telemetry.ring import SILENT_S, latest
 from slipstream.telemetry.series import cpu_use, share
 
 SECONDS_BETWEEN_LINES = 5.0
-#: Seconds after which the figures of the bar are renewed.
+#: Seconds between updates of the bar's figures.
 REFRESH_S = 1.0
-#: Without a GPU the processors' use is that between so many samples.
+#: Number of samples for the CPU utilisation, shown without a GPU.
 SAMPLES = 6
 
 
 class ProgressDisplay:
-    """Shows the progress of training; it measures nothing that training uses."""
+    """Display of training progress, which measures nothing that training uses."""
 
     def __init__(
         self, total: int, done: int, consumed: Callable[[int], int], *, shown: bool, sampled: Path | None = None
     ) -> None:
-        """``consumed`` are the rows that all ranks have trained on after a step; ``sampled`` is where a sampler keeps
-        what this pod does, None without one."""
+        """Start the display at step ``done`` of ``total``.
+
+        ``consumed`` returns the rows that all ranks have trained on after a step. ``sampled`` is the file of this pod's
+        sampler, None without a sampler.
+        """
         self._total, self._consumed, self._sampled = total, consumed, sampled
         self._lines = shown and not sys.stderr.isatty()
         self._bar = tqdm(
             total=total, initial=done, desc="train", unit="step", disable=not shown or self._lines, leave=False
         )
         self._validation = ""
-        #: When figures were shown last, and the rows by then.
+        #: Time of the last update, and the rows by then.
         self._shown_at, self._rows = time.monotonic(), consumed(done)
 
     def step(self, done: int) -> None:
@@ -56,7 +59,10 @@ class ProgressDisplay:
             print("  ".join([f"train        {where}  validation {figures}", *self._live(done)]), flush=True)
 
     def _live(self, done: int) -> list[str]:
-        """Rows a second since the last time, evaluations and saves included, and what the devices do."""
+        """Return rows per second since the last call, and the devices' use.
+
+        The time includes evaluations and saves.
+        """
         now, rows = time.monotonic(), self._consumed(done)
         passed, more = now - self._shown_at, rows - self._rows
         self._shown_at, self._rows = now, rows
@@ -68,15 +74,17 @@ class ProgressDisplay:
 
 
 def devices_of(sampled: Path) -> list[str]:
-    """Utilisation and memory of this pod's devices, of its processors without any; nothing where the sampler has
-    ended."""
+    """Return utilisation and memory of this pod's GPUs, or of its CPUs without GPUs.
+
+    Return nothing if the sampler has ended.
+    """
     try:
         samples = latest(sampled, SAMPLES)
         if not samples or time.time() - samples[-1].at > SILENT_S:
             return []
         devices = [device for device in samples[-1].devices if device.up]
         return of_gpus(devices) if samples[-1].devices else of_host(samples)
-    except Exception:  # whatever was read, it is for looking at: no training ends of it
+    except Exception:  # for display only: training must not end because of it
         return []
 
 
@@ -92,7 +100,7 @@ def of_host(samples: Sequence[Sample]) -> list[str]:
 
 
 def described(busy: Sequence[float | None], memory: Sequence[float | None]) -> list[str]:
-    """Of several devices the least and the most; nothing of what none of them tells."""
+    """Format the smallest and largest value of several devices; skip unknown figures."""
     figures = []
     for name, values in (("utilisation", busy), ("memory", memory)):
         known = sorted(round(100 * value) for value in values if value is not None)

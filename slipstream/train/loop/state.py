@@ -1,4 +1,4 @@
-"""The training state: what a checkpoint saves and a resumed run continues from."""
+"""Training state that a checkpoint saves and a resumed run continues from."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from slipstream.train.parallel.model import ParallelModel
 
 @dataclass
 class Progress:
-    """The progress of training; nothing here depends on the clock. ``step`` counts the optimiser steps whose batches
-    were used, skipped or left out."""
+    """Progress of training, independent of the clock.
+
+    ``step`` counts the optimiser steps whose batches were used, skipped or left out.
+    """
 
     step: int = 0
     #: Evaluations since the last improvement, for early stopping.
@@ -34,19 +36,20 @@ class Progress:
     best: ValidationPoint | None = None
     steps: list[LossPoint] = field(default_factory=list)
     evaluations: list[ValidationPoint] = field(default_factory=list)
-    #: The steps whose update was skipped, and the ranges of steps without which training went on from a checkpoint.
+    #: Steps without an update, and ranges of steps left out by rolling back to a checkpoint.
     skipped: list[SkippedStep] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     stopped_early: bool = False
-    #: The most rows of an evaluation's batch; 0 until the ranks have agreed on them.
+    #: Maximum rows of an evaluation batch; 0 until the ranks have agreed on it.
     evaluation_rows: int = 0
 
 
 @dataclass
 class TrainingState:
-    """Model, optimiser, loss scaler, averaged weights, the best weights so far (on the host), and the progress.
+    """Model, optimiser, loss scaler, averaged weights, best weights (on the host) and progress.
 
-    Of a model with adapters, its weights are these: all else is its base's, and does not change."""
+    For a model with adapters, "weights" means the adapters: the base does not change.
+    """
 
     parallel: ParallelModel
     optimizer: torch.optim.Optimizer
@@ -55,15 +58,15 @@ class TrainingState:
     progress: Progress
     traits: Traits = field(default_factory=Traits)
     averaged: AveragedWeights | None = None
-    #: The model that this one also learns from, if there is one.
+    #: Teacher for distillation, if any.
     teacher: Teacher | None = None
     #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
     conditions: dict[str, object] = field(default_factory=dict)
-    #: This rank's sum of losses since the last point of the history, and the number of its rows.
+    #: This rank's sum of losses since the last point of the history, and its number of rows.
     loss_sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    #: Points of the history that the ranks have not added up yet: the step, and this rank's ``loss_sums`` there.
+    #: History points that the ranks have not added up yet: the step, and this rank's ``loss_sums`` there.
     pending_points: list[tuple[int, list[float]]] = field(default_factory=list)
-    #: The model's, listed once.
+    #: The model's parameters, listed once.
     parameters: list[nn.Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,18 +74,18 @@ class TrainingState:
 
     @property
     def model(self) -> Predictor:
-        """What this rank holds of the model."""
+        """This rank's part of the model."""
         return self.parallel.model
 
     def app_state(self) -> AppState:
-        """The objects whose state a checkpoint holds, besides :meth:`to_save`."""
+        """Return the objects whose state a checkpoint holds in addition to :meth:`to_save`."""
         parts: dict[str, Stateful] = {"scaler": self.scaler}
         if self.averaged:
             parts["ema"] = self.averaged
         return AppState(self.model, self.optimizer, {**parts, **self.parallel.parts})
 
     def to_save(self) -> dict[str, object]:
-        """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
+        """Return progress, best weights and conditions for a checkpoint."""
         return {
             "progress": to_tree(self.progress),
             "best_weights": self.best_weights,
@@ -90,31 +93,34 @@ class TrainingState:
         }
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights that are evaluated and are the trained model: averaged, if they are."""
+        """Return the weights to evaluate and to hand on: the averaged ones if there are any."""
         weights = own_state(self.model)
         return {**weights, **self.averaged.weights} if self.averaged else weights
 
     def update_best_weights(self) -> None:
-        """These weights are the best so far. They are copied to the host, where they take no memory of a GPU."""
+        """Copy the current weights as the best ones to the host, where they take no GPU memory."""
         for name, tensor in self.weights().items():
             self.best_weights[name].copy_(tensor)
 
     def rank_state(self) -> dict[str, object]:
-        """The part that differs between ranks."""
+        """Return the part of the state that differs between ranks."""
         return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.pending_points]}
 
     def apply(self, restored: Restored, group: Group) -> None:
-        """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
+        """Continue from a restored checkpoint.
+
+        If the number of ranks changed, rank 0 gets the sums of all losses.
+        """
         names = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
-        # An older checkpoint lacks what is new here, has what is gone, and nothing in what is None.
+        # Older checkpoints lack new fields, hold removed ones, and store None as an empty tree.
         lasting = {name: value for name, value in progress.items() if name in names and value != {}}
         self.progress = from_tree(lasting, Progress, restored.source)
         self.best_weights = restored.progress["best_weights"]
-        # An older checkpoint has its losses alone: its ranks had added up the points.
+        # Older checkpoints hold only losses: their ranks had already added up the points.
         ranks = [each if isinstance(each, dict) else {"losses": each, "points": []} for each in restored.rank_states]
         ranks = [ranks[group.rank]] if restored.same_world else ranks
-        # All ranks exchange the same points; with none of the losses where rank 0 has them.
+        # All ranks exchange the same points; those of other ranks are empty if rank 0 has all the losses.
         counted = ranks if restored.same_world or group.rank == 0 else []
         self.loss_sums = added([each["losses"] for each in counted])
         self.pending_points = [
@@ -124,10 +130,10 @@ class TrainingState:
 
 
 def added(losses: Sequence[Sequence[float]]) -> list[float]:
-    """Sums of losses and numbers of rows of several ranks, as those of one."""
+    """Return the sums of losses and row counts over several ranks."""
     return [sum(loss for loss, _ in losses), sum(rows for _, rows in losses)]
 
 
 def weights_of(model: Predictor) -> dict[str, Tensor]:
-    """A copy of the model's own weights on the host."""
+    """Return a copy of the model's own weights on the host."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_state(model).items()}

@@ -1,4 +1,4 @@
-"""One optimiser step over one global batch, which is divided among the ranks and into micro-batches.
+"""One optimiser step over a global batch, divided among ranks and into micro-batches.
 
 Nothing in a step makes the host wait for the device.
 """
@@ -25,28 +25,35 @@ from slipstream.train.telemetry.marks import StepMarks
 
 
 class StepResult(NamedTuple):
-    """Scalars on the device: the sums of the losses of this rank's micro-batches, and what became of the step (see
-    :meth:`.LossScaler.outcome`)."""
+    """Losses of this rank's micro-batches (sums) and outcome of the step, as device scalars.
+
+    See :meth:`.LossScaler.outcome` for the outcome.
+    """
 
     losses: list[Tensor]
     outcome: Tensor
 
 
 def padded_rows(largest: int, accumulation: int) -> int:
-    """The rows to which every share is padded, if the largest has ``largest``: a whole number of micro-batches."""
+    """Return the rows to pad every rank's batch to: a multiple of the micro-batch.
+
+    ``largest`` is the size of the largest batch of a rank.
+    """
     size = -(-largest // accumulation)
     return size * -(-largest // size)
 
 
 def micro_batches(rows: int, accumulation: int) -> list[slice]:
-    """Divide a padded share of ``rows`` rows into at most ``accumulation`` slices of equal length."""
+    """Divide a padded batch of ``rows`` rows into at most ``accumulation`` equal slices."""
     size = -(-rows // accumulation)
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 def whole_micro_batches(rows: int, accumulation: int) -> list[slice]:
-    """Divide a share of ``rows`` rows, none of them padding, into at most ``accumulation`` slices of nearly equal
-    length and of at least two rows, if there are two."""
+    """Divide an unpadded batch into at most ``accumulation`` slices of similar length.
+
+    Every slice has at least two rows, if ``rows`` allows.
+    """
     pieces = max(1, min(rows // ROWS, accumulation))
     return [slice(rows * i // pieces, rows * (i + 1) // pieces) for i in range(pieces)]
 
@@ -60,14 +67,14 @@ def train_step(
     total_steps: int,
     marks: StepMarks | None = None,
 ) -> StepResult:
-    """Run one step on this rank's share of a global batch.
+    """Run one step on this rank's batch.
 
-    The gradient is that of the mean over the *global* batch of G rows, for any number of ranks: each rank's sum is
+    The gradient is that of the mean over the *global* batch of G rows, for any number of ranks: every rank's sum is
     scaled by W/G, since gradients are averaged over the W ranks. Row weights do not change this scale, as their mean is
     1: over an epoch a row of weight 2 counts like two rows of weight 1. Padding has weight 0.
 
-    If a loss or the gradient is not finite, on any rank, nothing changes on any of them but the random generators.
-    ``marks`` gets the places of its phases.
+    If a loss or the gradient is non-finite on any rank, only the random generators change. ``marks`` receives the
+    timestamps of the phases.
     """
     rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
     for settings in state.optimizer.param_groups:
@@ -97,7 +104,7 @@ def train_step(
     if config.clip_norm and may_exceed(verdict.norm, config.clip_norm):
         state.parallel.clip(verdict.norm, config.clip_norm)
     update(state.optimizer, verdict)
-    for parameter in parameters:  # as ``zero_grad`` does, which takes ten times as long about it
+    for parameter in parameters:  # equivalent to ``zero_grad``, which takes ten times as long
         parameter.grad = None
     state.parallel.after_step(verdict.skip)
     for buffer, old in zip(changing, before, strict=True):
@@ -112,7 +119,10 @@ def train_step(
 
 
 def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, outputs: Tensor, piece: slice) -> Tensor:
-    """The sum of the losses of some rows with these outputs, padding left out; 0 if this rank has no rows."""
+    """Return the sum of the losses of one micro-batch without padding.
+
+    The result is 0 if this rank has no rows.
+    """
     if not len(batch.target):
         return outputs.float().sum() * 0
     weight = None if batch.weight is None else batch.weight[piece]
@@ -127,7 +137,7 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
 
 @torch.no_grad()
 def broadcast_buffers(buffers: Iterable[Tensor]) -> None:
-    """Overwrite these buffers with rank 0's, by one broadcast for each dtype."""
+    """Overwrite the buffers with rank 0's, with one broadcast per dtype."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for buffer in buffers:
         by_type.setdefault(buffer.dtype, []).append(buffer)

@@ -1,8 +1,9 @@
-"""The cross-entropy of logits over a vocabulary, in pieces.
+"""Chunked cross-entropy of logits over a vocabulary.
 
 The logits of a language model are the largest tensor of its step: 1 GiB in bf16 for 4 rows of 4,096 tokens and a
-vocabulary of 32,000. Their softmax has to be taken in float32, and of a piece at a time it never is whole. The gradient
-is made in the same pass, as in Hsu et al. 2024 ("Liger Kernel: Efficient Triton Kernels for LLM Training").
+vocabulary of 32,000. Their softmax must be in float32; it is computed one chunk at a time to avoid storing all of it.
+The gradient is computed in the same pass, as in Hsu et al. 2024 ("Liger Kernel: Efficient Triton Kernels for LLM
+Training").
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-#: The most numbers of a piece: 64 MiB in float32, enough to keep a device busy.
+#: Maximum elements of a chunk: 64 MiB in float32, enough to keep a device busy.
 PIECE = 1 << 24
 
 
 def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The cross-entropy of each token, float32 ``[tokens]`` (of logits in float64 that), of logits ``[tokens,
-    vocabulary]`` of any precision and int64 ``[tokens]``; ``label_smoothing`` is the share of each label that is spread
-    over the whole vocabulary."""
+    """Return the cross-entropy of every token, ``[tokens]``, in float32 (float64 for float64).
+
+    ``logits`` are ``[tokens, vocabulary]`` of any precision, ``target`` is int64 ``[tokens]``. ``label_smoothing`` is
+    the fraction of every label that is spread over the whole vocabulary.
+    """
     return TokenLosses.apply(logits, target, label_smoothing)
 
 
@@ -41,7 +44,7 @@ class TokenLosses(torch.autograd.Function):
                 losses[piece] -= smoothing * chances.mean(dim=1)
             if gradient is not None:
                 slope = chances.exp_().sub_(smoothing / logits.shape[1])
-                # Counted in one dimension: for two, some versions of torch copy strides from memory that is not pinned.
+                # One dimension: for two, some versions of torch copy strides from memory that is not pinned.
                 places = torch.arange(len(labels), device=labels.device) * slope.shape[1] + labels.squeeze(1)
                 slope.view(-1).scatter_add_(0, places, torch.full_like(places, smoothing - 1, dtype=precision))
                 gradient[piece] = slope
@@ -52,6 +55,6 @@ class TokenLosses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        # Multiplied in float32 and rounded once, without a float32 tensor of this size; and kept, as a schedule of a
-        # pipeline may go back twice.
+        # The product is in float32 and rounded once, without a float32 tensor of this size. The gradient is kept,
+        # because a pipeline schedule may run backward twice.
         return torch.mul(gradient, upstream.unsqueeze(1), out=torch.empty_like(gradient)), None, None

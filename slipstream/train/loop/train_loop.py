@@ -1,9 +1,9 @@
-"""The training loop: steps, evaluations, checkpoints and early stopping. All ranks run it in parallel.
+"""Training loop: steps, evaluations, checkpoints and early stopping, on all ranks.
 
 The host enqueues steps on the device ahead of time and collects their results later, so the device never waits for it.
-A step whose loss or gradient is non-finite changes nothing (:mod:`slipstream.train.loop.step`). After too many of them
-in a row training rolls back to the last checkpoint from before them and continues without the batches since: replayed,
-the same batches would lead to the same weights. If there is no checkpoint since the last time, it ends.
+A step whose loss or gradient is non-finite changes nothing (:mod:`slipstream.train.loop.step`). After too many such
+steps in a row, training rolls back to the last checkpoint before them and leaves out the batches since: replaying them
+would lead to the same weights. Training fails if there is no checkpoint since the previous rollback.
 """
 
 from __future__ import annotations
@@ -44,38 +44,41 @@ from slipstream.train.profiler import StepProfiler
 from slipstream.train.telemetry.marks import StepMarks
 
 HISTORY_POINTS = 200
-#: Steps that are at most in flight on the device before the host waits for the oldest. The same on all devices and at
-#: all times, because all ranks have to collect the same results between the same steps.
+#: Maximum steps in flight on the device before the host waits for the oldest. It is constant on all devices, because
+#: all ranks must collect the same results between the same steps.
 IN_FLIGHT = 2
 
 LOG = logger("train")
 #: Restores the newest checkpoint of a step from ``least`` to ``most``, if there is one.
 Restore = Callable[[int, int], Restored | None]
-#: Takes all evaluations so far; returns whether training shall stop after the last of them.
+#: Takes all evaluations of the run; returns True to stop training.
 Told = Callable[[Sequence[ValidationPoint]], bool]
 
 
 class Stopped(Agreed):
-    """Whoever looks on has stopped the training, which writes no model."""
+    """Training stopped by its callback before the end; no model is written."""
 
 
 class RanOutOfMemory(Exception):
-    """A step took more memory than this rank has, as torch's message says. The step is not repeated."""
+    """Step that ran out of memory on this rank, with torch's message.
+
+    The step is not repeated.
+    """
 
 
 class EnqueuedStep(NamedTuple):
-    """A step that the device has been given, and what it leaves on the host once it is finished."""
+    """Step in flight, and its results on the host once it has finished."""
 
     step: int
-    #: The rows of this rank's share.
+    #: Rows of this rank's batch.
     rows: int
-    #: Of :class:`~slipstream.train.loop.step.StepResult` the losses, then the outcome.
+    #: Losses, then the outcome, of :class:`~slipstream.train.loop.step.StepResult`.
     result: Iterable[Tensor]
     timing: StepTiming
 
 
 class TooManySkipped(Exception):
-    """More steps in a row were skipped than may be; the last of them is ``step``."""
+    """Too many skipped steps in a row, up to ``step``."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -83,7 +86,7 @@ class TooManySkipped(Exception):
 
 
 class TrainLoop:
-    """The steps from ``state.progress.step`` to the end of the last epoch or to early stopping."""
+    """Steps from ``state.progress.step`` to the last epoch or to early stopping."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class TrainLoop:
         self._data = data
         self._config = config
         self._group = group
-        #: The rank among those that divide the rows among themselves.
+        #: This rank within the ranks that divide the rows.
         self._data_group = state.parallel.sharing_rows(group)
         self._precision = precision
         self._guard = guard
@@ -109,16 +112,20 @@ class TrainLoop:
         self._total_steps = self._order.steps_per_epoch * config.epochs
         self._log_every = max(1, self._total_steps // HISTORY_POINTS)
         self._in_flight: deque[EnqueuedStep] = deque()
-        #: Steps in a row that were skipped, up to the last whose result was collected.
+        #: Number of consecutive skipped steps up to the last collected result.
         self._skipped_in_a_row = 0
         self._display = ProgressDisplay(self._total_steps, state.progress.step, self._order.consumed, shown=False)
 
     def run(self, restore: Restore, sampled: Path | None = None, told: Told | None = None) -> None:
-        """Train to the end. Rank 0 shows how it goes, with what its pod's devices do as they are ``sampled``, and calls
-        ``told``, which all ranks have or none, after each evaluation. Raises
-        ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, ``Preempted`` when a machine is
-        preempted, :class:`Stopped` on all ranks if ``told`` says so before the end, and :class:`RanOutOfMemory` on this
-        rank alone."""
+        """Train to the end.
+
+        Rank 0 shows the progress, with the use of its pod's devices from ``sampled``. It calls ``told`` after every
+        evaluation; either all ranks pass ``told`` or none.
+
+        Raises ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, ``Preempted`` if a machine is
+        preempted, :class:`Stopped` on all ranks if ``told`` returns True before the end, and :class:`RanOutOfMemory` on
+        this rank only.
+        """
         self._told = told
         self._display = ProgressDisplay(
             self._total_steps,
@@ -136,8 +143,10 @@ class TrainLoop:
         self._display.close()
 
     def so_far(self) -> TrainingSoFar:
-        """Where training is. For other threads: it asks neither the device nor the other ranks, so of the points that
-        are not added up yet it has this rank's share."""
+        """Return the live progress; safe in other threads.
+
+        Pending points hold only this rank's losses, because it waits for no device or rank.
+        """
         progress, pending = self._state.progress, list(self._state.pending_points)
         steps = list(progress.steps)
         known = steps[-1].step if steps else 0
@@ -155,7 +164,7 @@ class TrainLoop:
         return progress.stopped_early or (progress.step >= self._total_steps and not self._evaluation_due())
 
     def _train(self) -> None:
-        """Train to the end. Raises :class:`TooManySkipped` on all ranks."""
+        """Train to the end; raise :class:`TooManySkipped` on all ranks."""
         progress = self._state.progress
         with closing(self._batches()) as batches:
             while not self._is_over():
@@ -171,8 +180,10 @@ class TrainLoop:
             self._complete_history()
 
     def _roll_back(self, step: int, restore: Restore) -> None:
-        """Roll back to the last checkpoint from before the steps that were skipped, up to ``step``, and continue with
-        the next one. Raises ``AgreedUserError`` if there is none since this last happened."""
+        """Roll back to the last checkpoint before the skipped steps, and continue after ``step``.
+
+        Raises ``AgreedUserError`` if there is no checkpoint since the previous rollback.
+        """
         while self._in_flight:
             enqueued = self._in_flight.popleft()
             self._guard.finished(enqueued.step, enqueued.timing)
@@ -197,7 +208,7 @@ class TrainLoop:
             LOG.warning("rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
 
     def _bad_rows(self) -> str:
-        """The rows that the last skipped step was skipped for, as part of a sentence."""
+        """Return the rows behind the last skipped step, as part of a sentence."""
         skipped = self._state.progress.skipped[-1]
         by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split by themselves"
         return f" ({by_themselves if skipped.rows else 'no row of its batch by itself: history.json has them'})"
@@ -219,7 +230,10 @@ class TrainLoop:
         return step / self._order.steps_per_epoch
 
     def _evaluation_due(self) -> bool:
-        """Whether the last step still needs its evaluation, which the previous attempt may have interrupted."""
+        """Return True if the last step lacks its evaluation.
+
+        The previous attempt may have been interrupted in it.
+        """
         progress = self._state.progress
         every = self._config.evaluate_every or self._order.steps_per_epoch
         due = progress.step > 0 and (progress.step % every == 0 or progress.step == self._total_steps)
@@ -236,8 +250,10 @@ class TrainLoop:
             raise Stopped(f"stopped at step {state.progress.step}")
 
     def _stops(self, told: Told) -> bool:
-        """What rank 0 is told, which all ranks then know. Before any checkpoint can hold this evaluation, so that
-        nobody resumes behind one that was not told of."""
+        """Call ``told`` on rank 0 and broadcast its answer.
+
+        This precedes any checkpoint with the evaluation, so that no attempt resumes after it without the call.
+        """
         stops = self._group.rank == 0 and told(self._state.progress.evaluations)
         agreed = torch.tensor(stops, dtype=torch.int32, device=self._group.device)
         dist.broadcast(agreed, src=0)
@@ -255,7 +271,7 @@ class TrainLoop:
             self._profiler.step()
 
     def _step(self, batch: Batch, marks: StepMarks) -> StepResult:
-        """Raises :class:`RanOutOfMemory` on this rank alone, when what the step held is free again."""
+        """Run a step; raise :class:`RanOutOfMemory` on this rank only, after freeing its memory."""
         try:
             return train_step(
                 self._state, self._config, self._data_group, self._precision, batch, self._total_steps, marks
@@ -267,7 +283,7 @@ class TrainLoop:
         raise RanOutOfMemory(reason)
 
     def _collect_results(self, keep_in_flight: int = 0) -> None:
-        """Wait until the device has finished all steps but ``keep_in_flight``, and take in their results."""
+        """Wait until at most ``keep_in_flight`` steps are in flight, and record the results."""
         state = self._state
         while len(self._in_flight) > keep_in_flight:
             step, rows, result, timing = self._in_flight.popleft()
@@ -295,11 +311,11 @@ class TrainLoop:
             raise TooManySkipped(step)
 
     def _complete_history(self) -> None:
-        """Collect the results of all steps, and add the pending points to the history: mean losses since the point
-        before, unless all steps were skipped.
+        """Collect all results, and add the pending points to the history.
 
-        The ranks exchange many points at once, as one takes as long as a small step, and add them up in rank order, so
-        that the sums do not depend on which points came together.
+        A point is the mean loss since the previous point; there is none if all steps were skipped. The ranks exchange
+        many points at once, because one exchange takes as long as a small step. They sum in rank order, so that the
+        grouping of the points does not matter.
         """
         self._collect_results()
         state = self._state
@@ -317,7 +333,10 @@ class TrainLoop:
         state.pending_points.clear()
 
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:
-        """What a checkpoint holds; None amid skipped steps, as the weights may be their cause."""
+        """Return the state for a checkpoint.
+
+        Return None between skipped steps, as the weights may be their cause.
+        """
         self._collect_results()
         if not self._state.progress.evaluation_rows:
             agree_on_rows(self._state, self._group.device)
@@ -325,7 +344,7 @@ class TrainLoop:
 
 
 def copied_to_host(scalars: Sequence[Tensor]) -> Iterable[Tensor]:
-    """Copies that are on the host once the device has come here."""
+    """Return copies that are on the host once the device has reached this point."""
     if not scalars[-1].is_cuda:
         return scalars
     together = torch.stack([each.double() for each in scalars])

@@ -1,4 +1,4 @@
-"""``training.accumulation: auto``: the fewest micro-batches whose step fits, by its trace; and what else would fit."""
+"""Micro-batch count for ``training.accumulation: auto``, from memory traces of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from slipstream.train.setup import TrainingRequest
 
 
 def job_of(request: TrainingRequest, precision: str, processes: int) -> Job:
-    """The training as it is traced. Raises ``UserError`` for one that is not."""
+    """Return the job to trace for a training.
+
+    Raises ``UserError`` for a training that cannot be traced.
+    """
     if request.start or request.teacher:
         raise UserError(
             "training.accumulation: a number expected where a model is compressed; auto is traced without a teacher"
@@ -31,13 +34,18 @@ def job_of(request: TrainingRequest, precision: str, processes: int) -> Job:
 
 
 def found_by_trace(request: TrainingRequest, precision: str, processes: int, memory: int) -> Traced:
-    """The fewest micro-batches that fit into devices of so many bytes. Raises as :func:`fewest_that_fit`."""
+    """Return the trace with the fewest micro-batches for devices of ``memory`` bytes.
+
+    Raises as :func:`fewest_that_fit`.
+    """
     return fewest_that_fit(job_of(request, precision, processes), memory)
 
 
 def fewest_that_fit(job: Job, memory: float) -> Traced:
-    """The fewest micro-batches whose step fits into a device of so many bytes. Raises ``UserError`` with what else
-    would help if none does, or if the step cannot be traced."""
+    """Return the trace with the fewest micro-batches for a device of ``memory`` bytes.
+
+    Raises ``UserError`` with remedies if no number fits, or if the step cannot be traced.
+    """
     numbers = legal_numbers(job.share, job.training.parallel)
 
     def traced(number: int) -> Traced:
@@ -62,8 +70,10 @@ def fewest_that_fit(job: Job, memory: float) -> Traced:
 
 
 def leaner(request: TrainingRequest, precision: str, processes: int, memory: float) -> str:
-    """What takes less than the step of a training that ran out of memory, whatever its trace says that it takes, as the
-    end of a line. Raises ``UserError`` if it cannot be traced."""
+    """Return remedies for a training that ran out of memory, as the end of a line.
+
+    They take less memory than its step, whatever the trace claims. Raises ``UserError`` if it cannot be traced.
+    """
     (now,) = trace_all([job_of(request, precision, processes)])
     if isinstance(now.found, Untraced):
         raise UserError(now.found.reason)
@@ -74,7 +84,7 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
 
 
 def refusal(leanest: Traced, memory: float) -> str:
-    """One line: what does not fit, and the cheapest remedies."""
+    """Return one line with the shortage and the cheapest remedies."""
     number = leanest.job.training.micro_batches
     peak = size(leanest.peak or 0)
     return (
@@ -84,10 +94,10 @@ def refusal(leanest: Traced, memory: float) -> str:
 
 
 def cheapest_first(job: Job, memory: float) -> str:
-    """The remedies of a job that does not fit into so many bytes, as the end of a line."""
+    """Return the remedies for a job that exceeds ``memory`` bytes, as the end of a line."""
     others: dict[tuple[str, str], Job] = {}
     for one in choices(job):
-        if isinstance(one, Job):  # of each way to shard and recompute the last, with the most micro-batches
+        if isinstance(one, Job):  # the last per shard and recompute has the most micro-batches
             others[one.training.parallel.shard, one.training.recompute] = one
     found = remedies(job, trace_all(list(others.values())), memory)
     if not found:

@@ -1,6 +1,6 @@
-"""What DDP adds to a model of which every process holds a replica: buckets, in which gradients are reduced.
+"""Memory of DDP's gradient buckets on a replicated model.
 
-DDP itself works on the memory of tensors, and so not on traced ones.
+DDP itself accesses the memory of tensors, so it cannot run on fake ones.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.model import Forward, LossOf
 from slipstream.train.parallel.replicas import ReplicatedModel
 
-#: What hooks send gradients as.
+#: Gradient dtypes of the communication hooks.
 COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class BucketedModel(ReplicatedModel):
-    """A replica whose gradients are copied into buckets in the last micro-batch of a step, as DDP does."""
+    """Replica whose gradients go into buckets in the last micro-batch, as with DDP."""
 
     def __init__(self, model: Predictor, traits: Traits, settings: GradientsConfig, tracker: Tracker) -> None:
         super().__init__(model, traits)

@@ -1,5 +1,4 @@
-"""What may be chosen for a training so that it fits: how its state is sharded, whether blocks are recomputed, and how
-many micro-batches a share of a batch is divided into."""
+"""Search space of memory choices: sharding, recomputation and micro-batch count."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ from slipstream.train.parallel.config import Shard
 
 Recompute = Literal["none", "full"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)
-#: Numbers of micro-batches that are tried of each layout, and the most of a pipeline, which are all traced.
+#: Micro-batch counts to try per layout, and the maximum for a pipeline, whose micro-batches are all traced.
 NUMBERS, MOST_IN_PIPELINE = 3, 1024
 
 
 def with_precision(training: TrainingConfig, precision: str) -> TrainingConfig:
-    """The settings with one of the types that "auto" may become."""
+    """Return the settings with a resolved precision."""
     return replace(training, precision=precision)  # type: ignore[arg-type]  # checked where it is set
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training as it is asked for, whose ``precision`` is known, on so many devices."""
+    """Training with known ``precision`` on a number of devices."""
 
     model: ModelConfig
     signature: Signature
@@ -40,29 +39,32 @@ class Job:
 
     @property
     def share(self) -> int:
-        """The most rows of a process in a step."""
+        """Maximum rows of a process in a step."""
         _, replicas, shards, _ = self.training.parallel.sizes(self.devices, self.nodes)
         return -(-self.training.batch_size // (replicas * shards))
 
     @property
     def fewest(self) -> int:
-        """The fewest micro-batches that the layout allows."""
+        """Smallest micro-batch count that the layout allows."""
         parallel = self.training.parallel
         return parallel.pipeline * parallel.stages_per_rank
 
     @property
     def step(self) -> TracedStep:
-        """Its step, on rank 0. The number of micro-batches has to be known."""
+        """Its step on rank 0; the micro-batch count must be known."""
         number = self.training.micro_batches
         share = padded_rows(self.share, number)
-        rows = -(-share // number)  # as `micro_batches` divides it, of which there may be too many to list
+        rows = -(-share // number)  # as `micro_batches` divides it, whose list may be too long
         plain = replace(self.training, compile=False)
         return TracedStep(self.model, self.signature, plain, -(-share // rows), rows, self.devices, self.nodes)
 
     def with_(
         self, *, shard: Shard | None = None, recompute: Recompute | None = None, number: int | None = None
     ) -> Job:
-        """The same with other settings. Raises ``UserError`` for those that do not go together."""
+        """Return a copy with other settings.
+
+        Raises ``UserError`` for settings that conflict.
+        """
         training = self.training
         if shard is not None and shard != training.parallel.shard:
             parallel = training.parallel
@@ -78,14 +80,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Traced:
-    """A job and what a process of it holds, or why that is not known."""
+    """Job and the footprint of its largest process, or why it is unknown."""
 
     job: Job
     found: Footprint | Untraced
 
     @property
     def peak(self) -> int | None:
-        """Bytes of the process that holds the most: of a step, and of the batches that are loaded ahead of it."""
+        """Bytes of the largest process: of a step and of the batches that are loaded ahead."""
         if isinstance(self.found, Untraced):
             return None
         step = self.job.step
@@ -100,7 +102,7 @@ def trace_all(jobs: Sequence[Job]) -> list[Traced]:
 
 
 def numbers_to_try(job: Job) -> list[int]:
-    """Return some numbers of micro-batches, from the fewest that the layout allows to one row in each."""
+    """Return micro-batch counts, from the fewest that the layout allows to one row in each."""
     doubled = [job.fewest]
     rounds = job.training.parallel.pipeline
     most = job.share if rounds == 1 else min(job.share, MOST_IN_PIPELINE)
@@ -113,7 +115,10 @@ def numbers_to_try(job: Job) -> list[int]:
 
 
 def choices(job: Job) -> Iterator[Job | str]:
-    """The job with each way to shard, recompute and divide into micro-batches; or why some are none."""
+    """Yield the job with every sharding, recomputation and micro-batch count.
+
+    Yield a message for every sharding that cannot be traced.
+    """
     for shard in SHARDS if job.devices > 1 else (job.training.parallel.shard,):
         try:
             sharded = job.with_(shard=shard)

@@ -1,4 +1,4 @@
-"""``slipstream memory``: what each device of a training will hold, before anything is allocated."""
+"""``slipstream memory``: device memory of a training, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from slipstream.train.memory.tracker import KINDS
 
 BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
-#: The most of what may be asked for: far more than any training has.
+#: Upper bounds of the options, far above any training.
 MOST_DEVICES, LONGEST, MOST_BYTES = 100_000, 1 << 20, 2.0**50
 COLUMNS = ("shard", "recompute", "micro-batches", "rows", "peak", *KINDS)
 LEFT = ("shard", "recompute", "")
 
 
 class Memory(click.ParamType):
-    """Bytes as 24GiB or 80GB."""
+    """Click type for sizes such as 24GiB or 80GB, in bytes."""
 
     name = "size"
 
@@ -49,7 +49,7 @@ class Memory(click.ParamType):
 
 @dataclass(frozen=True)
 class Answer:
-    """What is printed: all layouts that were traced, the one that was ``asked`` for among them."""
+    """Result: all traced layouts, including the one that was ``asked`` for."""
 
     asked: Traced
     traced: Sequence[Traced]
@@ -80,11 +80,12 @@ def main(  # noqa: PLR0913 - an argument for each option
     length: int | None,
     as_json: bool,
 ) -> None:
-    """Say what each device of the training that CONFIG describes will hold at most, by kind: for each way to shard its
-    state, with and without recomputed blocks, and for several numbers of micro-batches.
+    """Print the peak memory of each device of the training in CONFIG, by kind.
 
-    A step is traced on tensors without memory: no GPU is needed and nothing is allocated. With --memory it says what
-    fits, or the three cheapest remedies, and ends with 1 if the training does not fit as it is.
+    It covers every way to shard the state, with and without recomputed blocks, for several micro-batch counts.
+
+    A step is traced on tensors without memory: no GPU is needed and nothing is allocated. With --memory it prints which
+    layouts fit, or the three cheapest remedies, and exits with 1 if the training does not fit unchanged.
 
     Example: slipstream memory run.yaml --length 8192 --devices 8 --memory 80GiB
     """
@@ -104,15 +105,17 @@ def main(  # noqa: PLR0913 - an argument for each option
         signature = rows_of_tokens(run.model, length)
     precision = "bf16" if run.training.precision == "auto" else run.training.precision
     job = Job(shaped_for(run.model, signature), signature, replace(run.training, precision=precision), devices, nodes)
-    build(job.model, signature, seed=0, shapes_alone=True)  # which says what no trace could go on from
+    build(job.model, signature, seed=0, shapes_alone=True)  # reports errors of the model in one line, before any trace
     answer = traced_answer(job, memory)
     click.echo(json.dumps(tree(answer), indent=1) if as_json else text(answer))
     context.exit(0 if answer.fits else 1)
 
 
 def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
-    """The signature of rows of ``length`` tokens for a transformer whose vocabulary its arguments state. Raises
-    ``UserError``."""
+    """Return the signature of rows of ``length`` tokens for a transformer.
+
+    The vocabulary comes from the model's arguments. Raises ``UserError`` if it is missing.
+    """
     if length is None or model.name not in ("auto", "transformer"):
         raise UserError(
             "--data: expected a directory with the prepared data, which says what the model takes; or, for a "
@@ -130,7 +133,10 @@ def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
 
 
 def traced_answer(job: Job, memory: float | None) -> Answer:
-    """Trace the job as it is, and its choices. With ``accumulation: auto`` it has the fewest micro-batches that fit."""
+    """Trace the job and its choices.
+
+    With ``accumulation: auto`` the job has the fewest micro-batches that fit.
+    """
     found = list(choices(job))
     jobs = [one for one in found if isinstance(one, Job)]
     notes = [one for one in found if isinstance(one, str)]
@@ -146,7 +152,7 @@ def traced_answer(job: Job, memory: float | None) -> Answer:
 
 
 def text(answer: Answer) -> str:
-    """The answer for a terminal."""
+    """Return the answer for a terminal."""
     job = answer.asked.job
     parallel = job.training.parallel
     layout = "".join(
@@ -183,7 +189,7 @@ def verdict(answer: Answer, memory: float) -> list[str]:
 
 
 def tree(answer: Answer) -> dict[str, object]:
-    """The same as JSON; sizes are bytes."""
+    """Return the answer for JSON; sizes are in bytes."""
     rows = [
         {
             "shard": one.job.training.parallel.shard,

@@ -1,8 +1,8 @@
-"""How many micro-batches the attempts at a training take: as many as its settings say, or as its home does.
+"""Number of micro-batches for the attempts at a training, from settings or checkpoint directory.
 
-``accumulation.json`` in the home of the checkpoints is written by rank 0, which finds a number for "auto", and by a
-rank that ran out of memory, for the attempts after it. It counts for the same model and data, on as many processes with
-the same layout and memory.
+``accumulation.json`` in the checkpoint directory is written by rank 0, which finds a number for "auto", and by a rank
+that ran out of memory, for later attempts. It applies to the same model and data, on as many processes with the same
+layout and memory.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.setup import TrainingRequest, describe
 
 LOG = logger("train")
-#: Of a host's memory what the processes' tensors may take; Python, libraries and the data loader take the rest: an
+#: Fraction of a host's memory for the tensors of its processes. Python, libraries and the data loader take the rest: an
 #: assumption.
 FOR_TENSORS = 0.75
 
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a number of micro-batches was found for. ``memory`` is that of the smallest device, in bytes."""
+    """Conditions that a micro-batch count was found for.
+
+    ``memory`` is that of the smallest device, in bytes.
+    """
 
     processes: int
     layout: str
@@ -52,66 +55,76 @@ class MadeFor:
     precision: str
     batch_size: int
     memory: int
-    #: The content of the prepared data, and a digest of the model's settings.
+    #: Content of the prepared data, and a digest of the model's settings.
     data: str
     model: str
 
     @classmethod
     def of(cls, training: TrainingConfig, processes: int, precision: str, memory: int, job: tuple[str, str]) -> MadeFor:
-        """``job`` is what :func:`data_and_model` returns."""
+        """Return the conditions; ``job`` comes from :func:`data_and_model`."""
         layout = describe(training.parallel)
         return cls(processes, layout, training.recompute, precision, training.batch_size, memory, *job)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A number of micro-batches, and what it was found for."""
+    """Micro-batch count, and its conditions."""
 
     accumulation: int
     made_for: Annotated[MadeFor, Field(alias="for")]
-    #: Bytes that a step was traced to take; None if it was not.
+    #: Traced peak of a step in bytes; None if it was not traced.
     peak: int | None = None
-    #: The number with which a rank ran out of memory; 0: none did.
+    #: Micro-batch count with which a rank ran out of memory; 0 if none did.
     ran_out: int = 0
-    #: Why no further number helps, and the execution that found it out; "" if that is not known.
+    #: Why no larger number helps, and the execution that found out; "" if unknown.
     refused: str = ""
     execution: str = ""
 
     def write(self, home: Home) -> None:
-        """Raises as the store of the home."""
+        """Write the decision to the checkpoint directory; raise as its store."""
         home.storage.put(DECISION, to_json(self))
 
     def with_known(self, known: Decision) -> Decision:
-        """This and what is known of the same: the larger numbers, unless this says that no larger one is possible."""
+        """Merge with a known decision for the same conditions, taking the larger numbers.
+
+        A decision that refuses larger numbers stays unchanged.
+        """
         if self.refused or known.made_for != self.made_for:
             return self
         accumulation, ran_out = max(self.accumulation, known.accumulation), max(self.ran_out, known.ran_out)
         return replace(self, accumulation=accumulation, ran_out=ran_out)
 
     def refused_in(self, holder: Holder) -> bool:
-        """Whether the execution of ``holder`` found out that no further number helps. Of those without a name it is
-        taken to be the same if the workers were started again."""
+        """Return True if the execution of ``holder`` found that no larger number helps.
+
+        Executions without a name count as the same after a restart of the workers.
+        """
         again = holder.execution or holder.attempt > 0
         return bool(self.refused and again) and self.execution == holder.execution
 
     def number_for(self, asked: int | str, made_for: MadeFor) -> int:
-        """The number to take where the settings ask for so many or for "auto"; 0 if this says nothing of that."""
+        """Return the number for the setting ``asked``, a number or "auto".
+
+        Return 0 if the decision does not apply.
+        """
         if self.made_for != made_for or not 1 <= self.accumulation <= made_for.batch_size:
             return 0
         return self.accumulation if asked == "auto" or int(asked) <= self.ran_out else 0
 
 
 def read_decision(home: Home) -> Decision | None:
-    """What the home says; None if nothing, or nothing that this version reads."""
+    """Return the decision in the checkpoint directory; None if absent or unreadable here."""
     return home.read(DECISION, Decision)
 
 
 def with_micro_batches(
     request: TrainingRequest, group: Group, on_host: dist.ProcessGroup | None
 ) -> tuple[TrainingRequest, MadeFor]:
-    """The request with the number of the home or of its settings, and what such a number is for; for "auto" rank 0
-    finds one and writes it. All ranks must call this; raises ``AgreedUserError`` on all of them if none fits, and on
-    all as the store of the home."""
+    """Return the request with its micro-batch count, and the conditions of such a count.
+
+    The count comes from the checkpoint directory or the settings; for "auto" rank 0 finds and writes it. Collective.
+    Raises on all ranks: ``AgreedUserError`` if no count fits, and the errors of the store.
+    """
     training, peers = request.training, Peers(group.rank, group.world, on_host)
     found = peers.gather((ability_of(group.device), device_memory(group)))
     with same_error_on_all_ranks(on_host):
@@ -124,19 +137,19 @@ def with_micro_batches(
 
 
 def data_and_model(request: TrainingRequest) -> tuple[str, str]:
-    """Return the content of the data, and a digest of the model's settings, wherever its base lies.
+    """Return the content of the data, and a digest of the model's settings without its base.
 
-    Raises ``UserError`` for data or a base that is not what it should be.
+    Raises ``UserError`` for invalid data or an invalid base.
     """
     data = open_prepared(request.prepared)
-    # A model that training goes on from has its own shape.
+    # A model to continue from has its own shape.
     model = request.model if request.start else shaped_for(request.model, data.signature)
     settings = canonical_json({**to_dict(model), "base": ""})
     return data.artifact.content, xxhash.xxh3_128_hexdigest(settings)
 
 
 def device_memory(group: Group) -> int:
-    """Bytes that this process may use: of its GPU, or its part of the memory of its machine or pod."""
+    """Return the bytes of this process: its GPU's, or its part of the machine's or pod's."""
     if group.device.type == "cuda":
         return torch.cuda.get_device_properties(group.device).total_memory
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", group.world))
@@ -144,8 +157,11 @@ def device_memory(group: Group) -> int:
 
 
 def decide(request: TrainingRequest, made_for: MadeFor) -> int:
-    """The number that the home has for such processes, else that of the settings; for "auto" the one that is found now
-    and written there. Raises ``UserError`` if none fits, or if this execution ran out of memory with the last one."""
+    """Return the micro-batch count from the checkpoint directory, else from the settings.
+
+    For "auto" without a stored count, find one and write it. Raises ``UserError`` if none fits, or if this execution
+    ran out of memory with the last possible one.
+    """
     home, asked = Home(storage_for(request.home)), request.training.accumulation
     decision = read_decision(home)
     number = decision.number_for(asked, made_for) if decision else 0
@@ -157,7 +173,7 @@ def decide(request: TrainingRequest, made_for: MadeFor) -> int:
         return number
     if asked != "auto":
         return asked
-    # Half a second, which most trainings need not spend.
+    # The import takes half a second, and most trainings do not need it.
     from slipstream.train.memory.automatic import found_by_trace
 
     found = found_by_trace(request, made_for.precision, made_for.processes, made_for.memory)

@@ -1,7 +1,7 @@
-"""Whether a training can fit at all, by arithmetic: what a process keeps from step to step, without what a pass needs.
+"""Lower bound on the memory of a training: the state that a process keeps between steps.
 
-A process of those with the most holds at least the mean of them: of a model that stages or tensors divide, its share.
-So what does not fit here fits nowhere, while what does may still not.
+The largest process holds at least the mean over its peers: with stages or tensor parallelism, its part of the model. So
+a training that exceeds memory here can never fit, while one within the bound still may not.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from slipstream.text_table import size
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig, Shard
 
-#: AdamW's, for each weight that is trained.
+#: AdamW's moments per trained weight.
 MOMENTS = 2
-#: How many times as many devices are tried.
+#: Multiples of the number of devices to try.
 MORE = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """Bytes of a whole model: all ``weights``, those that are ``trained``, and the copy of these that is averaged."""
+    """Bytes of a whole model: all ``weights``, the ``trained`` ones, and their averaged copy."""
 
     weights: int
     trained: int
@@ -48,14 +48,16 @@ class ModelState:
         return cls(weights, trained, trained if training.ema else 0)
 
     def of_process(self, parallel: ParallelConfig, processes: int, nodes: int, precision: str) -> int:
-        """What a device holds at least at some moment of a step; 0 if that is not known. Raises ``UserError`` as
-        :meth:`.ParallelConfig.sizes`."""
+        """Return a lower bound of a device's peak in a step, in bytes; 0 if unknown.
+
+        Raises ``UserError`` as :meth:`.ParallelConfig.sizes`.
+        """
         if parallel.offload:
             return 0
         stages, _, shards, tensor = parallel.sizes(processes, nodes)
         parts = stages * tensor
         kept, gradients = self.weights + MOMENTS * self.trained + self.averaged, self.trained
-        # Between the passes of a micro-batch the weights are whole.
+        # The weights stay gathered between the passes of a micro-batch.
         whole = parallel.shard in ("optimizer", "gradients") and shards > 1
         gathered = self.weights // (2 if precision == "bf16" else 1) if whole else 0
         return max((kept + gradients) // (parts * shards), kept // (parts * shards) + gathered // parts)
@@ -63,15 +65,17 @@ class ModelState:
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of a device, or a process's part of a host's; ``name`` is how a sentence calls it."""
+    """Memory of a device, or a process's part of a host's; ``name`` is its label in messages."""
 
     bytes: float
     name: str
 
 
 def room_of_a_process(processes: int) -> Room | None:
-    """What each of so many processes of this machine, which take its first GPUs, has in all; None where no driver
-    says."""
+    """Return the total memory per process, on this machine's first ``processes`` GPUs.
+
+    Return None if no driver reports it.
+    """
     if not visible_gpus():
         return room_of_host(processes)
     found = [gpu for gpu in visible_memory(os.environ)[:processes] if gpu.total_bytes]
@@ -80,14 +84,16 @@ def room_of_a_process(processes: int) -> Room | None:
 
 
 def room_of_host(processes: int) -> Room:
-    """What each of so many processes has of this machine's memory."""
+    """Return this machine's memory per process."""
     limit = memory_allowed() or psutil.virtual_memory().total + psutil.swap_memory().total
     return Room(limit / processes, "this machine" if processes == 1 else f"each of {processes} processes here")
 
 
 def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
-    """Raise ``UserError`` if a process of so many, on so many nodes like this machine, has not even room for what it
-    keeps from step to step. A model that cannot be built without memory is left to the processes."""
+    """Raise ``UserError`` if a process cannot hold the state that it keeps between steps.
+
+    The nodes are assumed to equal this machine. A model that cannot be built without memory is left to the processes.
+    """
     try:
         predictor = build(model, open_prepared(prepared).signature, training.seed, shapes_alone=True)
     except UserError:
@@ -102,7 +108,7 @@ def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, pro
 def refuse_what_cannot_fit(
     state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str, room: Room | None
 ) -> None:
-    """Raise ``UserError`` if a process that has this ``room`` has none for its part of the state."""
+    """Raise ``UserError`` if a process with this ``room`` cannot hold its part of the state."""
     needed = state.of_process(parallel, processes, nodes, precision)
     if room is None or needed <= room.bytes:
         return
@@ -121,7 +127,7 @@ def refuse_what_cannot_fit(
 def less_for_each(
     state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str
 ) -> Iterator[tuple[str, int]]:
-    """Other layouts and more devices, the least change first, and what a process then keeps."""
+    """Yield other layouts and more devices, the smallest change first, with their bytes."""
     shards: tuple[Shard, ...] = () if state.averaged else get_args(Shard)[1:]
     for shard in shards if processes > 1 else ():
         yield (

@@ -1,6 +1,7 @@
-"""Steps traced in processes of their own: a process has one group at a time, and torch keeps what it knows of it.
+"""Tracing of steps in child processes.
 
-Results travel as pickles, between a process and its own children alone.
+A process has one process group at a time, and torch caches facts about it. Results travel as pickles, only between a
+process and its own children.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ ENGINE = "slipstream.train.memory.trace"
 
 @dataclass(frozen=True)
 class Untraced:
-    """Why a step could not be traced, in one line."""
+    """One-line reason why a step could not be traced."""
 
     reason: str
 
 
 def footprints(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
-    """What the process of each step holds, or why that is not known; as many at once as there are cores."""
+    """Return the footprint of every step, or why it is unknown.
+
+    As many run at once as there are cores.
+    """
     fork_server.start((ENGINE,))
     found: list[Footprint | Untraced] = [Untraced("its process ended before it was traced")] * len(steps)
     waiting, running = list(enumerate(steps)), dict[Connection, tuple[int, BaseProcess]]()
@@ -41,7 +45,7 @@ def footprints(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
         ready = wait(list(running))
         for ours in [connection for connection in running if connection in ready]:
             number, process = running.pop(ours)
-            with suppress(EOFError):  # killed, for want of memory or by somebody
+            with suppress(EOFError):  # killed, for lack of memory or by a user
                 found[number] = ours.recv()
             process.join()
             ours.close()
@@ -49,7 +53,7 @@ def footprints(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
 
 
 def trace_into(connection: Connection, step: TracedStep) -> None:
-    """In a child: trace the step and send what was found."""
+    """Trace the step in a child process and send the result."""
     import torch
 
     torch.set_num_threads(1)
@@ -64,7 +68,10 @@ def trace_into(connection: Connection, step: TracedStep) -> None:
 
 
 def largest(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
-    """Of each step, given for rank 0, that of its processes which holds the most: stages of a pipeline differ."""
+    """Return the footprint of the largest process for every step, given for rank 0.
+
+    The stages of a pipeline differ.
+    """
     ranks = [(n, rank) for n, step in enumerate(steps) for rank in ranks_to_trace(step)]
     each = footprints([steps[number].of_rank(rank) for number, rank in ranks])
     found: list[Footprint | Untraced | None] = [None] * len(steps)
@@ -76,5 +83,5 @@ def largest(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
 
 
 def ranks_to_trace(step: TracedStep) -> range:
-    """The first rank of each place in the pipeline; all others hold no more than it."""
+    """Return the first rank of every pipeline position; the others hold no more."""
     return range(0, step.world, step.world // step.training.parallel.pipeline)

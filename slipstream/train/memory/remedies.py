@@ -1,4 +1,4 @@
-"""What to change in a training that does not fit, cheapest first."""
+"""Remedies for a training that does not fit, cheapest first."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from slipstream.artifacts.prepared.data import TensorSpec
 from slipstream.text_table import size
 from slipstream.train.memory.choices import SHARDS, Job, Traced, trace_all
 
-#: Of a device's memory what a step may take. The rest is for the driver's context, libraries and fragmentation: an
-#: assumption, measured nowhere here.
+#: Fraction of a device's memory for a step. The driver's context, libraries and fragmentation take the rest: an
+#: assumption, not measured here.
 USABLE = 0.9
 REMEDIES = 3
-#: How many times as many devices are tried.
+#: Multiples of the number of devices to try.
 MORE_DEVICES = (2, 4, 8)
 
 
 def price(traced: Traced) -> tuple[int, int, int]:
-    """In the order of what it costs: another forward pass; what is exchanged, which grows with the micro-batches if
-    gradients or weights are sharded; and more and smaller micro-batches."""
+    """Return a sort key for the cost of a layout.
+
+    Most important is another forward pass. Then comes the traffic, which grows with the micro-batches if gradients or
+    weights are sharded; then the number of micro-batches.
+    """
     training = traced.job.training
     number, exchanges = training.micro_batches, {"none": 2, "optimizer": 2, "gradients": 2, "weights": 3}
     each = number if training.parallel.shard in ("gradients", "weights") else 1
@@ -27,8 +30,10 @@ def price(traced: Traced) -> tuple[int, int, int]:
 
 
 def cheapest(traced: Iterable[Traced], memory: float) -> list[Traced]:
-    """Those that fit into so many bytes of a device: of each way to shard and recompute the fewest micro-batches that
-    do, the cheapest first."""
+    """Return the layouts that fit into ``memory`` bytes, cheapest first.
+
+    Every combination of sharding and recomputation appears once, with the fewest micro-batches.
+    """
     best: dict[tuple[str, str], Traced] = {}
     for one in traced:
         training = one.job.training
@@ -41,8 +46,10 @@ def cheapest(traced: Iterable[Traced], memory: float) -> list[Traced]:
 
 
 def remedies(job: Job, traced: Sequence[Traced], memory: float) -> list[str]:
-    """At most three things to change, cheapest first: settings that fit, if any of ``traced`` does, else more devices,
-    shorter rows and more memory."""
+    """Return at most three remedies, cheapest first.
+
+    They are settings that fit, if any of ``traced`` does; otherwise more devices, shorter rows and more memory.
+    """
     fitting = cheapest(traced, memory)
     if fitting:
         return [f"{settings(job, one.job)} ({size(one.peak or 0)})" for one in fitting[:REMEDIES]]
@@ -54,7 +61,7 @@ def remedies(job: Job, traced: Sequence[Traced], memory: float) -> list[str]:
 
 
 def settings(job: Job, other: Job) -> str:
-    """The settings of ``other`` that ``job`` has not."""
+    """Return the settings of ``other`` that differ from ``job``."""
     then, now = job.training, other.training
     changed = []
     if now.accumulation != then.accumulation:
@@ -67,7 +74,7 @@ def settings(job: Job, other: Job) -> str:
 
 
 def more_devices(leanest: Job, memory: float) -> list[str]:
-    """The fewest times as many devices on which the leanest layout fits, if any of those tried."""
+    """Return the smallest multiple of the devices on which the leanest layout fits, if any."""
     sharded = leanest.with_(shard=SHARDS[-1])
     for times in MORE_DEVICES:
         more = replace(sharded, devices=times * leanest.devices)
@@ -79,7 +86,7 @@ def more_devices(leanest: Job, memory: float) -> list[str]:
 
 
 def shorter_rows(leanest: Job, memory: float) -> list[str]:
-    """Half as many tokens in a row, if that fits."""
+    """Return half as many tokens per row, if that fits."""
     signature = leanest.signature
     if signature.task != "next token":
         return []

@@ -1,9 +1,9 @@
-"""What a rank does that ran out of memory in a step: never the step again.
+"""Handling of a rank that ran out of memory in a step, which is never repeated.
 
-It leaves a larger number of micro-batches in the home and ends, and the attempt after it goes on from the last
-checkpoint with that: the same samples in the same global batches. A collective that its peers wait in is not to be
-joined any more, so the rank acts alone; of several the records are equal. If a micro-batch has one row already, nothing
-but other settings or devices helps, and no attempt is made again.
+The rank writes a larger micro-batch count to the checkpoint directory and exits. The next attempt resumes from the last
+checkpoint with it: the same samples in the same global batches. The rank can no longer join the collective that its
+peers wait in, so it acts alone; several such ranks write equal records. If a micro-batch has one row already, only
+other settings or devices help, and there is no further attempt.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.memory.numbers import doubled, legal_numbers
 from slipstream.train.setup import Setup, TrainingRequest, first_of_machine
 
-#: What becomes of reading and writing that may succeed another time.
+#: Errors of reads and writes that may succeed later.
 NOT_WRITTEN = (StorageUnavailable, OSError, MemoryError)
-#: What helps where no step can be traced to say more.
+#: Remedies when no step can be traced.
 EXPECTED = (
     "expected training.recompute full, another training.parallel.shard, more processes, shorter rows, or devices with "
     "more memory"
@@ -34,15 +34,17 @@ EXPECTED = (
 def after_running_out(
     setup: Setup, request: TrainingRequest, made_for: MadeFor, checkpoints: Checkpoints, reason: str
 ) -> OutOfMemory | UserError:
-    """What this rank ends with, once the home says what the next attempt is to do; ``reason`` is how torch put it.
-    Raises ``Superseded`` if that is at work already."""
+    """Record the decision for the next attempt, and return the error to exit with.
+
+    ``reason`` is torch's message. Raises ``Superseded`` if a later attempt is running.
+    """
     now = setup.training.micro_batches
     more = doubled(now, possible_numbers(setup))
     what = f"rank {setup.group.rank} ran out of memory at {now} micro-batch{'es' if now > 1 else ''}"
     if more:
         return with_more(checkpoints, Decision(more, made_for, ran_out=now), what)
     what = f"training.accumulation: {what}, the most that are possible ({reason})"
-    # First without a trace, which takes long: this process may be ended meanwhile, or want for memory again.
+    # First without a trace, which takes long: this process may be killed or run out of memory meanwhile.
     refusal = refuse(f"{what}; {EXPECTED}", request, Decision(now, made_for, ran_out=now), checkpoints)
     if first_of_machine(setup.group):
         with suppress(MemoryError):
@@ -52,18 +54,21 @@ def after_running_out(
 
 
 def refuse(refusal: str, request: TrainingRequest, decision: Decision, checkpoints: Checkpoints) -> str:
-    """Leave it in the home, if that can be written, that no further number helps. Returns ``refusal``."""
+    """Record, if possible, that no larger number helps, and return ``refusal``."""
     with suppress(UserError, *NOT_WRITTEN):
         leave(checkpoints, replace(decision, refused=refusal, execution=request.holder.execution))
     return refusal
 
 
 def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfMemory | UserError:
-    """What a rank ends with that left this for the next attempt; ``what`` happened."""
+    """Write the decision for the next attempt, and return the error to exit with.
+
+    ``what`` describes the shortage.
+    """
     more, now = decision.accumulation, decision.ran_out
     try:
         more = leave(checkpoints, decision).accumulation
-    except UserError as error:  # the home refuses, and would again: no attempt would know
+    except UserError as error:  # a permanent refusal: no attempt would get the number
         return UserError(
             f"training.accumulation: {what}, and the next attempt cannot be told to take {more} ({error.message}); "
             f"expected {more}, or a home of checkpoints that can be written"
@@ -75,7 +80,7 @@ def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfM
 
 
 def possible_numbers(setup: Setup) -> list[int]:
-    """The numbers of micro-batches that are possible."""
+    """Return the possible micro-batch counts."""
     training, parallel = setup.training, setup.training.parallel
     order = GlobalOrder(stored_blocks(setup.data, "train"), training.batch_size, training.seed)
     share = -(-order.largest // setup.layout.data_size)
@@ -83,8 +88,10 @@ def possible_numbers(setup: Setup) -> list[int]:
 
 
 def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
-    """Write it into the home, with what that knows of the same already. Returns what is there now. Raises
-    ``Superseded`` if a later attempt is at work, ``UserError``, or one of ``NOT_WRITTEN``."""
+    """Merge the decision into the checkpoint directory, and return the result.
+
+    Raises ``Superseded`` if a later attempt is running, ``UserError``, or one of ``NOT_WRITTEN``.
+    """
     home = checkpoints.home
     home.check_claim(checkpoints.attempt)
     known = read_decision(home)
@@ -94,7 +101,7 @@ def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
 
 
 def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
-    """The end of a line: settings whose step takes less by its trace, if it can be traced."""
+    """Return settings whose traced step takes less memory, as the end of a line."""
     from slipstream.train.memory.automatic import leaner
 
     try:

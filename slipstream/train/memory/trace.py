@@ -1,9 +1,8 @@
-"""One step of a training, traced on tensors without memory: what a process of it holds, and the most at once.
+"""Memory trace of one training step on fake tensors: lasting bytes and peak of a process.
 
-The model is built without memory, divided by the training's own code in a process group that exchanges nothing, and
-given fake tensors; then the training's own step runs on them. The second step is what counts: the first makes what
-stays, and lets ``DTensor`` find out what it needs to know of each operation, for which it makes tensors as large as the
-undivided ones.
+The model is built without memory, divided by the training's own code in a fake process group, and run by the training's
+own step. The second step counts: the first creates the lasting tensors, and fills ``DTensor``'s caches, which takes
+temporary tensors of undivided size.
 """
 
 from __future__ import annotations
@@ -48,14 +47,16 @@ from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import ReplicatedModel
 
 CPU = torch.device("cpu")
-#: A step whose micro-batches are alike holds the most in its second one already.
+#: A step of equal micro-batches reaches its peak by the second.
 TELLING = 2
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step of ``training``, whose ``precision`` is known, by the process ``rank`` of ``world`` on so many ``nodes``,
-    with ``micro_batches`` of ``rows`` rows."""
+    """Step of process ``rank`` of ``world``, with ``micro_batches`` of ``rows`` rows.
+
+    The ``precision`` of ``training`` must be known.
+    """
 
     model: ModelConfig
     signature: Signature
@@ -71,13 +72,13 @@ class TracedStep:
 
     @property
     def traced_micro_batches(self) -> int:
-        """In a pipeline the order of all of them decides."""
+        """Number of micro-batches to trace: all for a pipeline, as their order matters."""
         return self.micro_batches if self.training.parallel.pipeline > 1 else min(self.micro_batches, TELLING)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of each kind: ``at_peak`` of a step, when they are most, and ``lasting`` from step to step."""
+    """Bytes of every kind: ``at_peak`` of a step, and ``lasting`` between steps."""
 
     at_peak: dict[Kind, int]
     lasting: dict[Kind, int]
@@ -88,8 +89,10 @@ class Footprint:
 
 
 def footprint(step: TracedStep) -> Footprint:
-    """What the process holds. Has to run in a process without a process group. Raises what the model raises that cannot
-    be traced."""
+    """Return the footprint of the process.
+
+    Call it in a process without a process group. Raises any error of a model that cannot be traced.
+    """
     training = step.training
     if training.parallel.offload:
         raise UserError("training.parallel.offload: what lies on the host cannot be told from what the device holds")
@@ -120,7 +123,7 @@ def footprint(step: TracedStep) -> Footprint:
                 numbered = replace(training, accumulation=number)
                 train_step(state, numbered, group, training.precision, batch, total_steps=2)
 
-            # A pipeline takes no other batches than whole ones.
+            # A pipeline takes only whole batches.
             run(step if training.parallel.pipeline > 1 else replace(step, micro_batches=1))
             tracker.restart()
             run(step)
@@ -131,8 +134,10 @@ def footprint(step: TracedStep) -> Footprint:
 
 @contextmanager
 def exchanging_nothing(step: TracedStep) -> Iterator[None]:
-    """A process group whose collectives do nothing, for the block. Pipelines begin without asking each other whether
-    they know the shapes of what they send, which the answer's value would have to be known for: ours always do."""
+    """Provide a process group whose collectives do nothing.
+
+    Pipelines skip their exchange about known shapes, which needs real values.
+    """
     before, warm_up = os.environ.get("LOCAL_WORLD_SIZE"), _PipelineSchedule._warmup_p2p
     os.environ["LOCAL_WORLD_SIZE"] = str(step.world // step.nodes)
 
@@ -157,13 +162,16 @@ def exchanging_nothing(step: TracedStep) -> Iterator[None]:
 
 
 class Sent:
-    """What stages send to each other is kept until it is waited for, by an interleaved schedule to the step's end."""
+    """Handle that keeps a sent tensor until its wait.
+
+    An interleaved schedule waits at the end of the step.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no transfer is pending."""
 
 
 def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: Tracker) -> ParallelModel:
@@ -176,7 +184,7 @@ def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: T
 
 
 class Labelled(DividedModel):
-    """A divided model whose gradients are known as such where FSDP2 keeps them whole between micro-batches."""
+    """Divided model that labels the gradients that FSDP2 keeps whole between micro-batches."""
 
     def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None, tracker: Tracker) -> None:
         super().__init__(parts, layout, pipeline)
@@ -201,7 +209,7 @@ class Labelled(DividedModel):
 
 
 def traits_without_values(model: nn.Module) -> Traits:
-    """As far as they are known of a model that has no values: buffers that change are those of batch normalisation."""
+    """Return the traits known without values: only batch normalisation changes buffers."""
     normalisations = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in normalisations]
     return Traits(changing=tuple(changing), has_batch_statistics=bool(normalisations))
@@ -223,7 +231,7 @@ def label_gradients(parts: Sequence[nn.Module], tracker: Tracker) -> None:
 
 
 def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -> TrainingState:
-    """The state of a training as it begins; what its optimiser makes is the optimiser's."""
+    """Return the initial state of a training; label the optimiser's tensors."""
     with tracker.making("optimizer"):
         averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
     optimizer = make_optimizer(parallel.model, training)
@@ -241,7 +249,10 @@ def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -
 
 
 def batch_of(signature: Signature, rows: int, group: Group) -> Batch:
-    """A share of so many rows of a global batch that has as many for each of ``group``."""
+    """Build one rank's batch of ``rows`` rows.
+
+    The global batch has as many rows per rank of ``group``.
+    """
     inputs = tuple(zeros(signature, rows))
     labels = (torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.labels)
     target, *weight = labels

@@ -1,7 +1,7 @@
-"""The bytes that tensors hold while a step is traced: how many of each kind, and the most at once.
+"""Tracker of tensor memory while a step is traced: bytes by kind, and the peak.
 
-A storage is counted from the operation that makes it until the last tensor that lies in it is gone. FSDP2 gives
-gathered weights back by resizing their storages to nothing, which no operation shows; so that itself is watched.
+A storage counts from the operation that creates it until its last tensor is gone. FSDP2 frees gathered weights by
+resizing their storages to zero, which no operation shows, so ``resize_`` is patched.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch.utils._pytree import tree_leaves
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "communication"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: Operations that exchange tensors or make ready to. What tensor parallelism exchanges are activations.
+#: Namespaces of communication operations. Tensor parallelism exchanges activations.
 EXCHANGES = ("c10d", "fsdp")
-#: What is sent to the next stage of a pipeline is an activation.
+#: A tensor sent to the next stage of a pipeline is an activation.
 SENDS = ("send",)
 REDUCE_SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_")
 PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Held:
-    """A storage that is counted, its bytes and its kind."""
+    """Bytes and kind of a tracked storage."""
 
     __slots__ = ("bytes", "kind")
 
@@ -39,10 +39,9 @@ class Held:
 
 
 class Tracker(TorchDispatchMode):
-    """Counts the bytes of the results of all operations within ``with tracker:``, inside of a ``FakeTensorMode``.
+    """Dispatch mode that counts the bytes of all results inside a ``FakeTensorMode``.
 
-    A new storage is of the kind ``now``. ``at_peak`` are the bytes of each kind when they were most since
-    :meth:`restart`.
+    A new storage has the kind ``now``. ``at_peak`` holds the bytes by kind at the peak since :meth:`restart`.
     """
 
     def __init__(self) -> None:
@@ -54,12 +53,12 @@ class Tracker(TorchDispatchMode):
         self._storages: dict[int, Held] = {}
 
     def restart(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak."""
         self.peak, self.at_peak = self.total, dict(self.held)
 
     @contextmanager
     def making(self, kind: Kind) -> Iterator[None]:
-        """What is made in the block is of this kind."""
+        """Label the storages created in the block."""
         before, self.now = self.now, kind
         try:
             yield
@@ -67,7 +66,7 @@ class Tracker(TorchDispatchMode):
             self.now = before
 
     def relabel(self, tensors: Iterable[Tensor | None], kind: Kind, of: Sequence[Kind] = KINDS) -> None:
-        """What these tensors lie in is of this kind, if it was one ``of`` those."""
+        """Change the kind of these tensors' storages if it was one ``of`` the given."""
         for tensor in tensors:
             if tensor is None:
                 continue
@@ -85,7 +84,7 @@ class Tracker(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if any(kind not in PLAIN for kind in types):
-            return NotImplemented  # of a DTensor those of its parts count, which it makes next
+            return NotImplemented  # a DTensor's local tensors count, which it creates next
         result = func(*args, **(kwargs or {}))
         exchanges = func.namespace in EXCHANGES and func._opname not in SENDS
         for leaf in tree_leaves(result):
@@ -94,7 +93,7 @@ class Tracker(TorchDispatchMode):
         if exchanges:
             given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             if func._opname in REDUCE_SCATTERS:
-                # Outputs come first; of the rest what is an input is a buffer.
+                # Outputs come first; the other arguments are buffers if they are inputs.
                 self.relabel(given[:1], "gradients")
             self.relabel(given, "communication", of=("activations",))
         return result

@@ -1,6 +1,5 @@
-"""Layouts of parallel training: ZeRO by FSDP2, hybrid sharding, tensor and sequence parallelism, pipelines, and their
-products.
+"""Parallel layouts: ZeRO by FSDP2, hybrid sharding, tensor, sequence and pipeline parallelism.
 
-:class:`~slipstream.train.parallel.layout.Layout` says which process has which part,
+They can be combined. :class:`~slipstream.train.parallel.layout.Layout` assigns parts to processes, and
 :func:`~slipstream.train.parallel.divide.divide` divides a model by it.
 """

@@ -1,8 +1,8 @@
-"""What ``torch.compile`` makes of a model: each of its blocks by itself, as TorchTitan does (Liang et al. 2024).
+"""Block-wise ``torch.compile`` of a model, as in TorchTitan (Liang et al. 2024).
 
-A model that is compiled in one piece has one backward pass, so that all gradients appear at its end and none is
-exchanged while the rest is computed; and FSDP2 could not gather and free the weights block by block. Blocks that are
-alike share what is compiled; from the ninth kind on torch runs them uncompiled.
+In a model compiled in one piece all gradients appear at the end of the only backward pass, so their exchange cannot
+overlap it, and FSDP2 cannot gather and free the weights block by block. Equal blocks share compiled code; from the
+ninth kind on torch runs them uncompiled.
 """
 
 from __future__ import annotations
@@ -25,31 +25,36 @@ from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import Recomputed
 from slipstream.train.throughput import synchronise
 
-#: Steps that are timed with and without; the fastest counts.
+#: Steps to time with and without compilation; the fastest counts.
 TIMED = 3
 
 
 def compiled_modules(model: Predictor) -> list[nn.Module]:
-    """The blocks of a model, or the whole of one whose blocks are single layers, in which there is nothing to fuse."""
+    """Return the blocks of a model, or the whole model if its blocks are single layers.
+
+    A single layer has nothing to fuse.
+    """
     blocks = dict.fromkeys(model.network.get_submodule(name) for name in blocks_of(model.network))
     return [block for block in blocks if any(True for _ in block.children())] or [model]
 
 
 class CompiledBlocks:
-    """Blocks whose passes are compiled within ``with blocks():``, forward and backward, which may compute a block once
-    more. They are for the one shape that micro-batches have: elsewhere, as in evaluation, the modules are as they were.
+    """Blocks whose forward and backward passes are compiled within ``with blocks():``.
+
+    The backward pass may recompute a block. The code is for the one shape of the micro-batches; outside the context, as
+    in evaluation, the original modules run.
     """
 
     def __init__(self, models: Sequence[Predictor]) -> None:
         modules = [module for model in models for module in compiled_modules(model)]
-        # What is recomputed is compiled inside of that, or the compiler would decide anew what is kept.
+        # Compile inside of recomputation; otherwise the compiler would choose again which activations to keep.
         recomputed = [vars(module).get("forward") for module in modules]
         places = [r if isinstance(r, Recomputed) else m for m, r in zip(modules, recomputed, strict=True)]
         self._forward = [(place, torch.compile(place.forward, dynamic=False)) for place in places]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        # ``forward`` alone, so that hooks run around it; past ``setattr``, which looks for parameters first.
+        # Only ``forward``, so that hooks run around it; without ``setattr``, which looks for parameters first.
         own = [(place, vars(place).get("forward")) for place, _ in self._forward]
         for place, forward in self._forward:
             vars(place)["forward"] = forward
@@ -59,14 +64,16 @@ class CompiledBlocks:
             for place, before in own:
                 if before is None:
                     del vars(place)["forward"]
-                else:  # somebody's, such as a library's that wraps modules
+                else:  # set by other code, such as a library that wraps modules
                     vars(place)["forward"] = before
 
 
 @dataclass(frozen=True)
 class CompiledTraining:
-    """The ``blocks`` of a model, compiled for micro-batches like ``inputs``, the ``context`` of its passes, and what it
-    was worth."""
+    """Compiled ``blocks`` for micro-batches like ``inputs``, and the measured gain.
+
+    ``context`` is that of the passes.
+    """
 
     blocks: CompiledBlocks
     inputs: tuple[Tensor, ...]
@@ -80,10 +87,10 @@ def compile_blocks(
     pieces: Sequence[slice],
     context: Callable[[], AbstractContextManager[object]],
 ) -> CompiledTraining:
-    """Compile what this process holds of ``parallel`` for the micro-batches ``pieces`` of ``batch``, as they lie in it:
-    their strides are part of what is compiled for. All ranks that share a divided model must call this.
+    """Compile this process's part of ``parallel`` for the micro-batches ``pieces`` of ``batch``.
 
-    Raises ``UserError`` if it cannot be compiled.
+    The code depends on the strides of the slices. Collective for the ranks that share a divided model. Raises
+    ``UserError`` if compilation fails.
     """
     blocks = CompiledBlocks(parallel.model_parts)
 

@@ -1,4 +1,4 @@
-"""How training is divided among the processes."""
+"""Settings that divide training among processes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal
 from slipstream.errors import UserError
 from slipstream.settings import Natural, Positive, Settings, settings
 
-#: Columns of PowerSGD's matrices if nothing else is said.
+#: Default columns of PowerSGD's matrices.
 GRADIENT_RANK = 2
 
-#: What is divided among data-parallel processes, and all that comes before it.
+#: Every level divides the named state and all before it among data-parallel processes.
 Shard = Literal["none", "optimizer", "gradients", "weights"]
 
 
 @settings
 class ParallelConfig(Settings):
-    """How the model is divided among the processes; what is left over of them is data parallel."""
+    """Division of the model among processes; the remaining factor is data parallel."""
 
     section = "training.parallel"
 
@@ -51,18 +51,20 @@ class ParallelConfig(Settings):
 
     @property
     def divides(self) -> bool:
-        """Whether anything is divided; otherwise every process holds the whole model (DDP)."""
+        """True if anything is divided; otherwise every process holds the whole model (DDP)."""
         return self.shard != "none" or self.pipeline > 1 or self.tensor > 1
 
     def uses_fsdp(self, data: int) -> bool:
-        """Whether FSDP2 manages the parameters, with so many data-parallel processes. Without ``shard`` each of these
-        then has the only shard, as with DDP."""
+        """Return True if FSDP2 manages the parameters with ``data`` data-parallel processes.
+
+        Without ``shard`` each of them holds the only shard, as with DDP.
+        """
         return self.shard != "none" or (self.divides and data > 1)
 
     def sizes(self, world: int, nodes: int = 1) -> tuple[int, ...]:
-        """The sizes of the mesh of ``world`` processes on ``nodes`` nodes: pipeline, replicate, shard, tensor.
+        """Return the mesh sizes of ``world`` processes on ``nodes`` nodes.
 
-        Raises ``UserError`` if they do not multiply to ``world``.
+        They are pipeline, replicate, shard and tensor. Raises ``UserError`` if their product is not ``world``.
         """
         if not self.divides:
             return 1, world, 1, 1
@@ -74,7 +76,7 @@ class ParallelConfig(Settings):
             )
         if self.shard == "none":
             return self.pipeline, data, 1, self.tensor
-        # Stages are on different nodes, if there are enough.
+        # Stages are on different nodes if there are enough.
         spanned = nodes // self.pipeline if nodes % self.pipeline == 0 else 1
         replicas = self.replicas or (spanned if data % spanned == 0 else 1)
         if data % replicas:
@@ -87,7 +89,7 @@ class ParallelConfig(Settings):
 
 @settings
 class GradientsConfig(Settings):
-    """How processes that each hold the whole model (DDP) exchange their gradients."""
+    """Gradient exchange of processes that each hold the whole model (DDP)."""
 
     section = "training.gradients"
 

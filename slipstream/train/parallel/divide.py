@@ -1,7 +1,6 @@
-"""A model divided by a layout: its parts on this process, the passes over the micro-batches of a step, and the gradient
-of the whole model, of which each process holds a part.
+"""Model divided by a layout: its parts on this process, passes, and gradient norm.
 
-Torch's ``clip_grad_norm_`` clips each stage of a pipeline by itself, and cannot add up tensors of different meshes.
+Torch's ``clip_grad_norm_`` clips every stage of a pipeline by itself, and cannot add up tensors of different meshes.
 """
 
 from __future__ import annotations
@@ -30,14 +29,16 @@ from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
 from slipstream.train.parallel.sharding import divide_tensors, prepare_passes, shard
 
-#: Added to the norm by which gradients are divided, as in ``torch.nn.utils.clip_grad_norm_``.
+#: Summand of the norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``.
 EPSILON = 1e-6
 
 
 @torch.no_grad()
 def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) -> None:
-    """Add up the gradients of which each device of a tensor-parallel group holds a summand (those of normalisations,
-    each device having seen a part of the sequence or of the heads), in one all-reduce."""
+    """All-reduce the gradients that are partial within a tensor-parallel group, in one call.
+
+    They belong to normalisations: every device has seen a part of the sequence or of the heads.
+    """
     partial = [p for p in parameters if isinstance(p.grad, DTensor) and Partial() in p.grad.placements]
     if not partial or layout.mesh is None:
         return
@@ -53,10 +54,10 @@ def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) ->
 
 @torch.no_grad()
 def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsewhere: Sequence[Tensor] = ()) -> Tensor:
-    """The L2 norm of the gradient of the whole model: float64, a scalar on the layout's device, equal on all ranks.
+    """Return the L2 norm of the whole model's gradient: a float64 scalar, equal on all ranks.
 
-    It is not finite if any gradient on any rank is not. Each element counts once: on the first of the processes that
-    hold it. ``counted_elsewhere`` are parameters of which another stage of the pipeline counts the gradient.
+    It is on the layout's device, and non-finite if any gradient on any rank is. Every element counts once, on the first
+    process that holds it. Another pipeline stage counts the gradients of ``counted_elsewhere``.
     """
     skipped = {id(parameter) for parameter in counted_elsewhere}
     grads = [
@@ -65,7 +66,7 @@ def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsew
     device = layout.mesh.device_type if layout.mesh is not None else "cpu"
     squares = torch.zeros((), dtype=torch.float64, device=device)
     if grads:
-        # Squared in float64, where no float32 overflows.
+        # Squares in float64, because float32 may overflow.
         squares += torch.stack(torch._foreach_norm(grads)).double().square().sum().to(device)
     dist.all_reduce(squares)
     return squares.sqrt()
@@ -73,7 +74,7 @@ def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsew
 
 @torch.no_grad()
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> None:
-    """Scale the gradients down to the norm ``largest`` if that of the whole model, ``norm``, is larger."""
+    """Scale the gradients down to the norm ``largest`` if ``norm``, the whole model's, is larger."""
     factor = (largest / (norm + EPSILON)).clamp(max=1.0)
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in (local(p.grad) for p in parameters if p.grad is not None):
@@ -83,7 +84,7 @@ def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> No
 
 
 def counts(grad: Tensor, layout: Layout) -> bool:
-    """Whether this process is the first of those that hold the same elements."""
+    """Return True if this process is the first that holds these elements."""
     divided: set[str] = set()
     if isinstance(grad, DTensor):
         names = grad.device_mesh.mesh_dim_names or ()
@@ -92,7 +93,7 @@ def counts(grad: Tensor, layout: Layout) -> bool:
 
 
 class DividedModel(ParallelModel):
-    """The parts of a model that this process holds by a layout."""
+    """This process's parts of a model divided by a layout."""
 
     def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None) -> None:
         self.model_parts = parts
@@ -110,7 +111,7 @@ class DividedModel(ParallelModel):
         self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
     ) -> None:
         if self._pipeline:
-            # Forward and backward passes alternate, so both run in it.
+            # Forward and backward passes alternate, so both run in the context.
             with forward(), self.compiled():
                 self._pipeline.step(inputs, loss_of)
         else:
@@ -127,7 +128,7 @@ class DividedModel(ParallelModel):
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:
         outputs = self._pipeline.outputs(inputs) if self._pipeline else self.model_parts[0](*inputs)
-        # Without a backward pass FSDP would leave some weights gathered.
+        # Without a backward pass FSDP leaves some weights gathered.
         for module in (module for part in self.model_parts for module in part.modules()):
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -136,14 +137,14 @@ class DividedModel(ParallelModel):
     def norm(self) -> Tensor:
         shared = self._pipeline.counted_elsewhere if self._pipeline else []
         norm = total_norm(self._parameters, self._layout, shared)
-        # An optimiser on the host would not wait for a verdict that is still on its way from the device.
+        # An optimiser on the host would not wait for a value still in transfer from the device.
         return norm.cpu() if self._layout.config.offload else norm
 
     def clip(self, norm: Tensor, largest: float) -> None:
         clip(self._parameters, norm, largest)
 
     def after_step(self, skip: Tensor) -> None:
-        """Nothing is kept of gradients."""
+        """Do nothing: no state depends on the gradient."""
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
         mine = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -157,9 +158,9 @@ class DividedModel(ParallelModel):
     def _one_by_one(
         self, tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind], holders: Mapping[str, int]
     ) -> Iterator[Tensor]:
-        """Put each tensor together on all processes that hold a part of it; the first of them sends it to rank 0."""
+        """Gather every tensor on its holders; the first holder sends it to rank 0."""
         assert self._layout.mesh is not None
-        # Torch warns that a tensor that is divided twice takes two gathers.
+        # Torch warns that a tensor divided twice takes two gathers.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         device, rank = self._layout.mesh.device_type, self._layout.rank
         for name in in_file_order(kinds):
@@ -175,23 +176,23 @@ class DividedModel(ParallelModel):
             if rank == 0:
                 yield whole
             else:
-                # Or this process would begin all that follows, each with a time limit, long before rank 0 gets there.
+                # Otherwise this process would start all later collectives, which have timeouts, long before rank 0.
                 wait_until_computed(whole)
 
 
 def wait_until_computed(tensor: Tensor) -> None:
-    """Wait until the device has the tensor; a CPU has."""
+    """Wait until the device has computed the tensor."""
     if tensor.is_cuda:
         wait_for(torch.cuda.current_stream(tensor.device))
 
 
 class JoinedParts(Predictor):
-    """The parameters of several stages under the names of the whole model; it has no forward pass."""
+    """Parameters of several stages under the whole model's names, without a forward pass."""
 
     def __init__(self, parts: list[Predictor]) -> None:
         super().__init__(parts[0].signature, nn.Module())
         self.row_bytes, self.adapted = parts[0].row_bytes, parts[0].adapted
-        self._stages = tuple(parts)  # in a tuple, where torch does not find them
+        self._stages = tuple(parts)  # in a tuple, so that torch does not register them
         for part in parts:
             for prefix, module in part.network.named_modules():
                 holder = self.network
@@ -219,25 +220,28 @@ def divide(
     rows: int,
     precision: str,
 ) -> DividedModel:
-    """Divide ``model`` by ``layout``. All ranks must call this.
+    """Divide ``model`` by ``layout``. Collective.
 
-    A model on the meta device gets its initial ``values`` here, each process only those of its part. ``micro_batches``
-    of ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Passes run in the
-    autocast of ``precision``. Raises ``UserError`` if the model cannot be divided so, or for values that are not there.
+    A model on the meta device gets its initial ``values`` here, on every process only those of its part. The largest
+    batch has ``micro_batches`` of ``rows`` rows per rank; a pipeline takes no other batches. Passes run in the autocast
+    of ``precision``. Raises ``UserError`` if the model cannot be divided by the layout, or for missing values.
     """
     config = layout.config
     check_plan(config, plan_of(model.network), micro_batches, adapted=model.adapted)
     parts = parts_of(model, layout, precision)
     for part in parts:
         fill(part, torch.device("cpu") if config.offload else device, values)
-        # On the host each pass would copy them, and wait for it.
+        # On the host they would be copied in every pass, with a wait.
         part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
     return DividedModel(parts, layout, pipeline)
 
 
 def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor]:
-    """What this process holds of a model that its plan allows to divide so; a model on the meta device stays there."""
+    """Return this process's parts of a model whose plan allows the layout.
+
+    A model on the meta device stays there.
+    """
     assert layout.mesh is not None
     config = layout.config
     parts = cut_stages(model, layout) if config.pipeline > 1 else [model]
@@ -251,7 +255,7 @@ def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor
 
 @torch.no_grad()
 def fill(part: Predictor, device: torch.device, values: InitialValues) -> None:
-    """Give a part on the meta device its memory and its initial values; do nothing for any other."""
+    """Allocate and initialise a part on the meta device; ignore any other."""
     model = part.network
     if not any(parameter.is_meta for parameter in model.parameters()):
         return

@@ -1,7 +1,7 @@
-"""Which process has which part: one mesh of all processes, and this process's place in it.
+"""Mesh of all processes, and this process's coordinates.
 
-The mesh has the dimensions ``pipeline``, ``replicate``, ``shard`` and ``tensor``, in this order: neighbouring ranks
-divide tensors, where the most is sent, and distant ones are stages of a pipeline.
+The dimensions are ``pipeline``, ``replicate``, ``shard`` and ``tensor``, in this order. Tensor parallelism sends the
+most data, so it is among neighbouring ranks; pipeline stages are distant.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from slipstream.models.plan import Plan
 from slipstream.train.parallel.config import ParallelConfig
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
-#: The dimensions along which gradients are averaged.
+#: Dimensions along which gradients are averaged.
 DATA = ("replicate", "shard")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The division of all processes, and this one's place.
+    """Division of the model among all processes, and this process's place.
 
-    ``data_rank`` of ``data_size`` decides which rows a process reads: processes that divide a model by tensors or
-    stages read the same. ``mesh`` is None if nothing is divided.
+    A process reads the rows of ``data_rank`` of ``data_size``: tensor-parallel peers and pipeline stages read the same.
+    ``mesh`` is None if nothing is divided.
     """
 
     config: ParallelConfig
@@ -37,14 +37,16 @@ class Layout:
 
     @classmethod
     def connect(cls, config: ParallelConfig, rank: int, world: int, device: torch.device) -> Layout:
-        """Create the groups of processes; all ranks must call this. Raises ``UserError`` as
-        :meth:`~slipstream.train.parallel.config.ParallelConfig.sizes` does."""
+        """Create the process groups. Collective.
+
+        Raises ``UserError`` as :meth:`~slipstream.train.parallel.config.ParallelConfig.sizes` does.
+        """
         sizes = config.sizes(world, nodes(world))
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS) if config.divides else None
         return cls(config, rank, world, sizes, mesh)
 
     def coordinate(self, dimension: str) -> int:
-        """This process's coordinate."""
+        """Return this process's coordinate along a dimension."""
         index = DIMENSIONS.index(dimension)
         below = 1
         for size in self.sizes[index + 1 :]:
@@ -64,7 +66,7 @@ class Layout:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The numbers of the pipeline's stages that this process holds."""
+        """Numbers of the pipeline stages on this process."""
         processes = self.size("pipeline")
         return tuple(self.coordinate("pipeline") + turn * processes for turn in range(self.config.stages_per_rank))
 
@@ -74,18 +76,20 @@ class Layout:
 
     @property
     def has_losses(self) -> bool:
-        """Whether the losses are computed here: by the last stage, and once for each row of the batch."""
+        """True if this process computes losses: the last stage does, once per row of the batch."""
         return self.all_stages - 1 in self.stages
 
 
 def nodes(world: int) -> int:
-    """The number of nodes, as torch elastic states it; 1 without it."""
+    """Return the number of nodes from torch elastic, or 1 without it."""
     return max(1, world // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 
 
 def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int, *, adapted: bool = False) -> None:
-    """Raise ``UserError`` if the model, ``adapted`` if adapters of it are trained, cannot be divided so, or if there
-    are too few micro-batches for the stages."""
+    """Raise ``UserError`` if the layout cannot divide the model.
+
+    It also raises if there are too few micro-batches for the stages. ``adapted`` means that adapters are trained.
+    """
     if config.pipeline == config.tensor == 1:
         return
     if plan is None:

@@ -1,6 +1,7 @@
-"""Pipelines: 1F1B (Narayanan et al. 2019, "PipeDream") and interleaved (Narayanan et al. 2021), by PyTorch's schedules.
+"""Pipeline parallelism with PyTorch's schedules 1F1B and interleaved 1F1B.
 
-All micro-batches have the same number of rows; a short batch is padded, by rows whose loss its caller multiplies by 0.
+Sources: Narayanan et al. 2019 ("PipeDream") for 1F1B, Narayanan et al. 2021 for interleaved. All
+micro-batches have the same number of rows. Short batches are padded; the caller multiplies the loss of padding by 0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
-    """The stages that this process holds, cut out of copies of the model; blocks are distributed evenly."""
+    """Return this process's stages, cut from copies of the model with evenly distributed blocks."""
     held_by = processes_of_parameters(model, layout)
     stages = []
     for stage in layout.stages:
@@ -36,7 +37,7 @@ def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
 
 
 def cut_stage(part: Predictor, stage: int, all_stages: int) -> Predictor:
-    """Cut all of ``part``, a whole model, but one of ``all_stages`` stages."""
+    """Reduce ``part``, a whole model, to one of ``all_stages`` stages."""
     plan = stated_plan(part)
     blocks = len(plan.blocks)
     plan.cut(stage * blocks // all_stages, (stage + 1) * blocks // all_stages)
@@ -45,10 +46,10 @@ def cut_stage(part: Predictor, stage: int, all_stages: int) -> Predictor:
 
 
 def processes_of_parameters(model: Predictor, layout: Layout) -> dict[str, tuple[int, ...]]:
-    """The places in the pipeline of the processes that hold each parameter, by its name."""
+    """Return the pipeline coordinates of the holders of every parameter, by name."""
     places: dict[str, set[int]] = {}
     for stage in range(layout.all_stages):
-        # A copy with the same tensors, since only the names are of interest.
+        # The copy shares tensors, since only names matter.
         part = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
         for name, _ in cut_stage(part, stage, layout.all_stages).named_parameters():
             places.setdefault(name, set()).add(stage % layout.size("pipeline"))
@@ -62,8 +63,11 @@ def stated_plan(model: Predictor) -> Plan:
 
 
 class Pipeline:
-    """The schedule over this process's stages, for steps of ``micro_batches`` micro-batches of ``rows`` rows. In the
-    ``precision`` bf16 hidden states and their gradients are handed on in it."""
+    """Schedule over this process's stages.
+
+    A step has ``micro_batches`` micro-batches of ``rows`` rows. In ``precision`` bf16, hidden states and their
+    gradients are sent as bf16.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class Pipeline:
         sent = torch.bfloat16 if precision == "bf16" else dtype
         for part in stages:
             if not part.last:
-                # The next stage makes room for this type; torch does not check what it is sent.
+                # The next stage allocates buffers of this dtype; torch does not check the sent tensors.
                 part.register_forward_hook(lambda module, model_inputs, outputs: outputs.to(sent))
         model_inputs = tuple(zeros(stages[0].signature, rows, "meta"))
         hidden = torch.empty(rows, length, *rest, dtype=sent, device="meta", requires_grad=True)
@@ -106,54 +110,54 @@ class Pipeline:
             )
             for number, part in zip(layout.stages, stages, strict=True)
         ]
-        # The caller's losses are sums, scaled by it.
+        # The caller has already scaled its losses, which are sums.
         self._schedule = (
             ScheduleInterleaved1F1B(pipeline_stages, micro_batches, loss_fn=self._loss, scale_grads=False)
             if layout.config.schedule == "interleaved"
             else Schedule1F1B(pipeline_stages[0], micro_batches, loss_fn=self._loss, scale_grads=False)
         )
-        #: Of every batch.
+        #: Rows of every batch.
         self.rows = micro_batches * rows
         self._shared = shared_parameters(stages, layout)
 
     def step(self, inputs: Sequence[Tensor], loss_of: LossOf) -> None:
-        """Run all forward and backward passes of a batch; gradients are added to those there are."""
+        """Run all forward and backward passes of a batch, and accumulate gradients."""
         self._loss_of = loss_of
         self._run(self._schedule.step, inputs, return_outputs=False)
         self._add_shared()
 
     @torch.no_grad()
     def outputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
-        """The outputs of a batch, on the last stage."""
+        """Return the outputs of a batch on the last stage, None elsewhere."""
         self._loss_of = lambda outputs, _: outputs.new_zeros(())
         return self._run(self._schedule.eval, inputs)
 
     def _run(self, run: Callable[..., T], inputs: Sequence[Tensor], **settings: bool) -> T:
         assert len(inputs[0]) == self.rows, "pipelines take batches of one size only"
-        # The target tells the loss which rows it is of.
+        # The target identifies the rows for the loss.
         target = torch.arange(self.rows) if self._layout.has_losses else None
         beside = {"ids": inputs[0]} if self._takes_ids else {}
         return run(*inputs if 0 in self._layout.stages else (), target=target, **beside, **settings)
 
     def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
         assert self._loss_of is not None
-        # A view of what begins with row 0; a number in it could not be read where the step is only traced.
+        # A view of a tensor that starts at row 0; a value could not be read while tracing.
         return self._loss_of(outputs, int(rows.storage_offset()))
 
     @property
     def counted_elsewhere(self) -> list[nn.Parameter]:
-        """The parameters of this process that an earlier one holds, too."""
+        """Parameters of this process that an earlier process holds too."""
         return [one.parameter for one in self._shared if not one.first]
 
     def _add_shared(self) -> None:
-        """Stages that share a parameter each have a summand of its gradient."""
+        """Sum the gradients of parameters shared between stages."""
         for one in self._shared:
             assert one.parameter.grad is not None
             dist.all_reduce(local(one.parameter.grad), group=one.group)
 
 
 class Shared(NamedTuple):
-    """A parameter that several processes of a pipeline hold under one name, such as a tied embedding."""
+    """Parameter on several pipeline processes, such as a tied embedding."""
 
     parameter: nn.Parameter
     group: dist.ProcessGroup
@@ -161,15 +165,14 @@ class Shared(NamedTuple):
 
 
 def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
-    """The trained parameters of these stages that other processes of the pipeline hold, too; all ranks must call
-    this."""
+    """Return the trained parameters of these stages that other stages share. Collective."""
     assert layout.mesh is not None
     mine = {name: parameter for part in stages for name, parameter in part.named_parameters()}
     shared = []
     for name, places in sorted(stages[0].held_by.items()):
         if len(places) == 1:
             continue
-        # Every rank takes part in the making of every group, its own or not.
+        # Every rank takes part in creating every group.
         for column in layout.mesh.mesh.flatten(1).T.tolist():
             group = dist.new_group([column[place] for place in places])
             if layout.rank in column and name in mine and mine[name].requires_grad:

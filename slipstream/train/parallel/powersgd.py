@@ -1,10 +1,11 @@
-"""PowerSGD: gradients travel as products of thin matrices, and what that leaves out is added to the next gradient
-(Vogels, Karimireddy, Jaggi 2019, algorithms 1 and 2; with error feedback and warm start).
+"""PowerSGD: low-rank gradient compression with error feedback and warm start.
 
-PyTorch's own hook starts the collectives of a bucket in callbacks, so that over gloo those of several buckets come in
-another order on each rank and do not match; and it keeps no state that a checkpoint could hold. Here a bucket's two
-all-reduces end before the next bucket's begin. On a GPU both and the products between them run on a stream of their
-own, beside the backward pass.
+Gradients are sent as products of thin matrices, and the error is added to the next gradient (Vogels, Karimireddy, Jaggi
+2019, algorithms 1 and 2).
+
+PyTorch's own hook starts the collectives of a bucket in callbacks. Over gloo those of several buckets then come in a
+different order on each rank and do not match. It also has no state for checkpoints. Here a bucket's two all-reduces end
+before those of the next start. On a GPU they and their matmuls overlap the backward pass on a separate stream.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LOG = logger("train")
 
 @dataclass(frozen=True)
 class Shape:
-    """A gradient of a bucket as a matrix of ``rows`` x ``columns``; compressed if ``rank`` is not 0."""
+    """Gradient of a bucket as a matrix ``rows`` x ``columns``; compressed if ``rank`` is not 0."""
 
     rows: int
     columns: int
@@ -33,7 +34,7 @@ class Shape:
 
     @classmethod
     def of(cls, gradient: Tensor, rank: int) -> Shape:
-        """Vectors, and matrices that would not become smaller, are not compressed."""
+        """Return the shape of a gradient; compress matrices only where that is smaller."""
         rows = gradient.shape[0] if gradient.ndim > 1 else 1
         columns = gradient.numel() // max(1, rows)
         rank = min(rank, rows, columns)
@@ -41,13 +42,13 @@ class Shape:
 
 
 class Memory:
-    """What a bucket remembers from step to step, and what takes its place unless the step is skipped."""
+    """State of a bucket between steps, and its successor if the step is not skipped."""
 
     def __init__(self, gradients: list[Tensor], rank: int, generator: torch.Generator) -> None:
         self.shapes = [Shape.of(gradient, rank) for gradient in gradients]
         dtype, device = gradients[0].dtype, gradients[0].device
         compressed = [shape for shape in self.shapes if shape.rank]
-        #: Of all compressed gradients, flat: what was left out, and the right factors, equal on all ranks.
+        #: Errors of all compressed gradients, flat, and the right factors, which are equal on all ranks.
         self.error = torch.zeros(sum(shape.rows * shape.columns for shape in compressed), dtype=dtype, device=device)
         q = torch.randn(sum(shape.columns * shape.rank for shape in compressed), generator=generator)
         self.q = q.to(device, dtype)
@@ -61,15 +62,17 @@ class Memory:
 
 
 def finished(flat: Tensor) -> Future[Tensor]:
-    """The result of a hook that the current stream of a GPU computes; whoever takes it waits for that stream."""
+    """Return a completed future of a hook; its consumer waits for the GPU's current stream."""
     done: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else [])
     done.set_result(flat)
     return done
 
 
 class PowerSGD:
-    """A communication hook of ``DistributedDataParallel``, to be called once with every bucket before the first step,
-    with gradients that do not count: it then learns their shapes. Its state belongs into checkpoints."""
+    """Communication hook of ``DistributedDataParallel`` with state for checkpoints.
+
+    Call it once with every bucket before the first step, with gradients that do not count: it records their shapes.
+    """
 
     def __init__(self, rank: int, seed: int, group: Group) -> None:
         self._rank = rank
@@ -84,11 +87,11 @@ class PowerSGD:
             self._buckets[bucket.index()] = Memory(bucket.gradients(), self._rank, self._generator)
             return finished(flat)
         if self._stream:
-            # The gradients are there when the backward pass has come this far, and so is what the last step left.
+            # Wait until the backward pass has produced the gradients, and for the state of the last step.
             self._stream.wait_stream(torch.cuda.current_stream(self._group.device))
-        with torch.cuda.stream(self._stream):  # none on a CPU, which changes nothing
+        with torch.cuda.stream(self._stream):  # None on a CPU: no effect
             self._exchange(self._buckets[bucket.index()], bucket.gradients())
-            # On this stream: DDP's own waits for what is on it now before it goes on with the gradients.
+            # On this stream: DDP's stream waits for its current work before using the gradients.
             return finished(flat)
 
     def _exchange(self, memory: Memory, gradients: list[Tensor]) -> None:
@@ -106,7 +109,7 @@ class PowerSGD:
         ps = self._means([*(mine @ q for mine, q in zip(errors, qs, strict=True)), *plain])
         for gradient, mean in zip(plain, ps[len(compressed) :], strict=True):
             gradient.copy_(mean)
-        # Orthogonalised by Householder's reflections, which make a basis of a matrix of zeros, too.
+        # Orthogonalise by Householder reflections, which give a basis even for a zero matrix.
         ps = [torch.linalg.qr(p).Q for p in ps[: len(compressed)]]
         qs = self._means([mine.T @ p for mine, p in zip(errors, ps, strict=True)])
         for (_, gradient), mine, p, q in zip(compressed, errors, ps, qs, strict=True):
@@ -116,7 +119,7 @@ class PowerSGD:
         memory.next = error, torch.cat([q.reshape(-1) for q in qs]) if qs else memory.q
 
     def _means(self, mine: list[Tensor]) -> list[Tensor]:
-        """The means over all ranks, by one all-reduce."""
+        """Return the means over all ranks, with one all-reduce."""
         if not mine:
             return []
         flat = torch.cat([tensor.reshape(-1) for tensor in mine])
@@ -126,12 +129,12 @@ class PowerSGD:
         return [part.view_as(tensor) for part, tensor in zip(parts, mine, strict=True)]
 
     def after_step(self, skip: Tensor) -> None:
-        """Remember what the last step left out, unless it is skipped: bool, a scalar on the device."""
+        """Keep the errors of the last step unless ``skip``, a bool scalar on the device."""
         for memory in self._buckets.values():
             memory.advance(skip)
 
     def state_dict(self) -> StateDict:
-        """Errors differ between ranks, so each has names of its own."""
+        """Return the state; errors differ between ranks, so they are stored by rank."""
         buckets = {str(index): memory for index, memory in self._buckets.items()}
         return {
             "world": self._group.world,
@@ -140,7 +143,7 @@ class PowerSGD:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Errors are of no use to other numbers of ranks, which begin without."""
+        """Load the state; without errors if the number of ranks differs."""
         same_world = state["world"] == self._group.world
         if not same_world and self._group.rank == 0:
             LOG.warning("PowerSGD begins without what its last step left out: that was of %d processes", state["world"])

@@ -1,8 +1,7 @@
-"""Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): of each block the
-backward pass keeps its inputs alone, and computes the rest once more.
+"""Activation checkpointing: the backward pass recomputes every block from its inputs.
 
-The block's random numbers are drawn again as they were, so the gradients are the same, bit for bit; the price is
-another forward pass. Parameters keep their names.
+Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Random numbers are replayed, so gradients are
+bitwise equal; the price is another forward pass. Parameters keep their names.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from slipstream.models.plan import blocks_of
 
 
 class Recomputed:
-    """Stands for the ``forward`` of a block. Without gradients, as in evaluation, it is that and no more."""
+    """Replacement for a block's ``forward``, without effect if gradients are disabled."""
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        #: What is computed, and computed again. Whoever compiles the block compiles this.
+        #: Function to run and to recompute; compiling the block compiles this.
         self.forward: Callable[..., Any] = block.forward
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -33,7 +32,7 @@ class Recomputed:
         return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=self._contexts, **named)
 
     def _contexts(self) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        """For the first time, and for the second, which must not count a batch's statistics twice."""
+        """Return the contexts of both runs; the second must not update batch statistics again."""
         return nullcontext(), buffers_unchanged(self._block)
 
 
@@ -49,8 +48,11 @@ def buffers_unchanged(block: nn.Module) -> Iterator[None]:
 
 
 def recompute_blocks(network: nn.Module) -> None:
-    """Let the backward pass recompute all blocks of ``network``, in place; before it is divided or compiled, and its
-    copies, such as the stages of a pipeline, do so, too. Raises ``UserError`` for a model without blocks."""
+    """Make the backward pass recompute all blocks of ``network``, in place.
+
+    Call it before dividing or compiling; copies, such as pipeline stages, inherit it. Raises ``UserError`` for a model
+    without blocks.
+    """
     blocks = blocks_of(network)
     if not blocks:
         raise UserError(
@@ -59,5 +61,5 @@ def recompute_blocks(network: nn.Module) -> None:
         )
     for name in blocks:
         block = network.get_submodule(name)
-        # Past ``setattr``: an attribute of the instance goes before the method of its class.
+        # Without ``setattr``: an attribute of the instance takes precedence over the method.
         vars(block)["forward"] = Recomputed(block)

@@ -1,4 +1,4 @@
-"""The model on every rank: DDP, and what it leaves to its users."""
+"""Replicated model on every rank, by DDP."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ LOG = logger("train")
 
 
 class ReplicatedModel(ParallelModel):
-    """A model of which every process holds a replica. ``ddp`` averages the gradients of all, with ``powersgd`` if that
-    is its hook; without it the process trains alone."""
+    """Model with a replica on every process.
+
+    ``ddp`` averages the gradients, with ``powersgd`` if that is its hook; without it the process trains alone.
+    """
 
     is_whole = True
 
@@ -54,7 +56,7 @@ class ReplicatedModel(ParallelModel):
         for index, piece in enumerate(pieces):
             rows = [x[piece] for x in inputs]
             if piece.stop == piece.start:
-                # A rank without rows still takes part in the all-reduce of the gradient.
+                # A rank without rows still joins the all-reduce of the gradient.
                 rows = zeros(self.model.signature, ROWS, inputs[0].device)
             alone = self._has_batch_statistics and piece.stop - piece.start < ROWS
             last = index == len(pieces) - 1
@@ -67,7 +69,7 @@ class ReplicatedModel(ParallelModel):
         return self.model(*inputs)
 
     def norm(self) -> Tensor:
-        # What torch's ``get_total_norm`` computes, without sorting tensors by device and type first.
+        # Same as torch's ``get_total_norm``, without sorting tensors by device and dtype first.
         norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
         return torch.linalg.vector_norm(torch.stack(norms))
 
@@ -90,14 +92,14 @@ def replicate(
     seed: int = 0,
     compiled: CompiledTraining | None = None,
 ) -> ReplicatedModel:
-    """Wrap the model so that backward passes average the gradient over all ranks, exchanged by ``settings``; those of
-    training are ``compiled``, if it is.
+    """Wrap the model in DDP with the gradient exchange of ``settings``.
 
-    DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
-    :func:`~slipstream.train.loop.step.broadcast_buffers` does it for those that change. Two passes over
-    zeros make DDP rebuild its gradient buckets before the first training step: it does so after its first backward
-    pass, which changes the order of its sums. A resumed process would do so after its first *resumed* step, and from
-    three ranks on its numbers would differ from those of an uninterrupted run.
+    Training passes are ``compiled`` if given. DDP's broadcast of all buffers, constant ones too, before every forward
+    pass is switched off; :func:`~slipstream.train.loop.step.broadcast_buffers` handles those that change.
+
+    Two passes over zeros make DDP rebuild its gradient buckets before the first training step. It does so after its
+    first backward pass, which changes the order of its sums. In a resumed process that would be the first *resumed*
+    step, and from three ranks on the results would differ from an uninterrupted run.
     """
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
@@ -125,7 +127,7 @@ def replicate(
     for _ in range(2):
         pass_over_zeros()
     if powersgd:
-        # Torch refuses annotations that are text, as they are here.
+        # Torch rejects annotations that are strings, as in this module.
         ddp.register_comm_hook(powersgd, lambda hook, bucket: hook(bucket))
         pass_over_zeros()
     elif settings.hook != "none":
@@ -136,7 +138,7 @@ def replicate(
 
 
 def check_exchange(settings: GradientsConfig, backend: str, precision: str) -> None:
-    """Raise ``UserError`` if gradients cannot be exchanged so over this backend."""
+    """Raise ``UserError`` if the backend or precision rules out the gradient exchange."""
     if settings.hook == "bf16" and backend != "nccl":
         raise settings.reject("hook", f"fp16 or powersgd over {backend}: the bf16 hook is NCCL's alone")
     if settings.hook == "powersgd" and precision == "fp16":

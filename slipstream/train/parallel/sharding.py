@@ -1,7 +1,7 @@
-"""Parameters divided among devices: ZeRO (Rajbhandari et al. 2020) by the switches of PyTorch's FSDP2, and tensor and
-sequence parallelism (Shoeybi et al. 2019; Korthikanti et al. 2022) by a model's plan.
+"""Parameters divided among devices: ZeRO by FSDP2, tensor and sequence parallelism by plans.
 
-For one optimiser step of M micro-batches and P parameter groups (blocks, and one for the rest) FSDP2 has:
+Sources: Rajbhandari et al. 2020; Shoeybi et al. 2019; Korthikanti et al. 2022. For one optimiser step of M
+micro-batches and P parameter groups (blocks, and one for the rest) FSDP2 has:
 
 ===========  ===================================  ===========  ================
 what         held in whole on a device            all-gathers  reduce-scatters
@@ -11,9 +11,8 @@ gradients    weights, during a micro-batch        M P          M P
 weights      the weights of one block             2 M P        M P
 ===========  ===================================  ===========  ================
 
-With tensor parallelism there are plain tensors between modules: hidden states whole on every device, or with sequence
-parallelism each device's part of the sequence. Every parameter becomes a ``DTensor``, because fused optimisers accept
-no mixture.
+With tensor parallelism plain tensors pass between modules: hidden states, whole on every device, or divided along the
+sequence with sequence parallelism. Every parameter becomes a ``DTensor``, because fused optimisers accept no mixture.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 
 
 def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
-    """Divide the parameters among the data-parallel processes of ``mesh`` (``[shard]``, or ``[replicate, shard]``), in
-    place: each block is one group, all else another.
+    """Divide the parameters among the data-parallel processes of ``mesh``, in place.
 
-    In bf16 the weights are gathered and the blocks' inputs taken as such, and gradients are reduced in float32: the
-    copies that autocast makes of float32 weights would all stay until the backward pass.
+    The mesh is ``[shard]`` or ``[replicate, shard]``. Every block is one group, the rest another. In bf16 the weights
+    are gathered and the blocks' inputs are cast to bf16, and gradients are reduced in float32: autocast's copies of
+    float32 weights would all last until the backward pass.
     """
-    # FSDP warns of outputs that are views: nothing here changes an output in place.
+    # FSDP warns of outputs that are views, but no output is changed in place here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if config.offload else OffloadPolicy()
     divide_module = partial(
@@ -67,7 +66,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
 
 
 def prepare_passes(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
-    """Prepare the forward and backward pass of a micro-batch, the ``last`` of its step or another."""
+    """Prepare the passes of a micro-batch, which may be the ``last`` of its step."""
     sharded = cast(FSDPModule, model)
     each = config.shard in ("gradients", "weights")
     sharded.set_is_last_backward(last or each)
@@ -78,7 +77,7 @@ def prepare_passes(model: nn.Module, config: ParallelConfig, *, last: bool) -> N
 def divide_tensors(model: nn.Module, plan: Plan, mesh: DeviceMesh, *, sequence: bool) -> None:
     """Divide the model's parameters over the one-dimensional ``mesh``, in place.
 
-    Raises ``UserError`` if the plan leaves a parameter out.
+    Raises ``UserError`` if the plan misses a parameter.
     """
     modules = dict(model.named_modules())
     styles = {name: style_of(modules[name], style, sequence) for name, style in plan.tensor.items()}
@@ -108,8 +107,10 @@ def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
 
 
 class Embedding(RowwiseParallel):
-    """Waits for the hidden states: torch's compiler (2.13) sends the gradient of an unfinished collective's result to
-    the wrong tensor."""
+    """Embedding that waits for its collective's result.
+
+    Torch's compiler (2.13) sends the gradient of an unfinished one to the wrong tensor.
+    """
 
     @staticmethod
     def _prepare_output_fn(
@@ -119,7 +120,7 @@ class Embedding(RowwiseParallel):
 
 
 class Norm(SequenceParallel):
-    """A normalisation of a plain tensor that is divided by ``placement``, with whole parameters on every device."""
+    """Normalisation of a plain tensor divided by ``placement``, with replicated parameters."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__(use_local_output=True)
@@ -127,7 +128,7 @@ class Norm(SequenceParallel):
 
 
 class Region(ParallelStyle):
-    """Gathers a module's first input along the sequence, once for all the layers that it contains."""
+    """Gather of a module's first input along the sequence, once for all its layers."""
 
     def __init__(self, hidden: Placement) -> None:
         self.hidden = hidden
@@ -141,7 +142,7 @@ class Region(ParallelStyle):
 
 
 class TiedHead(Region):
-    """The same, and gathers the output, which is divided along its last dimension."""
+    """Region that also gathers its output, divided along the last dimension."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def join(_: nn.Module, inputs: tuple[Tensor, ...], output: DTensor) -> Tensor:

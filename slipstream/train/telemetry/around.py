@@ -1,4 +1,4 @@
-"""What this attempt knows of itself besides the times of its steps."""
+"""Observations of this attempt other than its step times."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from slipstream.train.setup import Setup
 from slipstream.train.telemetry.step_times import StepTimes, threads_of_pod
 
 LOG = logger("telemetry")
-#: Bytes of a number of the gradient as it is exchanged, by the hook.
+#: Hooks that exchange gradients in two bytes per element.
 HALF = ("fp16", "bf16")
 
 
 def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
-    """What held the training back, over all attempts. A diagnosis that fails must not fail what it is of."""
+    """Return the bottleneck diagnosis over all attempts.
+
+    A failed diagnosis must not fail the training.
+    """
     try:
         return judge(observed_in(attempts))
     except Exception as error:
@@ -29,7 +32,7 @@ def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
 
 
 def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Observed | None:
-    """What the attempt has observed by now; None before its first step. Called by another thread, too."""
+    """Return the observations so far, None before the first step; safe in other threads."""
     seconds = recorder.record.seconds
     divided = setup.training.parallel.divides
     bytes_each = 2 if setup.training.gradients.hook in HALF else 4

@@ -1,4 +1,4 @@
-"""What a pass costs that no row causes: starting one operation after the other."""
+"""Fixed cost of a pass, independent of its rows: kernel launches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from slipstream.train.device_clock import DeviceClock
 from slipstream.train.loop.probe import ROWS, unchanged_after
 from slipstream.train.parallel.model import Forward
 
-#: Passes of which the fastest counts; the first is not timed, since it finds memory and kernels.
+#: Timed passes; the fastest counts. A first one is not timed, since it allocates memory and selects kernels.
 PASSES = 3
 
 
 def two_row_seconds(model: Predictor, forward: Forward, clock: DeviceClock, *, on_cpu: bool) -> float:
-    """Seconds of a forward and backward pass over two rows: of the device, on a CPU of this thread's processor time, as
-    other processes may run meanwhile. Nothing of the model changes."""
+    """Return the seconds of a forward and backward pass over two rows.
+
+    It is device time; on a CPU this thread's CPU time, as other processes may run meanwhile. The model is restored.
+    """
     rows = zeros(model.signature, ROWS, next(model.parameters()).device)
 
     def seconds() -> float:

@@ -1,7 +1,7 @@
-"""The places of a step between which its phases lie, marked without a wait for the device.
+"""Timestamps between the phases of a step, without waiting for the device.
 
-The last gradient is marked by a callback at the end of the backward pass' graph. It is queued when the pass begins,
-and so runs before DDP's own, which waits for the exchange: after it the pass only waits.
+A callback at the end of the backward graph marks the last gradient. It is queued when the pass starts, and so runs
+before DDP's own, which waits for the exchange: after it the pass only waits.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from slipstream.train.telemetry.step_times import StepTime
 
 
 class StepMarks:
-    """The places of one step. ``ready`` is when the host had its batch, ``begin`` where the device begins with it."""
+    """Timestamps of one step.
+
+    ``ready`` is when the host had its batch, ``begin`` when the device starts on it.
+    """
 
     def __init__(self, clock: DeviceClock, paused: float) -> None:
-        """``paused`` are the seconds of all pauses between steps until now."""
+        """Start a step; ``paused`` is the total of pauses between steps, in seconds."""
         self._clock = clock
         self.paused = paused
         self.ready = time.perf_counter()
         self.begin = clock.mark()
         self.gradient: Mark | None = None
         self.exchanged: Mark | None = None
-        #: Seconds of processor time that this thread took from the batch to the last gradient.
+        #: CPU seconds of this thread from the batch to the last gradient.
         self.compute_cpu = 0.0
         self._cpu = time.thread_time()
 
     def backward_of(self, loss: Tensor) -> None:
-        """The backward pass of this loss is about to begin; of several the last counts."""
+        """Mark the end of this loss's backward pass; the last of several counts."""
         if loss.requires_grad:
             loss.register_hook(self._begin_backward)
 
@@ -46,12 +49,12 @@ class StepMarks:
         self.compute_cpu = time.thread_time() - self._cpu
 
     def has_exchanged(self) -> None:
-        """All backward passes of the step have returned."""
+        """Mark that all backward passes of the step have returned."""
         self.exchanged = self._clock.mark()
 
 
 class Places(NamedTuple):
-    """When the device came to the places of a step, on the clock of ``time.perf_counter``."""
+    """Device-side timestamps of a step, comparable with ``time.perf_counter``."""
 
     begin: float
     gradient: float
@@ -60,20 +63,22 @@ class Places(NamedTuple):
 
 
 class StepTiming(NamedTuple):
-    """The times of a step, which the device may not have begun yet."""
+    """Timing of a step that the device may not have started."""
 
     start: StepMarks
     end: Mark
-    #: Seconds for which the host had waited for its batch.
+    #: Seconds that the host waited for its batch.
     waited: float
     snapshot_wait: StepWait | None
-    #: Seconds of all pauses between steps until now, and for which this thread waited for a processor.
+    #: Total seconds of pauses between steps, and of waits of this thread for a core.
     paused: float
     processor_wait: float
 
     def data_wait(self, begin: float, idle_since: float) -> float:
-        """Seconds for which the device, idle since then, had to wait for the batch of this step, which it began at
-        ``begin``."""
+        """Return the seconds that the idle device waited for this step's batch.
+
+        The device was idle from ``idle_since``, and started the step at ``begin``.
+        """
         idle_from = max(idle_since, self.start.ready - self.waited)
         return max(0.0, min(begin, self.start.ready) - idle_from)
 
@@ -82,15 +87,18 @@ class StepTiming(NamedTuple):
         begin = self.start.begin.wait()
         gradient = self.start.gradient.wait() if self.start.gradient else None
         exchanged = self.start.exchanged.wait() if self.start.exchanged else begin
-        # Where the loss is another process's, nothing tells computing from waiting.
+        # Without a loss on this process, computing and waiting are indistinguishable.
         return Places(begin, exchanged if gradient is None else gradient, exchanged, self.end.wait())
 
     def phases(self, at: Places, previous: StepTiming, idle: float, data_wait: float, stall: float) -> StepTime:
-        """The phases of this step. The device was ``idle`` since the previous one for so many seconds, ``data_wait`` of
-        them for want of a batch; for ``stall`` seconds a save stopped the step."""
+        """Return the phases of this step in seconds.
+
+        The device was ``idle`` since the previous step, ``data_wait`` of it for lack of a batch. A save stopped the
+        step for ``stall``.
+        """
         return StepTime(
             data=data_wait,
-            # GPUs measure times of microseconds inexactly.
+            # GPU timings of microseconds are inexact.
             compute=max(0.0, at.gradient - at.begin),
             exchange=max(0.0, at.exchanged - at.gradient),
             optimizer=max(0.0, at.end - at.exchanged - stall),
@@ -101,8 +109,10 @@ class StepTiming(NamedTuple):
 
 
 class ProcessorWait:
-    """For how long this thread was ready to run, and no processor was free: Linux counts it (``/proc``'s schedstat,
-    second field, in ns)."""
+    """Time that this thread was runnable without a free core.
+
+    Linux counts it in ``/proc``'s schedstat, second field, in ns.
+    """
 
     def __init__(self) -> None:
         try:
@@ -111,7 +121,7 @@ class ProcessorWait:
             self._file = None
 
     def seconds(self) -> float:
-        """Since this thread began; 0 where the kernel does not count it."""
+        """Return the seconds since this thread started; 0 if the kernel does not count them."""
         if self._file is None:
             return 0.0
         return int(os.pread(self._file, 64, 0).split()[1]) / 1e9

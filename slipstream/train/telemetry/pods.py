@@ -1,7 +1,6 @@
-"""What each pod's sampler saw, brought together in the training's home: there it outlives the pod.
+"""Device samples of all pods, in the training's checkpoint directory, where they outlive the pods.
 
-The first rank of every pod uploads its pod's samples, condensed, twice a minute and at the end. A pod that is killed
-has lost what came since.
+The first rank of every pod uploads condensed samples twice a minute and at the end. A killed pod loses later samples.
 """
 
 from __future__ import annotations
@@ -31,16 +30,18 @@ from slipstream.train.telemetry.step_times import StepTimes
 
 PREFIX = "devices/"
 PERIOD_S = 30.0
-#: Seconds for which the end of the training waits for the last upload.
+#: Timeout of the last upload at the end of the training, in seconds.
 LAST_S = 5.0
 LOG = logger("telemetry")
 
 
 @contextmanager
 def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: StepTimes) -> Iterator[None]:
-    """In the block, and at its end, the first rank of the pod uploads what its sampler has left in ``sampled`` since
-    the attempt of the ``record`` began, and tells ``times`` of clocks; nothing without one. Nothing here can fail a
-    training."""
+    """Upload this pod's samples during the block and at its end, on its first rank.
+
+    The samples in ``sampled`` count from the start of the attempt in ``record``; None disables the upload. Lower clock
+    rates go to ``times``. No error here fails a training.
+    """
     if sampled is None or os.environ.get("LOCAL_RANK") != "0":
         yield
         return
@@ -62,13 +63,13 @@ def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: Ste
 
 
 def devices_so_far(home: str) -> TrainingDevices | None:
-    """What is uploaded by now of a training that goes on in ``home``. Raises as its store."""
+    """Return the uploads of a running training in ``home``; raise as its store."""
     storage = storage_for(home)
     return devices_of(storage, read_attempts(storage))
 
 
 def devices_of(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingDevices | None:
-    """All that was uploaded; None if nothing was, or the store is unavailable."""
+    """Return all uploads; None if there are none or the store is unavailable."""
     pods = []
     try:
         with tempfile.TemporaryDirectory(prefix="devices-") as fresh:

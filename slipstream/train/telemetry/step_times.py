@@ -1,7 +1,7 @@
-"""This rank's times of its steps, which travel to all ranks with the exchange that they make anyway.
+"""Step times of this rank, piggybacked on the ranks' exchange.
 
-All ranks have finished the same steps when they exchange, so that they send equally much: each fills a place of its
-own, and the maximum of all is what each of them has sent.
+All ranks have finished the same steps at an exchange, so they send tensors of equal size. Every rank fills only its own
+row; the maximum of all gives every row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from slipstream.machine.limits import cpu_throttling
 from slipstream.telemetry.records import COMPUTE, DATA, EXCHANGE, OPTIMIZER, REST, STEP_BOUNDS
 from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, StepBlocks
 
-#: Groups of steps that one exchange has at most, of so many ranks together: what is sent stays small.
+#: Maximum groups of steps per exchange, for one rank and for all together; this limits the size.
 GROUPS, GROUPS_OF_ALL = 64, 2048
 
 
 @dataclass
 class LoaderTimes:
-    """Seconds that the reading threads have spent, by what they did: waiting for blocks that are still in the store,
-    verifying them, gathering rows, copying them to the device."""
+    """Seconds of the reading threads, by activity.
+
+    They wait for blocks still in the store, verify blocks, gather rows, and copy them to the device.
+    """
 
     store: float = 0.0
     verification: float = 0.0
@@ -36,7 +38,7 @@ class LoaderTimes:
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step, the fields of :data:`.PER_STEP`."""
+    """Seconds of one step by phase, with the fields of :data:`.PER_STEP`."""
 
     data: float
     compute: float
@@ -49,7 +51,7 @@ class StepTime(NamedTuple):
 
 @dataclass
 class StepTimes:
-    """Of this ``rank`` of ``world``. All ranks' times are added up in the ``blocks`` of rank 0."""
+    """Step times of ``rank`` of ``world``; the ``blocks`` of rank 0 accumulate all ranks'."""
 
     rank: int
     world: int
@@ -57,25 +59,27 @@ class StepTimes:
 
     def __post_init__(self) -> None:
         self.blocks = StepBlocks(self.world)
-        #: This rank's alone: seconds by phase, and for each of the bounds the steps that took at most so long.
+        #: Seconds by phase of this rank, and the number of its steps within every bound.
         self.phases = dict.fromkeys((DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST), 0.0)
         self.within = [0] * len(STEP_BOUNDS)
-        #: Steps until the last exchange, samples so far, and when a step ended last, on ``time.perf_counter``'s clock.
+        #: Steps until the last exchange, total samples, and end of the last step (``time.perf_counter``).
         self.steps = self.samples = 0
         self.last_step = 0.0
-        #: Seconds that the pod's GPUs have lost by lower clocks, as the pod's first rank learns from its sampler.
+        #: Seconds that the pod's GPUs lost by lower clocks; the pod's first rank gets it from its sampler.
         self.clocked_down = 0.0
         self._pending: list[StepTime] = []
         self._sent = self._beside()
 
     def add(self, time: StepTime) -> None:
-        """Nothing more happens here: beside steps with pauses all that a step does is done with cold caches."""
+        """Record a step, and do no more: between steps with pauses any work runs with cold caches."""
         self._pending.append(time)
         self.last_step = perf_counter()
 
     def to_send(self) -> Tensor:
-        """What this rank adds to the exchange: float64 ``[world, ...]``, zeros but for its own row; empty if no step
-        was finished since the last one."""
+        """Return this rank's contribution to the exchange: float64 ``[world, ...]``, flattened.
+
+        Other ranks' rows are zero. It is empty if no step has finished since the last exchange.
+        """
         steps = self._groups()
         if not steps:
             return torch.zeros(0, dtype=torch.float64)
@@ -90,20 +94,20 @@ class StepTimes:
         return sent.flatten()
 
     def received(self, numbers: Sequence[float]) -> None:
-        """The maximum of what all ranks sent."""
+        """Take the maximum of all ranks' contributions."""
         steps = self._groups()
         if not steps:
             return
         self._count(np.array(self._pending)[:, : len(self.phases)])
         self._pending.clear()
-        if self.rank:  # rank 0 alone tells of all
+        if self.rank:  # only rank 0 reports all ranks
             return
         table = np.array(numbers).reshape(self.world, -1)
         times = table[:, : -len(PER_EXCHANGE)].reshape(self.world, len(steps), len(PER_STEP))
         self.blocks.add(times, steps, table[:, -len(PER_EXCHANGE) :])
 
     def _count(self, phases: np.ndarray) -> None:
-        """Steps of this rank, ``[steps, phases]``."""
+        """Count steps of this rank, ``[steps, phases]``."""
         for name, seconds in zip(self.phases, phases.sum(axis=0).tolist(), strict=True):
             self.phases[name] += seconds
         took = phases.sum(axis=1)
@@ -113,7 +117,7 @@ class StepTimes:
         self.steps += len(phases)
 
     def _groups(self) -> list[int]:
-        """How many of the pending steps each group has."""
+        """Return the number of pending steps in every group."""
         pending = len(self._pending)
         groups = min(pending, max(1, min(GROUPS, GROUPS_OF_ALL // self.world)))
         return [pending * (number + 1) // groups - pending * number // groups for number in range(groups)]
@@ -125,6 +129,6 @@ class StepTimes:
 
 
 def threads_of_pod() -> int:
-    """Threads of this pod's ranks that run at a time."""
+    """Return the number of concurrently running threads of this pod's ranks."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(ranks * torch.get_num_threads(), len(os.sched_getaffinity(0)))

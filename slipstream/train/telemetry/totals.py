@@ -1,4 +1,4 @@
-"""What this rank has done so far, written every second for whoever looks: the sampler, which serves it, and people."""
+"""Totals of this rank, written every second for the sampler, which serves them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ PERIOD_S = 1.0
 
 @contextmanager
 def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputRecorder, group: Group) -> Iterator[None]:
-    """In the block, and once at its end, write this rank's totals below ``sampled``; nothing without it."""
+    """Write this rank's totals below ``sampled`` during the block and at its end.
+
+    None disables it.
+    """
     if sampled is None:
         yield
         return
@@ -37,7 +40,7 @@ def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputReco
 
 
 def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str) -> RankTotals:
-    """Of rank 0 with the shares of useful time and of the causes, as its record had them last."""
+    """Return the totals; on rank 0 also the goodput and the shares of the bottlenecks."""
     record, seconds = recorder.record, recorder.record.seconds
     share, causes = None, {}
     if rank == 0:
@@ -59,5 +62,5 @@ def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str)
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """As NVML spells it; "" on a CPU."""
+    """Return the GPU's UUID as NVML spells it; "" on a CPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
