@@ -1,9 +1,9 @@
 """Artifacts: directories with a manifest that lists the size and the digests of every file.
 
 All inputs and outputs of stages are artifacts. The manifest is written last, so a directory without one is not an
-artifact. It holds the size and the SHA-256 of every file, computed while writing, and the XXH3-128 of every block.
-Every read verifies the blocks, because XXH3 is as fast as memory and SHA-256 is not. The SHA-256 of the manifest is the
-artifact's fingerprint. Manifests hold no timestamps, so equal work has equal fingerprints.
+artifact. It holds every file's size and SHA-256, computed while writing, and every block's XXH3-128. Reads verify the
+XXH3, which is as fast as memory, unlike SHA-256. The manifest's SHA-256 is the artifact's fingerprint. Manifests hold
+no timestamps, so equal work has equal fingerprints.
 
 The fingerprint also covers how the artifact was made, code version included. Keys and identities use its content
 instead: the names and digests of the files that decide the result.
@@ -143,7 +143,7 @@ class ArtifactWriter:
     def link(self, file: Path, name: str, record: FileRecord, root: Path | None = None) -> None:
         """Add ``file`` of another artifact under ``name``, by a hard link if possible.
 
-        ``record`` must be its manifest entry. ``root`` is the other artifact's directory, by default the file's. Raises
+        ``record`` is its manifest entry, ``root`` the other artifact's directory, by default the file's. Raises
         ``DamagedArtifact`` if the file leads out of it.
         """
         root = root or file.parent
@@ -263,7 +263,7 @@ class Artifact:
 
     @property
     def content(self) -> str:
-        """Digest (hex) of the files that decide the result: equal for equal results of different code."""
+        """Digest (hex) of the files that decide the result, independent of the code version."""
         return content_of(self.kind, self.files)
 
     def path(self, name: str) -> Path:

@@ -1,9 +1,9 @@
 """Records: frozen dataclasses that stages exchange, as JSON files of artifacts.
 
-All are written and read here, by their type hints. Every field is written, ``None`` as ``null``. A reader accepts only
-what a writer writes: it refuses unknown and mistyped fields, NaN, infinity, integers of more than 64 bits and deep
-nesting (:mod:`.strict_json`). A field with a default may be missing, as in files older than the field. A field whose
-name is not valid in Python has an alias: ``Annotated[float, Field(alias="from")]``.
+All are written and read here, by their type hints. Every field is written, ``None`` as ``null``. A reader refuses
+unknown and mistyped fields, NaN, infinity, integers of more than 64 bits and deep nesting (:mod:`.strict_json`). A
+field with a default may be missing, as in older files. A field whose name is not valid in Python has an alias:
+``Annotated[float, Field(alias="from")]``.
 
 :func:`from_json` raises for damage; :func:`decode_record` returns None, for records that are skipped if damaged.
 """
@@ -42,8 +42,7 @@ def adapter(kind: Any, extra: Extra = "forbid") -> TypeAdapter[tuple[Any]]:
 def to_tree(record: object, kind: object = None) -> Any:
     """Return the record as JSON holds it: dictionaries, lists, texts and numbers.
 
-    ``kind`` is its type if that is not a class, as ``list[Point]``. Raises ``ValueError`` if a field is not of its
-    type.
+    ``kind`` is its type unless that is a class, as ``list[Point]``. Raises ``ValueError`` for a mistyped field.
     """
     return adapter(kind or type(record)).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
 

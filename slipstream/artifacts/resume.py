@@ -1,13 +1,13 @@
 """Records of finished work on disk, with which an interrupted prepare resumes.
 
 A unit of work is a function and its job. Its result is kept in a record, which is trusted only if it is whole: it
-starts with its own SHA-256, it is written under another name and renamed, and it holds a digest of every file of the
-unit. So nothing has to reach the disk in any order, and work that a machine's crash damaged is repeated. A record holds
-a value of the function's annotated return type, and no pickle: a writer to the directory cannot run code here.
+starts with its own SHA-256, is written under another name and renamed, and holds a digest of every file of the unit. So
+nothing has to reach the disk in any order, and work that a machine's crash damaged is repeated. A record holds a value
+of the function's annotated return type, not a pickle: a writer to the directory cannot run code here.
 
-The directory belongs to one input, one configuration and one version of the code, because a unit is identified only by
-its number. :meth:`ResumableScratch.bind` binds it to the input: a file may have held other bytes while a run that was
-killed read it.
+The directory belongs to one input, one configuration and one version of the code, because units are identified only by
+number. :meth:`ResumableScratch.bind` binds it to the input: a file may have held other bytes while a killed run read
+it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Meaning of a module's source: a digest of its syntax tree, its imports and the data files that it reads.
 
 The digest ignores docstrings, comments, formatting and the texts of log messages. It is equal on Python 3.11 to 3.14:
-the walk skips what later versions added to the trees and what they store differently.
+the walk skips parts of the trees that later versions added or store differently.
 
-Parsing every source of the project takes about a second. The results are cached in the user's cache directory, keyed by
-the SHA-256 of the source, so timestamps do not matter. The cache starts with a checksum: a damaged one is ignored. A
-directory that cannot be written costs time only.
+Parsing all sources takes about a second. The results are cached in the user's cache directory by the SHA-256 of the
+source, so timestamps do not matter. The cache starts with a checksum: a damaged one is ignored. An unwritable directory
+costs time only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Serialization of typed Python values without pickle: the reader names the type, so the data cannot choose one.
 
 A value is one safetensors file. Its tensor ``json`` holds the value as JSON; every other tensor, named by a number, is
-a NumPy array or an Arrow record batch (an IPC stream) to which the JSON refers by that name. Fields of dataclasses and
-named tuples are written by name and checked by their type hints, through pydantic: a reader accepts exactly what a
-writer writes. Types: ``bool``, ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``list``, ``tuple``, ``dict`` with
-``str`` keys, ``X | None``, dataclasses, named tuples, ``np.ndarray`` of numbers, ``pa.RecordBatch``, and ``Any`` for
-values that JSON preserves.
+a NumPy array or an Arrow record batch (an IPC stream) to which the JSON refers. Fields of dataclasses and named tuples
+are written by name and checked strictly by their type hints, through pydantic. Types: ``bool``, ``int``, ``float``,
+``str``, ``Path``, ``Literal``, ``list``, ``tuple``, ``dict`` with ``str`` keys, ``X | None``, dataclasses, named
+tuples, ``np.ndarray`` of numbers, ``pa.RecordBatch``, and ``Any`` for values that JSON preserves.
 
 The schemas are our own: pydantic's refuse lone surrogates in JSON texts and do not preserve every bit of floats.
 """

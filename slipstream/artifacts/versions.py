@@ -1,8 +1,8 @@
 """Code version of a stage, part of Flyte's cache version and of the local store's key.
 
 A stage's code is the import closure of its engine: the engine's modules and all modules of this project that they
-import, directly or indirectly, at the top of a file or inside a function. It is found by reading the sources, without
-importing them. A module counts by the digest of its syntax tree (:mod:`slipstream.artifacts.syntax`), so comments,
+import, directly or indirectly, at the top of a file or inside a function. It is found by reading the sources without
+importing them. A module counts by its syntax tree's digest (:mod:`slipstream.artifacts.syntax`), so comments,
 docstrings and formatting do not change versions; the data files that it reads count by their bytes.
 
 The closure ends at the modules of :data:`SEAMS`, which do not affect results.

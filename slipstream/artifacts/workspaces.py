@@ -1,12 +1,12 @@
 """Workspaces: hidden directories for unfinished work, removed by other processes once their owner is gone.
 
-The owner locks a file next to the directory; the system releases the lock whenever the process ends. A process id would
+The owner locks a file next to the directory; the system releases the lock whenever the process ends. Process ids would
 not do: containers that share the disk have their own. The lock precedes the directory, so a directory in use is never
 unlocked.
 
 Not every disk shows a lock to all machines that share it (NFS mounted with local locks, a directory of a virtual
-machine's host). So workspaces of another running system are removed only when they are old. On a disk without locks,
-abandoned workspaces cannot be told from those in use, and none is removed.
+machine's host). So another running system's workspaces are removed only when they are old. Without locks, abandoned
+workspaces cannot be told from those in use, and none is removed.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def propose(
 ) -> Artifact:
     """Write the next model to train, with its initial weights, as a trained model.
 
-    If the search or its time is over, write one that was trained already. Raises ``UserError``.
+    If the search or its time is over, write a trained one again. Raises ``UserError``.
     """
     work.check()
     candidate = next_candidate(len(work.names()), tried, work.config)
@@ -217,7 +217,7 @@ def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> Compre
 def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
     """Return the candidate of ``count`` to train next.
 
-    If the search or its time is over, return one that was trained already: the best, or else the last.
+    If the search or its time is over, return a trained one: the best, or else the last.
     """
     good = [one.candidate for one in tried if passes(one, config)]
     low = max(good, default=-1)

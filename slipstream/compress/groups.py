@@ -63,7 +63,7 @@ class Group:
 
 
 def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
-    """Return the union of what several groups retain."""
+    """Return the union of several groups' retained indices."""
     together: dict[str, dict[str, list[int]]] = {}
     for part in parts:
         for name, sides in part.items():

@@ -1,10 +1,10 @@
 """Prepared data, written by the stage prepare and read by every later stage.
 
 Every split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
-model's inputs in the order of the signature, then the target, then the row's weight if rows are weighted. Rows that are
-added to a base set become further segments. A large segment is divided into parts: the first is named as above, the
-others ``<split>-00000_00001.rows`` and so on. The rows of a segment are shuffled across its parts, and a manifest block
-holds a whole number of rows. So every block is a random sample of its segment and can be verified by itself.
+model's inputs in the order of the signature, the target, and the row's weight if rows are weighted. Rows that are added
+to a base set become further segments. A large segment has several parts: the first is named as above, the others
+``<split>-00000_00001.rows`` and so on. A segment's rows are shuffled across its parts, and a manifest block holds whole
+rows. So every block is a random sample of its segment and can be verified by itself.
 
 Further files: ``signature.json`` (a model's inputs and outputs), ``schema.json`` and ``statistics.json`` (the
 transformation of raw columns to inputs, fitted on the training split only), ``card.json`` (the data card) and
@@ -219,8 +219,7 @@ class PreparedData:
     def split(self, name: str) -> np.ndarray:
         """Return all records ``[rows]`` of a split, every block verified.
 
-        They are memory-mapped, so a large split need not fit into memory; several files are first joined in one unnamed
-        file.
+        They are memory-mapped, for splits larger than memory; several files are first joined in one unnamed file.
         """
         for _ in self.verified(self.blocks(name)):
             pass

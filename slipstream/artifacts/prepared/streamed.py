@@ -1,9 +1,9 @@
 """Prepared data that stays in a store; its blocks are streamed ahead of use into a bounded local disk cache.
 
-A *stub* is a local directory like that of the artifact, but its segments are empty sparse files, and ``remote.json``
-holds the URI of the rows and the size of the cache. Every process that opens a stub caches blocks in its own unnamed
-sparse files, which the system removes when the process ends. A block is verified before it is written to the cache;
-blocks that were not fetched read as zeros, which fail every reader's own check.
+A *stub* is a local directory like the artifact's, but its segments are empty sparse files, and ``remote.json`` holds
+the URI of the rows and the size of the cache. Every process that opens a stub caches blocks in its own unnamed sparse
+files, which the system removes when the process ends. Blocks are verified before they enter the cache; blocks that were
+not fetched read as zeros, which fail every reader's own check.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def manifest_at(uri: str, directory: Path) -> Manifest:
 
 
 def make_hole(directory: Path, name: str, size: int) -> None:
-    """Create a sparse file of ``size`` bytes in place of one that stays in a store."""
+    """Create a sparse file of ``size`` bytes for a file that stays in a store."""
     path = path_below(directory, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

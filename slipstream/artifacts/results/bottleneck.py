@@ -25,7 +25,7 @@ class Observed:
     steps: int
     #: Seconds of all steps by phase, averaged over the ranks.
     phases: dict[str, float]
-    #: Seconds that would be saved without each of :data:`CAUSES`.
+    #: Seconds that would be saved, by cause (:data:`CAUSES`).
     lost: dict[str, float]
     #: Evidence of every cause, as part of a sentence.
     evidence: dict[str, str]

@@ -2,9 +2,9 @@
 
 The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen one) and, for a table, ``model.raw.onnx``
 (the same from raw columns), ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
-:class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (the transformation of raw columns to inputs,
-copied from the prepared data), ``distributions.json`` (the distributions of the training rows), ``samples.npz`` and
-``samples.json`` (rows to check it with) and ``MODEL_CARD.md``.
+:class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (the transformation of raw columns to inputs, from
+the prepared data), ``distributions.json`` (of the training rows), ``samples.npz`` and ``samples.json`` (rows to check
+it with) and ``MODEL_CARD.md``.
 
 A transformer also has ``hugging-face/``; above ``export.most_parameters`` parameters this replaces all ONNX files and
 sample rows. A model with adapters also has ``adapter/``; all other weights include the adapters. Next to the manifest

@@ -3,7 +3,7 @@
 Every attempt has one record, ``ledger/<attempt>.json`` in the checkpoint directory, which rank 0 writes
 (:mod:`slipstream.train.fault_tolerance.goodput`). Another rank that ended the attempt writes
 ``ledger/<attempt>.end.json``, which overrides rank 0's account of the end. Steps are useful if no later attempt
-repeated them. The records are about time only, so they do not affect the results of a run.
+repeated them. Records concern time only and do not affect results.
 """
 
 from __future__ import annotations
