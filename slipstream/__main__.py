@@ -1,4 +1,4 @@
-"""The command ``slipstream``, also as ``python -m slipstream`` and ``torchrun -m slipstream``.
+"""Command ``slipstream``, also as ``python -m slipstream`` and ``torchrun -m slipstream``.
 
 Only the called subcommand and its libraries are imported.
 """

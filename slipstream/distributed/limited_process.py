@@ -145,7 +145,7 @@ def serve(connection: Connection) -> None:
             held = held or [made]
         except ENDINGS:
             raise
-        except BaseException as error:  # A panic of Rust is no Exception.
+        except BaseException as error:  # A panic of Rust is not an Exception.
             answer = (True, describe(error))
         connection.send(answer)
 

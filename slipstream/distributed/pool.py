@@ -146,7 +146,7 @@ FOR_DATA = 0.8
 def workers_for(size: int, memory: float) -> int:
     """Return the number of processes worth starting for ``size`` bytes of data.
 
-    That is one for little data, else one per core, or fewer so that each may take ``memory`` GiB. Raises ``UserError``
+    That is one for little data, else one per core, or fewer so that all may take ``memory`` GiB. Raises ``UserError``
     if not even one fits.
     """
     if size <= WORTH_SPREADING:

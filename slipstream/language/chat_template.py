@@ -78,7 +78,7 @@ class ChatTemplate:
         """Yield every conversation rendered, or the reason why it cannot be.
 
         The template may fail, or change an answer when others follow. Every conversation must end with an answer
-        (:func:`until_last_answer`). Raises ``TemplateStopped`` at one that exceeds a limit.
+        (:func:`until_last_answer`). Raises ``TemplateStopped`` at a conversation that exceeds a limit.
         """
         process = template_process()
         process.compile(self._template)  # The process may have had another template since, or have been killed.

@@ -19,7 +19,7 @@ MOST_DIGITS = 18
 #: Maximum UTF-8 bytes of a name, as in the keys of S3 and Google's store, and of its components: Linux has 255, some of
 #: which are reserved for the suffix of an unfinished file.
 LONGEST, LONGEST_PART = 1024, 200
-#: Unicode's categories of characters that control a terminal, break a line or are no text.
+#: Unicode's categories of characters that control a terminal, break a line or are not text.
 UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}
 DRIVE = re.compile(r"[A-Za-z]:")
 EXPECTED = "expected a relative path with / between its parts, none of them empty, . or .."

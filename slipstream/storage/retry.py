@@ -59,7 +59,7 @@ def tries() -> str:
 def retried(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
     """Return the result of ``request``, retried on ``transient`` errors.
 
-    Raises its last error, or one that is not ``transient``.
+    Raises its last error, or the first that is not ``transient``.
     """
     attempt = 0
     while True:
