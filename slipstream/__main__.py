@@ -1,14 +1,14 @@
-"""The command ``slipstream``, also as ``python -m slipstream`` and ``torchrun -m slipstream``.
+"""Command ``slipstream``, also as ``python -m slipstream`` and ``torchrun -m slipstream``.
 
-Only the subcommand that is called is imported, and its libraries with it.
+Only the called subcommand and its libraries are imported.
 """
 
 import sys
 
 
 def main() -> int:
-    """Run the subcommand that the arguments of this process name; return its exit code."""
-    if sys.argv[1:2] == ["check"]:  # where models are served there may be no click
+    """Run the subcommand that this process's arguments name and return its exit code."""
+    if sys.argv[1:2] == ["check"]:  # click may be missing where models are served
         from slipstream.export.check import main as check
 
         return check(sys.argv[2:])
@@ -20,6 +20,6 @@ def main() -> int:
 if __name__ == "__main__":
     from slipstream.distributed.child_processes import end_with_torch_elastic
 
-    # Before torch is imported, which takes seconds: an agent that dies until this is called is not noticed.
+    # Before torch is imported, which takes seconds: until this call a dying agent goes unnoticed.
     end_with_torch_elastic()
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""Seconds of work between two checkpoints where failures have a known rate.
+"""Optimal interval between checkpoints for a known failure rate.
 
-If a checkpoint stalls the work for C seconds and machines fail every M seconds on average, the optimum is about
-sqrt(2 C M) (Young 1974); Daly (2006, equation 37) adds the terms that matter when C is not small compared to M.
+If a checkpoint stalls the work for C seconds and machines fail every M seconds on average, the optimum is about sqrt(2
+C M) (Young 1974); Daly (2006, equation 37) adds the terms that matter unless C is small compared to M.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LONGEST_S = 1800.0
 
 
 def young_daly(cost_s: float, mean_time_between_failures_s: float) -> float:
-    """Seconds of work between two checkpoints for which checkpoints and failures together cost the least time."""
+    """Return the seconds between checkpoints that minimise the time lost to checkpoints and failures."""
     if cost_s >= 2 * mean_time_between_failures_s:
         return mean_time_between_failures_s
     ratio = cost_s / (2 * mean_time_between_failures_s)
@@ -24,7 +24,10 @@ def young_daly(cost_s: float, mean_time_between_failures_s: float) -> float:
 
 
 def best_seconds(stall_s: float, publish_s: float, mean_time_between_failures_s: float) -> float:
-    """What the trainer takes: the optimum, but neither so short that saves take more than :data:`LARGEST_SHARE`, or
-    that one begins before the last is published, which would block the steps, nor longer than :data:`LONGEST_S`."""
+    """Return the trainer's interval in seconds: the optimum within bounds.
+
+    Saves take at most :data:`LARGEST_SHARE`, a save starts only after the last is published (otherwise it would block
+    the steps), and the interval is at most :data:`LONGEST_S`.
+    """
     best = young_daly(stall_s, mean_time_between_failures_s)
     return min(max(best, stall_s / LARGEST_SHARE, publish_s), LONGEST_S)

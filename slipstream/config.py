@@ -1,4 +1,4 @@
-"""The configuration of one run: everything a user can set, in one tree."""
+"""Configuration of one run: all settings in one tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from slipstream.train.config import TrainingConfig
 
 @settings
 class RunConfig(Settings):
-    """Each section goes to the stage it names and to no other, so that a change reruns only what depends on it."""
+    """Settings of one run.
+
+    Every section goes only to the stage it names, so a change reruns only dependent stages.
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -31,8 +34,10 @@ class RunConfig(Settings):
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def for_training(self) -> TrainingConfig:
-        """The section of training, with what it takes from ``collectives`` if it applies results of the tuner. What
-        is found there is no part of it, so that a new result makes nothing run again."""
+        """Return the training section, completed from ``collectives`` if it applies results of the tuner.
+
+        The results themselves are not part of it, so new results do not cause reruns.
+        """
         training = self.training
         if not training.network_profile:
             return training

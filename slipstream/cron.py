@@ -1,5 +1,7 @@
-"""Cron expressions that both readers accept: flytekit when it registers (croniter), Flyte's scheduler when it runs
-(``robfig/cron``, ``ParseStandard``). All times are UTC."""
+"""Cron expressions that both readers accept, in UTC.
+
+flytekit reads them on registration (croniter), Flyte's scheduler when it runs (``robfig/cron``, ``ParseStandard``).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from croniter.croniter import CroniterBadDateError, CroniterError
 NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-#: Of each field its name, its limits, and the words that stand for its numbers, from the lowest on.
+#: Every field's name, limits, and words for its numbers, from the lowest on.
 FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("minute", 0, 59, ()),
     ("hour", 0, 23, ()),
@@ -24,12 +26,12 @@ FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 )
 #: A value, a range or all, and a step.
 ITEM = re.compile(r"(?:[*?]|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
-#: How far Flyte's scheduler looks ahead.
+#: Years that Flyte's scheduler looks ahead.
 YEARS = 5
 
 
 def flaw(expression: str) -> str:
-    """What is wrong with the expression, as "expected …" or "it never …"; empty if nothing is."""
+    """Return the flaw of an expression, as "expected …" or "it never …"; empty if there is none."""
     if expression not in NICKNAMES:
         fields = expression.split()
         if len(fields) != len(FIELDS):
@@ -51,7 +53,7 @@ def flaw(expression: str) -> str:
 
 
 def is_item(item: str, lowest: int, highest: int, words: tuple[str, ...]) -> bool:
-    """Whether Flyte's scheduler reads this part of a field."""
+    """Return True if Flyte's scheduler accepts this part of a field."""
     match = ITEM.fullmatch(item)
     if not match or (match["step"] is not None and int(match["step"]) == 0):
         return False
@@ -60,19 +62,19 @@ def is_item(item: str, lowest: int, highest: int, words: tuple[str, ...]) -> boo
 
 
 def number_of(text: str, lowest: int, words: tuple[str, ...]) -> int:
-    """The value of a number or word; -1 if it is neither."""
+    """Return the value of a number or word, or -1."""
     if text in words:
         return lowest + words.index(text)
     return int(text) if text.isdecimal() else -1
 
 
 def next_times(expression: str, after: datetime, count: int) -> list[datetime]:
-    """The next times at which it fires. Raises croniter's errors."""
+    """Return the next times at which it fires. Raises croniter's errors."""
     return list(islice(times_after(expression, after), count))
 
 
 def times_after(expression: str, after: datetime) -> Iterator[datetime]:
-    """All times at which it fires, in order. Raises croniter's errors."""
+    """Yield all times at which it fires, in order. Raises croniter's errors."""
     times = croniter(expression, after, ret_type=datetime, max_years_between_matches=YEARS)
     while True:
         yield times.get_next()

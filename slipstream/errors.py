@@ -1,4 +1,4 @@
-"""The errors that mean something to whoever started the run: mend it, or try again."""
+"""Errors with a meaning for users: correct something, or try again."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from slipstream.one_line import one_line
 
 
 class Agreed(Exception):
-    """Also raised by all other ranks of the process group, at the same place: none waits for another one."""
+    """Error that all ranks of the process group raise at the same place, so none waits for another."""
 
 
 class Interrupted(RuntimeError):
-    """Nobody's mistake: the machine went, or a peer did. Another attempt can resume where this one stopped."""
+    """Loss of a machine or a peer, without a user error. Another attempt can resume the run."""
 
 
 class Preempted(Interrupted):
-    """A machine is about to be taken away and the run has stopped cleanly; another attempt can resume it."""
+    """Preemption of a machine, after the run stopped cleanly; another attempt can resume it."""
 
 
 class OutOfMemory(Interrupted):
-    """A rank ran out of memory in a step; another attempt resumes with more, and smaller, micro-batches."""
+    """Exhausted memory of a rank in a step; another attempt resumes with more, smaller micro-batches."""
 
     def __init__(self, message: str, micro_batches: int = 0) -> None:
         super().__init__(message)
-        #: With how many it ran out; 0 if that is not known.
+        #: Number of micro-batches when memory ran out; 0 if unknown.
         self.micro_batches = micro_batches
 
 
 class AgreedPreempted(Agreed, Preempted):
-    """A preemption of which the ranks told each other."""
+    """Preemption that all ranks know about."""
 
 
 class UserError(click.ClickException, ValueError):
-    """A mistake in the data, the settings or the environment: one line that says what, where and how to mend it.
+    """Error in the data, the settings or the environment; one line says what, where and how to fix it.
 
-    It is a ``click.ClickException`` so that ``pyflyte run`` prints it as one box and exits with 1, and a
-    ``ValueError`` so that plain Python callers of an engine may catch it without knowing click.
+    It is a ``click.ClickException`` so that ``pyflyte run`` prints it as one box and exits with 1, and a ``ValueError``
+    so that Python callers of an engine can catch it without click.
     """
 
     def __init__(self, message: str) -> None:
@@ -44,5 +44,5 @@ class UserError(click.ClickException, ValueError):
         super().__init__(one_line(message))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
-        # click's own constructor signature makes the default pickling fail between worker and agent.
+        # click's constructor signature breaks default pickling between worker and agent.
         return (type(self), (self.message,))

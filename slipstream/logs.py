@@ -1,6 +1,6 @@
-"""Log messages: the logger ``slipstream``, one line per message on stderr.
+"""Logger ``slipstream``: one line per message on stderr.
 
-``SLIPSTREAM_LOG`` sets the level (debug, info, warning or error; info by default). Progress and results are no log
+``SLIPSTREAM_LOG`` sets the level (debug, info, warning or error; info by default). Progress and results are not log
 messages; they go to stdout.
 """
 
@@ -18,14 +18,14 @@ ROOT = logging.getLogger("slipstream")
 
 
 def logger(stage: str) -> logging.Logger:
-    """The logger of a stage or a part of one, such as "checkpoint"; each of its lines begins with that word."""
+    """Return the logger of a stage or of a part of one, such as "checkpoint"; its lines start with that word."""
     if not ROOT.handlers:
         configure(os.environ.get(VARIABLE, "info"))
     return ROOT.getChild(stage)
 
 
 def configure(level: str) -> None:
-    """Send messages from ``level`` on to stderr. An unknown level is named in a warning, and info is used instead."""
+    """Send messages from ``level`` on to stderr. An unknown level causes a warning, and info is used."""
     handler = StderrHandler()
     handler.setFormatter(LineFormatter())
     ROOT.handlers = [handler]
@@ -37,14 +37,14 @@ def configure(level: str) -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Writes to what ``sys.stderr`` is at the time of the message, since pods and tests replace it."""
+    """Handler that looks up ``sys.stderr`` for every message, since pods and tests replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
 
 
 class LineFormatter(logging.Formatter):
-    """``train        resumes …``, with the level in front of the message from warnings on."""
+    """Formatter for ``train        resumes …``, with the level before the message from warnings on."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""

@@ -1,14 +1,17 @@
-"""Messages as one line that a terminal shows and does not obey, whatever names and values they quote."""
+"""Messages as one printable line, whatever names and values they quote."""
 
 from __future__ import annotations
 
-#: A longer message is quoting somebody's data; its beginning says where, its end what to do.
+#: A longer message quotes user data; its start says where, its end what to do.
 MOST_CHARACTERS = 1500
 
 
 def one_line(text: str) -> str:
-    """``text`` with its white space collapsed, everything unprintable as Python escapes it, and its middle left out if
-    it is very long."""
+    """Return ``text`` on one line, safe for terminals.
+
+    White space is collapsed, unprintable characters are escaped as in Python, and the middle of a very long text is
+    omitted.
+    """
     line = " ".join(text.split())
     if not line.isprintable():
         line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

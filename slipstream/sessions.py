@@ -1,9 +1,9 @@
-"""HTTP sessions that a library leaves open are closed when the process ends.
+"""Closing of HTTP sessions that flytekit leaves open, at the end of the process.
 
-flytekit opens those of s3fs, gcsfs and adlfs in an event loop of its own, where nothing closes them. At the end of a
-pod aiohttp then says "Unclosed client session", in two lines that Flyte shows as the reason of a failure. flytekit
-imports this module wherever it is itself imported, as ``pyproject.toml`` announces it as a plugin: also in the process
-that unpacks registered code and then starts the task's, in which nothing else of this project is loaded.
+flytekit opens sessions of s3fs, gcsfs and adlfs in its own event loop, where nothing closes them. At the end of a pod
+aiohttp then prints "Unclosed client session", in two lines that Flyte shows as the reason of a failure. flytekit
+imports this module wherever it is itself imported, as a plugin declared in ``pyproject.toml``: also in the process that
+unpacks registered code and then starts the task's, which loads nothing else of this project.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 import threading
 from typing import Any
 
-#: For how long one event loop may be busy.
+#: Seconds to wait for a busy event loop.
 PATIENCE_S = 1.0
 
 
 def close_sessions() -> None:
-    """Close the open sessions of aiohttp in this process, whose event loops run in other threads or have ended."""
+    """Close aiohttp's open sessions in this process, whose event loops run in other threads or have ended."""
     aiohttp = sys.modules.get("aiohttp")
     if aiohttp is None:
         return
@@ -29,8 +29,10 @@ def close_sessions() -> None:
 
 
 def close(session: Any) -> None:
-    """Not by its own coroutine: flytekit's loop has been told to end by now, and does no more than what is waiting in
-    it already."""
+    """Close one session without its own coroutine.
+
+    flytekit's loop is stopping by now, and only runs callbacks that are already waiting.
+    """
     closed = threading.Event()
 
     def close_connections() -> None:
@@ -41,7 +43,7 @@ def close(session: Any) -> None:
         session._loop.call_soon_threadsafe(close_connections)
     except RuntimeError:  # the loop is closed
         close_connections()
-    if not closed.wait(PATIENCE_S):  # it is not running
+    if not closed.wait(PATIENCE_S):  # the loop is not running
         close_connections()
 
 

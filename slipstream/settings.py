@@ -1,9 +1,9 @@
-"""Settings: frozen pydantic dataclasses whose every error is one line that names the setting.
+"""Settings: frozen pydantic dataclasses whose errors are one line that names the setting.
 
-Both ways in reject the same things: :meth:`Settings.from_json` and :meth:`Settings.from_dict` for what a user wrote,
-the constructor for Python callers, launch plans and Flyte's decoder. They are dataclasses and not pydantic models
-because that is what flytekit's command line asks ``from_json`` of; a model's errors would reach the user as tracebacks,
-and flytekit would take ``"3"`` for an ``int``.
+All entry points apply the same checks: :meth:`Settings.from_json` and :meth:`Settings.from_dict` for a user's text, the
+constructor for Python callers, launch plans and Flyte's decoder. They are dataclasses rather than pydantic models
+because flytekit's command line requires ``from_json``; a model's errors would reach the user as tracebacks, and
+flytekit would accept ``"3"`` for an ``int``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from slipstream.errors import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Schema = dict[str, Any]
-#: The largest integers: what Flyte, Kubernetes and the libraries below take as a count; and, of seeds and bytes, what
-#: JSON's numbers, which many programs read as floating-point ones, hold exactly.
+#: Largest integers: a count in Flyte, Kubernetes and the libraries below; and a seed or a number of bytes that is exact
+#: in JSON, whose numbers many programs read as floating-point ones.
 LARGEST, LARGEST_EXACT = 2**31 - 1, 2**53 - 1
 #: Characters of a value that a message shows.
 SHOWN = 100
@@ -42,8 +42,11 @@ Seed = Annotated[int, Field(ge=0, le=LARGEST_EXACT)]
 
 
 class Yaml(yaml.SafeLoader):
-    """YAML as editors and JSON Schema understand it: ``1e-3`` is a number, a date is text (PyYAML: the reverse), and a
-    mapping has each key once (PyYAML takes the last)."""
+    """YAML as editors and JSON Schema interpret it.
+
+    ``1e-3`` is a number and a date is text (PyYAML: the reverse); repeated keys of a mapping are errors (PyYAML takes
+    the last).
+    """
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         lines: dict[object, int] = {}
@@ -61,7 +64,7 @@ Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[e
 
 
 class TwiceError(Exception):
-    """A mapping has a key twice."""
+    """Error for a repeated key of a mapping."""
 
     def __init__(self, key: object, where: str = "", before: str = "") -> None:
         self.where = where
@@ -69,7 +72,7 @@ class TwiceError(Exception):
 
 
 def each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The object of pairs in JSON."""
+    """Return a JSON object's pairs as a dictionary. Raises ``TwiceError`` for a repeated key."""
     found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
@@ -79,7 +82,7 @@ def each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 class Settings:
-    """Base of every settings class. ``section`` is the path under which the user finds it."""
+    """Base of every settings class. ``section`` is its path in the user's file."""
 
     section: ClassVar[str] = ""
     if TYPE_CHECKING:  # :func:`settings` makes a dataclass of every subclass
@@ -88,7 +91,7 @@ class Settings:
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, data: object) -> object:
-        """Flyte may send 3 as 3.0, and ``training:`` with nothing below it is ``null`` in YAML: the defaults."""
+        """Normalise input: Flyte may send 3 as 3.0, and an empty ``training:`` in YAML is ``null``: the defaults."""
         if isinstance(data, ArgsKwargs):
             return ArgsKwargs(tuple(map(whole, data.args)), {name: whole(v) for name, v in (data.kwargs or {}).items()})
         if isinstance(data, dict):
@@ -101,17 +104,17 @@ class Settings:
         return self
 
     def check(self) -> None:
-        """Reject combinations that no single setting shows to be wrong; overridden where there are some."""
+        """Reject invalid combinations of valid settings; subclasses override it."""
 
     def reject(self, name: str, expected: str) -> UserError:
-        """The error for one setting: its path, its value and what is allowed."""
+        """Return the error for one setting: its path, its value and the allowed values."""
         return wrong(path_of(self.section, [name]), getattr(self, name), expected)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse what the user wrote. Raises ``UserError`` with the path of the first setting that is wrong."""
+        """Parse the user's JSON. Raises ``UserError`` with the path of the first wrong setting."""
         try:
-            with suppress(ValueError, RecursionError):  # which pydantic explains
+            with suppress(ValueError, RecursionError):  # pydantic explains these
                 json.loads(text, object_pairs_hook=each_once)
             return TypeAdapter(cls).validate_json(text)
         except TwiceError as error:
@@ -129,7 +132,7 @@ class Settings:
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a YAML file, or JSON if it is not called so. Raises ``UserError``, with line and column if it can."""
+        """Read a YAML file, or JSON for other suffixes. Raises ``UserError``, with line and column if known."""
         try:
             with path.open(encoding="utf-8") as file:
                 is_yaml = path.suffix in (".yaml", ".yml")
@@ -152,7 +155,7 @@ class Settings:
 
 
 def whole(value: object) -> object:
-    """3 for 3.0, also in a list; a field of type float takes either."""
+    """Return 3 for 3.0, also in a list; a field of type float accepts either."""
     if isinstance(value, list):
         return [whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -183,25 +186,28 @@ def settings(cls: type[S]) -> type[S]:
 
 
 def to_dict(value: Settings) -> dict[str, Any]:
-    """The settings as nested dictionaries that JSON can hold."""
+    """Return the settings as nested dictionaries that JSON can hold."""
     return asdict(value)
 
 
 def with_defaults(defaults: object, value: object) -> object:
-    """``value`` with what is absent from its nested mappings taken from ``defaults``."""
+    """Return ``value`` with entries that its nested mappings lack taken from ``defaults``."""
     if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
         return value
     return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
 
 
 def schema_of(cls: type[Settings]) -> Schema:
-    """The JSON Schema of what :meth:`Settings.from_json` accepts."""
+    """Return the JSON Schema of the input of :meth:`Settings.from_json`."""
     return TypeAdapter(cls).json_schema()
 
 
 def described_schema_of(cls: type[Settings]) -> Schema:
-    """The same with descriptions of the fields. pydantic would read them from the sources whenever a class is made,
-    which takes a third of a second at the start of every command."""
+    """Return the JSON Schema with descriptions of the fields.
+
+    pydantic would read them from the sources whenever a class is made: a third of a second at the start of every
+    command.
+    """
     schema, classes = schema_of(cls), {each.__name__: each for each in Settings.__subclasses__()}
     for name, node in (schema["$defs"] | {cls.__name__: schema}).items():
         for its_field, description in descriptions_of(classes[name]).items():
@@ -210,7 +216,7 @@ def described_schema_of(cls: type[Settings]) -> Schema:
 
 
 def descriptions_of(cls: type[Settings]) -> dict[str, str]:
-    """The docstrings below the fields of a class."""
+    """Return the docstrings below the fields of a class."""
     (tree,) = ast.parse(inspect.getsource(cls)).body
     found = {}
     for statement, below in pairwise(ast.iter_child_nodes(tree)):
@@ -221,7 +227,7 @@ def descriptions_of(cls: type[Settings]) -> dict[str, str]:
 
 
 def explain(cls: type[Settings], error: ValidationError) -> UserError:
-    """The first of pydantic's errors as one line: the setting's path, its value and what the schema allows."""
+    """Return the first of pydantic's errors as one line: the setting's path, its value and the allowed values."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):  # raised by check()
@@ -240,7 +246,7 @@ def explain(cls: type[Settings], error: ValidationError) -> UserError:
 
 
 def path_of(section: str, place: Sequence[str | int]) -> str:
-    """``data.columns[1]``"""
+    """Return the path of a setting, such as ``data.columns[1]``."""
     path = section + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
     return path.removeprefix(".")
 
@@ -257,12 +263,14 @@ def unknown(section: str, key: str, names: Sequence[str]) -> str:
     return f"{path_of(section, [key])}: unknown setting; {hint}allowed here: {', '.join(sorted(names))}"
 
 
-# What a schema allows, in words
+# Allowed values in words
 
 
 def walk(schema: Schema, location: Sequence[str | int]) -> tuple[Schema, list[str | int]]:
-    """The node that describes the setting at pydantic's ``location``, and the path as the user wrote it: pydantic also
-    names the member of a union that it chose. The node is empty where the schema leaves open what is allowed."""
+    """Return the schema's node for the setting at pydantic's ``location``, and the path in the user's terms.
+
+    pydantic also names the chosen member of a union. The node is empty where the schema does not restrict values.
+    """
     node, place = resolved(schema, schema), []
     for step in location:
         if member := node.get("discriminator", {}).get("mapping", {}).get(step):

@@ -1,4 +1,4 @@
-"""The stages of the workflows. The artifact that a stage makes has the stage's name as its kind."""
+"""Stages of the workflows. A stage's artifact has the stage's name as its kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage, which a profile may give resources by its name if it has pods of its own.
+    """Stage; with its own pods it has resources in a profile, under its name.
 
     ``engines`` are the modules that compute its result, and ``libraries`` those whose version can change the numbers:
     its code version is made of both. A stage without engines is never cached.
@@ -16,32 +16,31 @@ class Stage:
     name: str
     engines: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
-    #: Files of its artifact that describe how the result came about and decide nothing: no part of its content.
+    #: Files of its artifact that describe how the result was made and decide nothing; excluded from its content.
     figures: tuple[str, ...] = ()
-    #: The stage in whose pods it runs, as that is given the same inputs; "" if it has pods of its own.
+    #: Stage in whose pods it runs, as that has the same inputs; "" if it has its own pods.
     pod_of: str = ""
-    #: It is one process group. Of other stages with several nodes, each pod is preempted for itself.
+    #: Whether it is one process group. Pods of other stages with several nodes are preempted individually.
     distributed: bool = False
-    #: Its pods work each for itself, on machines as those of a process group.
+    #: Whether its pods work independently, on machines like those of a process group.
     trains_alone: bool = False
-    #: Its results are measured times: those of other hardware are not its.
+    #: Whether its results are timings, which are invalid on other hardware.
     measured: bool = False
-    #: It looks by itself for what an earlier run made, because only in the running group it knows the hardware that a
-    #: result belongs to: neither Flyte nor the local store keeps its results.
+    #: Whether it looks up earlier results itself, because only the running group knows the hardware that a result
+    #: belongs to. Neither Flyte nor the local store keeps its results.
     finds_earlier: bool = False
 
 
 @dataclass(frozen=True)
 class StageUsage:
-    """What a stage used of the machine or pod that made it, the first if there were several. A value that nobody gives
-    is None."""
+    """Usage of the machine or (first) pod that ran a stage; unknown values are None."""
 
     node: str
-    #: The cloud's name of it, such as "p5.48xlarge"; "" if it is not known.
+    #: The cloud's name of it, such as "p5.48xlarge"; "" if unknown.
     instance_type: str
     spot: bool
     gpus: int
-    #: Means over all devices: the share of the time in which they were busy; and the largest share of their memory.
+    #: Share of the time in which devices were busy, averaged over them; and the largest share of their memory.
     busy: float | None = None
     largest_memory: float | None = None
     #: Energy of all GPUs.
@@ -50,18 +49,18 @@ class StageUsage:
 
 @dataclass(frozen=True)
 class StageRun:
-    """How a stage went: the wall-clock seconds it took when it was made, and whether it was reused this time."""
+    """Run of a stage: its wall-clock seconds when it was made, and whether it was reused this time."""
 
     name: str
     seconds: float
     reused: bool
-    #: Absent if it was reused, or not long enough for two samples.
+    #: Absent if it was reused, or too short for two samples.
     usage: StageUsage | None = None
 
 
 TRAINED = ("torch", "numpy", "safetensors")
 JUDGED = (*TRAINED, "scikit-learn", "scipy")
-#: Tokenizers and their chat templates.
+#: Libraries of tokenizers and chat templates.
 TEXT = ("jinja2", "tokenizers", "transformers")
 STAGES = {
     stage.name: stage

@@ -1,4 +1,4 @@
-"""The subcommands of ``slipstream`` as click has them: listed without being imported."""
+"""Subcommands of ``slipstream``, which click lists without importing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.errors import UserError
 
 
 class Subcommand(NamedTuple):
-    """The module whose ``main`` it is, and what ``slipstream --help`` says of it."""
+    """Module whose ``main`` a subcommand is, and its summary in ``slipstream --help``."""
 
     module: str
     summary: str
@@ -62,7 +62,7 @@ class Subcommands(click.Group):
             return None
         module = SUBCOMMANDS[cmd_name].module
         if not module.startswith("slipstream."):
-            # Only then: a command that is called among files of somebody else's must not import them.
+            # Only then: elsewhere a command must not import files of the working directory.
             sys.path.insert(0, str(Path.cwd()))
         try:
             found = importlib.import_module(module).main
@@ -72,7 +72,7 @@ class Subcommands(click.Group):
             raise UserError(
                 f"slipstream {cmd_name}: there is no {error.name} here; expected to be called in a clone of the project"
             ) from None
-        # One that has to do without click reads its arguments itself.
+        # A module without click parses its arguments itself.
         return found if isinstance(found, click.Command) else click.Command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -82,8 +82,9 @@ class Subcommands(click.Group):
 
 @click.group(cls=Subcommands)
 def slipstream() -> None:
-    """From raw data to a quantised, measured, deployable model. The workflows are run by pyflyte, see the README; these
-    commands do the rest.
+    """From raw data to a quantised, measured, deployable model.
+
+    The workflows are run by pyflyte, see the README; these commands do the rest.
 
     Completion: eval "$(_SLIPSTREAM_COMPLETE=bash_source slipstream)", or zsh_source, fish_source.
     """

@@ -1,4 +1,4 @@
-"""Tables on a terminal, and how their cells say sizes and ages."""
+"""Tables on a terminal, with sizes and ages as text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ DAY_S = 86400.0
 
 
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]) -> str:
-    """Return the lines of a table: columns named in ``left`` begin at its left edge, all others end at its right.
+    """Return the lines of a table; columns named in ``left`` are left-aligned, all others right-aligned.
 
-    Names in cells may come from untrusted files: every cell is one line that a terminal does not obey.
+    Cells may hold names from untrusted files: every cell is one line that a terminal does not obey.
     """
     lines = [columns, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]

@@ -1,10 +1,10 @@
 """Files of untrusted directories: bases, tokenizers, packages, artifacts and registries that others made.
 
-Their author may put a symbolic link in the place of a file, to a file of the user or to a device, and may exchange it
-at any time. So a file is opened first, and then the real path of its descriptor is compared with that of the directory.
-The directory itself may be reached through links, because the user named it.
+Their author may replace a file by a symbolic link, to a file of the user or to a device, at any time. So a file is
+opened first, and then the real path of its descriptor is compared with the directory's. The directory itself may be
+reached through links, because the user named it.
 
-This module needs the standard library alone, as ``slipstream check`` does.
+This module needs only the standard library, as ``slipstream check`` does.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-#: Opening a pipe does not wait for its writer, and a terminal does not become that of the process.
+#: Opening a pipe does not wait for its writer, and a terminal does not become the process's own.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-#: A directory is not read here, so that the right to pass through it is enough.
+#: A directory is not read here, so permission to pass through it is enough.
 PASS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 #: Names of Hugging Face's cache: ``<repository>/snapshots/<revision>/<file>`` links to ``<repository>/blobs/<digest>``.
 SNAPSHOTS, BLOBS = "snapshots", "blobs"
@@ -29,14 +29,14 @@ LONGEST_PATH = 1024
 
 
 class RefusedFile(Exception):
-    """A file that is not opened, or not read to its end; the message names it."""
+    """Error for a file that is not opened, or not read to its end; the message names it."""
 
 
 def open_untrusted(directory: Path, name: str) -> BufferedReader:
     """Open the regular file ``name`` of an untrusted directory for reading.
 
-    A symbolic link is followed to a regular file inside of the directory, and from a snapshot in Hugging Face's cache
-    to one directly in the ``blobs`` beside the snapshots. Raises ``RefusedFile`` for everything else that is there, and
+    A symbolic link is followed to a regular file inside the directory, and from a snapshot in Hugging Face's cache to
+    one directly in the ``blobs`` next to the snapshots. Raises ``RefusedFile`` for anything else, and
     ``FileNotFoundError``.
     """
     path = directory / name
@@ -78,7 +78,7 @@ def copy_untrusted(directory: Path, name: str, target: Path, size: int) -> None:
 
 
 def link_or_copy(directory: Path, name: str, target: Path) -> None:
-    """Make ``target`` a hard link to a file, or a copy where that is not possible. Raises as :func:`open_untrusted`."""
+    """Make ``target`` a hard link to a file, or a copy where links fail. Raises as :func:`open_untrusted`."""
     with open_untrusted(directory, name) as source:
         status = os.fstat(source.fileno())
         try:
@@ -93,7 +93,7 @@ def link_or_copy(directory: Path, name: str, target: Path) -> None:
 
 
 def check_opened(descriptor: int, root: int, path: Path) -> None:
-    """Raise ``RefusedFile`` unless the descriptor is of a regular file that belongs to the directory ``root``."""
+    """Raise ``RefusedFile`` unless the descriptor is of a regular file in the directory ``root``."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise RefusedFile(f"{path}: is not a regular file; expected one")
     found, directory = real_path(descriptor), real_path(root)
@@ -104,15 +104,15 @@ def check_opened(descriptor: int, root: int, path: Path) -> None:
 
 
 def belongs(file: Path, directory: Path) -> bool:
-    """Return True if a file lies in a directory or is one of its blobs in Hugging Face's cache, all by real paths."""
+    """Return True if a file is in a directory or is one of its blobs in Hugging Face's cache, by real paths."""
     snapshots = directory.parent
-    # As the file's path has no links, blobs is none either.
+    # The file's path has no links, so ``blobs`` is not one either.
     is_blob = snapshots.name == SNAPSHOTS and file.parent == snapshots.parent / BLOBS
     return is_blob or directory in file.parents
 
 
 def real_path(descriptor: int) -> Path:
-    """Return the path of what a descriptor has opened, without symbolic links."""
+    """Return the path of an open descriptor, without symbolic links."""
     if hasattr(fcntl, "F_GETPATH"):  # macOS
         found = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(LONGEST_PATH))
         return Path(os.fsdecode(found.rstrip(b"\0")))

@@ -1,7 +1,7 @@
-"""What one pod passes to the next while several prepare a table: an artifact of a value and the files it names.
+"""Exchange of values and files between pods that prepare one table.
 
-The value is a dataclass, written as :mod:`slipstream.artifacts.typed_values` writes it. Its reader names the class, so
-that who can write to the store between the pods cannot run code in them.
+The value is a dataclass, encoded by :mod:`slipstream.artifacts.typed_values`. Its reader names the class, so a writer
+to the store between the pods cannot run code in them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from slipstream.untrusted_files import link_or_copy
 
 KIND = "prepare.part"
 VALUE = "value.safetensors"
-#: In an artifact with much data, the directory of an artifact that describes it: that one can be fetched alone.
+#: Subdirectory of an artifact with much data: a small artifact that describes it and can be fetched alone.
 SUMMARY = "summary"
 
 T = TypeVar("T")
 
 
 def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> Path:
-    """Write the dataclass ``value``, if there is one, and ``files``, under their last names, to the fresh
-    ``directory``; returns it. What lies in the directory already belongs to the artifact."""
+    """Write an artifact of ``value`` and ``files`` to the fresh ``directory`` and return the directory.
+
+    ``value`` is a dataclass or None. ``files`` keep their last names. Files that are already in the directory belong to
+    the artifact.
+    """
     writer = ArtifactWriter(directory)
     for file in files:
         link_or_copy(file.parent, file.name, directory / file.name)
@@ -39,13 +42,15 @@ def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> 
 
 
 def verify(directory: Path) -> Artifact:
-    """Raises ``DamagedArtifact`` unless all files are what was written."""
+    """Raise ``DamagedArtifact`` if a file is not as it was written."""
     return Artifact.open(directory, KIND).check()
 
 
 def read(directory: Path, kind: type[T]) -> T:
-    """The value. Raises ``DamagedArtifact`` if there is none or it is no ``kind``, or a file is not what was
-    written."""
+    """Return the value.
+
+    Raises ``DamagedArtifact`` if it is missing or not a ``kind``, or if a file is not as it was written.
+    """
     artifact = verify(directory)
     path = artifact.path(VALUE)
     if VALUE not in artifact.files:
@@ -59,7 +64,10 @@ def read(directory: Path, kind: type[T]) -> T:
 
 
 def path_in(directory: Path, name: str | Path) -> Path:
-    """The file that a value names. Raises ``DamagedArtifact`` unless it lies in ``directory`` itself."""
+    """Return the path of a file that a value names.
+
+    Raises ``DamagedArtifact`` unless it lies in ``directory`` itself.
+    """
     if fault(str(name)) or "/" in str(name):
         raise DamagedArtifact(f"{directory / VALUE}: names the file {str(name)!r}; expected a name without a directory")
     return directory / name
@@ -67,7 +75,7 @@ def path_in(directory: Path, name: str | Path) -> Path:
 
 @contextmanager
 def scratch_for(output: Path, workers: int) -> Iterator[ResumableScratch]:
-    """A scratch directory for as long as the context lasts, on the disk of ``output``."""
+    """Yield a scratch directory on the disk of ``output`` and remove it afterwards."""
     with (
         closing(Workers(workers)) as processes,
         resumable_scratch(output.with_name(f"{output.name}.work"), processes, lasting=False) as scratch,

@@ -1,12 +1,12 @@
 """Artifacts: directories with a manifest that lists the size and the digests of every file.
 
 All inputs and outputs of stages are artifacts. The manifest is written last, so a directory without one is not an
-artifact. It holds the size and the SHA-256 of every file, computed while writing, and the XXH3-128 of every block,
-which is verified on every read, because XXH3 is as fast as memory and SHA-256 is not. The SHA-256 of the manifest is
-the artifact's fingerprint. Manifests hold no timestamps, so that equal work has equal fingerprints.
+artifact. It holds every file's size and SHA-256, computed while writing, and every block's XXH3-128. Reads verify the
+XXH3, which is as fast as memory, unlike SHA-256. The manifest's SHA-256 is the artifact's fingerprint. Manifests hold
+no timestamps, so equal work has equal fingerprints.
 
-The fingerprint also covers who made the artifact, the code version among it. Keys and identities use the artifact's
-content instead: the names and digests of the files that decide the result.
+The fingerprint also covers how the artifact was made, code version included. Keys and identities use its content
+instead: the names and digests of the files that decide the result.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ from slipstream.untrusted_files import RefusedFile, link_or_copy, open_untrusted
 FORMAT = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
-#: The most that a manifest may say: larger than any block that is written, small enough to count bytes with.
+#: Largest block size that a manifest may state: above any that is written, small enough to count bytes with.
 LARGEST_BLOCK = 1 << 40
-#: The most bytes of a manifest, which suffice for an artifact of 20 TB.
+#: Largest manifest in bytes, enough for an artifact of 20 TB.
 LONGEST_MANIFEST = 256 << 20
 
 
 class DamagedArtifact(UserError):
-    """An artifact's file is missing, truncated or changed; the message names it."""
+    """Error for an artifact's file that is missing, truncated or changed; the message names it."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The manifest's entry of one file. ``blocks`` are the XXH3-128 digests (hex) of its blocks of ``block_bytes``."""
+    """Manifest entry of one file.
+
+    ``blocks`` are the XXH3-128 digests (hex) of its blocks of ``block_bytes``.
+    """
 
     size: int
     sha256: str
@@ -54,7 +57,7 @@ class FileRecord:
     blocks: list[str]
 
     def consistent(self) -> bool:
-        """Whether its fields are what their types say, and there are as many digests as blocks."""
+        """Return True if the fields have their types and there are as many digests as blocks."""
         whole = type(self.size) is int and type(self.block_bytes) is int and isinstance(self.sha256, str)
         return (
             (whole and isinstance(self.blocks, list) and all(isinstance(block, str) for block in self.blocks))
@@ -64,7 +67,7 @@ class FileRecord:
 
 
 class HashingFile:
-    """A file that computes its digests while it is written, so that it need not be read again."""
+    """File that computes its digests while it is written, so that it need not be read again."""
 
     def __init__(self, raw: BinaryIO, block_bytes: int) -> None:
         self._raw = raw
@@ -102,7 +105,7 @@ class HashingFile:
 
 
 class ArtifactWriter:
-    """Writes one artifact into the fresh ``directory``, which becomes an artifact by :meth:`finish`."""
+    """Writer of one artifact into the fresh ``directory``; :meth:`finish` completes it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -113,8 +116,10 @@ class ArtifactWriter:
 
     @contextmanager
     def create(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[HashingFile]:
-        """Open the new file ``name`` (a relative POSIX path) for writing. Like all names here it is checked: raises
-        ``UserError`` if it leads out of the directory."""
+        """Open the new file ``name`` (a relative POSIX path) for writing.
+
+        Raises ``UserError`` if the name leads out of the directory, as do all methods that take a name.
+        """
         path = path_below(self.directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as raw:
@@ -132,19 +137,22 @@ class ArtifactWriter:
         self.write_bytes(name, canonical_json(value))
 
     def record(self, name: str) -> FileRecord:
-        """The manifest's entry of a file that was written."""
+        """Return the manifest entry of a written file."""
         return self._records[name]
 
     def link(self, file: Path, name: str, record: FileRecord, root: Path | None = None) -> None:
-        """Add ``file`` of another artifact, ``root``, under ``name``, by a hard link if possible. ``record`` must be
-        its entry. Without ``root`` it is the file's own directory. Raises ``DamagedArtifact`` if it leads out of it."""
+        """Add ``file`` of another artifact under ``name``, by a hard link if possible.
+
+        ``record`` is its manifest entry, ``root`` the other artifact's directory, by default the file's. Raises
+        ``DamagedArtifact`` if the file leads out of it.
+        """
         root = root or file.parent
         with refused_is_damaged():
             link_or_copy(root, file.relative_to(root).as_posix(), path_below(self.directory, name))
         self._records[name] = record
 
     def add(self, name: str) -> None:
-        """Add a file that was written into the directory by other code."""
+        """Add a file that other code wrote into the directory."""
         self._records[name] = hash_file(path_below(self.directory, name))
 
     def note(self, name: str, record: FileRecord) -> None:
@@ -152,12 +160,15 @@ class ArtifactWriter:
         self._records[check_name(name, self.directory)] = record
 
     def finish(self, kind: str, made_by: Mapping[str, object]) -> Artifact:
-        """Write the manifest. ``made_by`` describes the work: settings, code version, fingerprints of the inputs."""
+        """Write the manifest and open the artifact.
+
+        ``made_by`` describes the work: settings, code version, fingerprints of the inputs.
+        """
         self.write_manifest(kind, made_by)
         return Artifact.open(self.directory, kind)
 
     def write_manifest(self, kind: str, made_by: Mapping[str, object]) -> None:
-        """As :meth:`finish`, for an artifact that still lacks some of its files."""
+        """Write the manifest; some files may still be missing."""
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
             if path.is_file() and name not in self._records:
@@ -178,7 +189,7 @@ class ArtifactWriter:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the manifest of an artifact says, whether its files are here or not."""
+    """Contents of an artifact's manifest, whether or not its files are here."""
 
     kind: object
     format: object
@@ -187,8 +198,11 @@ class Manifest:
 
     @classmethod
     def parse(cls, raw: bytes, where: object) -> Manifest:
-        """Raises ``DamagedArtifact``, which names the address ``where`` it lies, unless it is one whose files lie below
-        the artifact's directory."""
+        """Return the manifest in ``raw``, which was read at the address ``where``.
+
+        Raises ``DamagedArtifact``, which names the address, for any other content and for files outside the artifact's
+        directory.
+        """
         try:
             manifest = parse_json(raw)
             files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
@@ -203,13 +217,16 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """As :attr:`Artifact.content`."""
+        """See :attr:`Artifact.content`."""
         return content_of(str(self.kind), self.files)
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """An opened artifact. Opening checks that every file exists and has its size; reading verifies the bytes."""
+    """Opened artifact.
+
+    Opening checks that every file exists and has its size; reading verifies the bytes.
+    """
 
     directory: Path
     kind: str
@@ -219,8 +236,10 @@ class Artifact:
 
     @classmethod
     def open(cls, directory: Path, kind: str, only: Iterable[str] | None = None) -> Artifact:
-        """Raises ``DamagedArtifact`` unless the directory is a complete artifact of this ``kind`` and format, or holds
-        ``only`` these files of one."""
+        """Open the artifact in ``directory``; check ``only`` these files if given.
+
+        Raises ``DamagedArtifact`` unless it is a complete artifact of this ``kind`` and format.
+        """
         path = directory / MANIFEST
         try:
             with refused_is_damaged():
@@ -244,20 +263,22 @@ class Artifact:
 
     @property
     def content(self) -> str:
-        """The digest (hex) of the files that decide the result: equal for equal results, whatever code made them."""
+        """Digest (hex) of the files that decide the result, independent of the code version."""
         return content_of(self.kind, self.files)
 
     def path(self, name: str) -> Path:
-        """Where the file lies, to be named or written; it is read by :meth:`open_file`. Raises ``DamagedArtifact`` if
-        the name leads out of the directory."""
+        """Return the path of a file, to be named or written; read it with :meth:`open_file`.
+
+        Raises ``DamagedArtifact`` if the name leads out of the directory.
+        """
         return self.directory / check_name(name, self.directory, DamagedArtifact)
 
     def open_file(self, name: str) -> BufferedReader:
-        """Open a file for reading, as :func:`open_file`."""
+        """Open a file for reading; see :func:`open_file`."""
         return open_file(self.directory, name)
 
     def link_file(self, name: str, target: Path) -> None:
-        """Make ``target`` a hard link to a file, or a copy where that is not possible. Raises ``DamagedArtifact``."""
+        """Make ``target`` a hard link to a file, or a copy where links fail. Raises ``DamagedArtifact``."""
         with refused_is_damaged():
             link_or_copy(self.directory, name, target)
 
@@ -272,7 +293,7 @@ class Artifact:
             raise DamagedArtifact(f"{self.directory / name}: block {index} is not what was written")
 
     def read_bytes(self, name: str) -> bytes:
-        """The content of a file, verified. Raises ``DamagedArtifact``, also if there is none of this name."""
+        """Return the verified content of a file. Raises ``DamagedArtifact``, also for an unknown name."""
         if name not in self.files:
             raise DamagedArtifact(f"{self.directory / name}: missing; this is no whole artifact of {self.kind}")
         with self.open_file(name) as file:
@@ -283,7 +304,10 @@ class Artifact:
         return data
 
     def read_json(self, name: str) -> Any:
-        """Raises ``DamagedArtifact``, also if the manifest vouches for what is no JSON."""
+        """Return the JSON value in a file.
+
+        Raises ``DamagedArtifact``, also if the bytes match the manifest but are not JSON.
+        """
         try:
             return parse_json(self.read_bytes(name))
         except UserError:
@@ -300,8 +324,10 @@ class Artifact:
         return self
 
     def check_sha256(self, names: Iterable[str] | None = None) -> Artifact:
-        """Verify the SHA-256 of all files, or of those ``names``, which also detects deliberate changes, and return the
-        artifact itself."""
+        """Verify the SHA-256 of all files, or of ``names``, and return the artifact itself.
+
+        This also detects deliberate changes. Raises ``DamagedArtifact``.
+        """
         for name in self.files if names is None else names:
             with self.open_file(name) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != self.files[name].sha256:
@@ -310,8 +336,10 @@ class Artifact:
 
 
 def open_file(directory: Path, name: str) -> BufferedReader:
-    """Open the file ``name`` of an artifact for reading. Raises ``DamagedArtifact`` if it is missing, or leads out of
-    the artifact's ``directory`` by its name or by a symbolic link."""
+    """Open the file ``name`` of an artifact for reading.
+
+    Raises ``DamagedArtifact`` if it is missing, or if its name or a symbolic link leads out of ``directory``.
+    """
     check_name(name, directory, DamagedArtifact)
     try:
         with refused_is_damaged():
@@ -330,14 +358,14 @@ def refused_is_damaged() -> Iterator[None]:
 
 
 def content_of(kind: str, files: Mapping[str, FileRecord]) -> str:
-    """Return the SHA-256 (hex) of kind, names and digests of an artifact's files, without the figures of its stage."""
+    """Return the SHA-256 (hex) of an artifact's kind, file names and digests, without its stage's figures."""
     figures = STAGES[kind].figures if kind in STAGES else ()
     digests = {name: record.sha256 for name, record in files.items() if name not in figures}
     return hashlib.sha256(canonical_json({"kind": kind, "files": digests})).hexdigest()
 
 
 def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
-    """The manifest's entry of an existing file."""
+    """Return the manifest entry of an existing file."""
     with path.open("rb") as source, Path(os.devnull).open("wb") as nowhere:
         file = HashingFile(nowhere, block_bytes)
         while piece := source.read(block_bytes):
@@ -346,5 +374,5 @@ def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
 
 
 def canonical_json(value: object) -> bytes:
-    """JSON of which the bytes depend on the value only. Raises ``ValueError`` for NaN and infinity."""
+    """Return JSON bytes that depend on the value only. Raises ``ValueError`` for NaN and infinity."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()

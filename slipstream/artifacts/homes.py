@@ -1,34 +1,36 @@
-"""Homes of unfinished work: where a training keeps its checkpoints, and who works there.
+"""Checkpoint directories: where a training keeps its checkpoints, and which attempt holds one.
 
-Flyte gives each attempt a prefix of its own, below a random shard, and tells the next attempt that of its predecessor
-alone. A home has one address for all attempts, recoveries and relaunches of the same work: its key is made of what the
-result depends on.
+Flyte gives every attempt its own prefix below a random shard, and passes only the predecessor's to the next attempt. A
+checkpoint directory has one address for all attempts, recoveries and relaunches of the same work: its key is made of
+the inputs that decide the result.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The directory of all homes, below the raw output of Flyte, the profile's ``checkpoints``, or ``.slipstream``; and
-#: beside it that of all stores of sweeps.
+#: Parent of all checkpoint directories and, next to it, of all stores of sweeps; below Flyte's raw output, the
+#: profile's ``checkpoints`` or ``.slipstream``.
 HOMES = "checkpoints"
 SWEEPS = "sweeps"
 
 
 @dataclass(frozen=True)
 class Holder:
-    """An attempt at some work, as its home records it."""
+    """Attempt at some work, as its checkpoint directory records it."""
 
-    #: The name of Flyte's execution, torch elastic's run id, or "" if there is none.
+    #: Name of Flyte's execution, torch elastic's run id, or "" if there is none.
     execution: str = ""
-    #: Flyte's number of the attempt (from 0), or how often torch elastic has restarted the workers.
+    #: Flyte's number of the attempt (from 0), or the count of torch elastic's restarts.
     attempt: int = 0
-    #: What all processes of this attempt share and no other attempt has; "" if there is no such thing.
+    #: Prefix that all processes of this attempt share and no other attempt has; "" if there is none.
     prefix: str = ""
 
     def succeeds(self, other: Holder) -> bool:
-        """Whether ``other`` has ended or is about to: the workers before these of the same attempt, or an earlier
-        attempt of the same execution."""
+        """Return True if ``other`` has ended or is about to.
+
+        It is then this attempt before its workers restarted, or an earlier attempt of the same execution.
+        """
         if not self.execution or other.execution != self.execution:
             return False
         return other == self or other.attempt < self.attempt
@@ -38,6 +40,8 @@ class Holder:
 
 
 def home_below(base: str, key: str, *above: str, among: str = HOMES) -> str:
-    """The address of the home of the work ``key`` below ``base``; ``above`` are project and domain, where there are
-    such."""
+    """Return the address of the checkpoint directory of the work ``key`` below ``base``.
+
+    ``above`` are project and domain, where they exist.
+    """
     return "/".join([base.rstrip("/"), among, *filter(None, above), key])

@@ -1,11 +1,11 @@
-"""The names of a model's files as Hugging Face's libraries write them."""
+"""Names of a model's files as Hugging Face's libraries write them."""
 
 from __future__ import annotations
 
 CONFIG = "config.json"
-#: Its weights in one file, or what says of parts which one each tensor is in.
+#: The weights in one file, or the index that maps tensors to files.
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: Of peft's adapters.
+#: Files of peft's adapters.
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
-#: The longest JSON that is read of a model, in bytes.
+#: Largest JSON file of a model that is read, in bytes.
 LONGEST_JSON = 64 << 20

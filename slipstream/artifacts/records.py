@@ -1,12 +1,11 @@
-"""Records: the frozen dataclasses that stages hand each other, as JSON files of artifacts.
+"""Records: frozen dataclasses that stages exchange, as JSON files of artifacts.
 
-All are written and read here, by their type hints. Every field is written, ``None`` as ``null``. A reader accepts what
-a writer writes: an unknown or mistyped field is refused, and so are NaN, infinity, integers of more than 64 bits and
-deep nesting (:mod:`.strict_json`). A field may be missing if it has a default, as in files from before the field was
-there. A field whose name is no Python name has an alias: ``Annotated[float, Field(alias="from")]``.
+All are written and read here, by their type hints. Every field is written, ``None`` as ``null``. A reader refuses
+unknown and mistyped fields, NaN, infinity, integers of more than 64 bits and deep nesting (:mod:`.strict_json`). A
+field with a default may be missing, as in older files. A field whose name is not valid in Python has an alias:
+``Annotated[float, Field(alias="from")]``.
 
-:func:`from_json` raises for damage; :func:`decode_record` returns None, for the records that are skipped if they are
-damaged.
+:func:`from_json` raises for damage; :func:`decode_record` returns None, for records that are skipped if damaged.
 """
 
 from __future__ import annotations
@@ -23,42 +22,51 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, canonical_json
 from slipstream.artifacts.strict_json import parse_json
 
-#: What a reader does with fields that the dataclass lacks: those of a later version may be ignored.
+#: How a reader treats fields that the dataclass lacks: those of a later version may be ignored.
 Extra = Literal["forbid", "ignore"]
-#: The most bytes of a record that is skipped if it is damaged. The largest, a pod's device readings, has about 1 MiB.
+#: Largest record in bytes among those that are skipped if damaged. The largest written, a pod's device readings, has
+#: about 1 MiB.
 LARGEST_RECORD = 16 << 20
 T = TypeVar("T")
 
 
 @cache
 def adapter(kind: Any, extra: Extra = "forbid") -> TypeAdapter[tuple[Any]]:
-    """pydantic takes no configuration for a dataclass that is not its own, but hands on that of a tuple around it."""
+    """Return the pydantic adapter of a 1-tuple of ``kind``.
+
+    pydantic accepts no configuration for a dataclass that is not its own, but passes on that of a tuple around it.
+    """
     return TypeAdapter(tuple[kind], config=ConfigDict(extra=extra, strict=True, allow_inf_nan=False))
 
 
 def to_tree(record: object, kind: object = None) -> Any:
-    """The record as JSON holds it: dictionaries, lists, texts and numbers. ``kind`` is its type if that is no class, as
-    ``list[Point]``. Raises ``ValueError`` if a field is not of its type."""
+    """Return the record as JSON holds it: dictionaries, lists, texts and numbers.
+
+    ``kind`` is its type unless that is a class, as ``list[Point]``. Raises ``ValueError`` for a mistyped field.
+    """
     return adapter(kind or type(record)).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
 
 
 def from_tree(tree: object, kind: type[T], where: object) -> T:
-    """The inverse of :func:`to_tree`. Raises as :func:`from_json`."""
+    """Invert :func:`to_tree`. Raises as :func:`from_json`."""
     try:
         content = canonical_json(tree)
-    except ValueError as error:  # NaN, infinity, and halves of characters, which Python's reader lets pass
+    except ValueError as error:  # NaN, infinity, and lone surrogates, which Python's reader accepts
         raise not_a_record(kind, where, str(error)) from None
     return from_json(content, kind, where)
 
 
 def to_json(record: object, kind: object = None) -> bytes:
-    """The record as the canonical bytes of a file. Raises as :func:`to_tree`, and for NaN and infinity."""
+    """Return the record as canonical bytes. Raises as :func:`to_tree`, and for NaN and infinity."""
     return canonical_json(to_tree(record, kind))
 
 
 def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "forbid") -> T:
-    """The record in the ``content`` of the file ``where``. Raises ``DamagedArtifact`` naming the file, the field, and
-    what ``kind`` says of how to mend it (``MEND``). With ``extra="ignore"`` fields that ``kind`` lacks are skipped."""
+    """Return the record in the ``content`` of the file ``where``.
+
+    Raises ``DamagedArtifact`` naming the file, the field and the remedy (``MEND`` of ``kind``). With ``extra="ignore"``
+    fields that ``kind`` lacks are skipped.
+    """
     try:
         (record,) = adapter(cast(Hashable, kind), extra).validate_json(b"[%b]" % content)
         parse_json(content)  # pydantic accepts integers of any size, and any number and nesting in a field of any type
@@ -73,8 +81,10 @@ def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "f
 
 
 def decode_record(content: bytes, kind: type[T], *, extra: Extra = "forbid") -> T | None:
-    """Return the record in ``content``, or None if that is damaged, larger than :data:`LARGEST_RECORD` or anything
-    else. ``extra`` is that of :func:`from_json`."""
+    """Return the record in ``content``, or None if it is damaged or larger than :data:`LARGEST_RECORD`.
+
+    ``extra`` is that of :func:`from_json`.
+    """
     if len(content) > LARGEST_RECORD:
         return None
     with suppress(DamagedArtifact):
@@ -88,7 +98,7 @@ def not_a_record(kind: object, where: object, mistake: str) -> DamagedArtifact:
 
 
 def words(kind: object) -> str:
-    """``NetworkProfile`` as "a network profile"."""
+    """Return a class name as words: ``NetworkProfile`` as "a network profile"."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
@@ -99,5 +109,5 @@ def write_record(writer: ArtifactWriter, name: str, record: object) -> None:
 
 
 def read_record(artifact: Artifact, name: str, kind: type[T]) -> T:
-    """The record in the file ``name`` of an artifact. Raises ``DamagedArtifact``."""
+    """Return the record in the file ``name`` of an artifact. Raises ``DamagedArtifact``."""
     return from_json(artifact.read_bytes(name), kind, artifact.directory / name)

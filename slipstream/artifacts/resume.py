@@ -1,14 +1,13 @@
-"""Finished units of work, kept on disk: an interrupted prepare resumes where it stopped.
+"""Records of finished work on disk, with which an interrupted prepare resumes.
 
-A unit of work is a function and its job. Its result is kept in a record, which is believed only if it is whole: it
-begins with its own SHA-256, it is written beside its place and renamed, and it holds a digest of every file that the
-unit left. So nothing has to reach the disk in any order, and what a crash of the machine tore is done again. A record
-holds a value of the type that the function is annotated to return, and no pickle: who can write to the directory cannot
-run code here.
+A unit of work is a function and its job. Its result is kept in a record, which is trusted only if it is whole: it
+starts with its own SHA-256, is written under another name and renamed, and holds a digest of every file of the unit. So
+nothing has to reach the disk in any order, and work that a machine's crash damaged is repeated. A record holds a value
+of the function's annotated return type, not a pickle: a writer to the directory cannot run code here.
 
-The directory belongs to one input, one configuration and one version of the code, because a unit is identified by its
-number in the work alone. Of the input it says so itself (:meth:`ResumableScratch.bind`): a file may have held other
-bytes while a run that was killed read it.
+The directory belongs to one input, one configuration and one version of the code, because units are identified only by
+number. :meth:`ResumableScratch.bind` binds it to the input: a file may have held other bytes while a killed run read
+it.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 RECORD = ".done"
-#: What the records were made from.
+#: Description of the inputs of the records.
 BINDING = "made-from.json"
 PARTIAL = ".partial"
-#: Of a SHA-256, in bytes and as hexadecimal digits.
+#: Length of a SHA-256 in bytes and in hexadecimal digits.
 SHA256_BYTES, SHA256_DIGITS = 32, 64
 
 
 @dataclass(frozen=True)
 class UnitOfWork(Generic[Job, Result]):
-    """``work(job)``, whose record is called ``name``. The result is of the type that ``work`` is annotated to return.
+    """Call ``work(job)`` whose record is called ``name``. Its result has the annotated return type of ``work``.
 
-    A result with files lists their paths as ``files``, or, if it took their ``digests`` on the way, has these by path:
-    XXH3-128 or SHA-256.
+    A result with files lists their paths as ``files``, or, if it has computed them, their ``digests`` by path: XXH3-128
+    or SHA-256.
     """
 
     root: Path
@@ -63,23 +62,23 @@ class UnitOfWork(Generic[Job, Result]):
 
     @property
     def recorded(self) -> types.GenericAlias:
-        """The type of what the record holds: the result, and the digests of its files by their paths in ``root``."""
+        """Type of the record: the result, and the digests of its files by their paths in ``root``."""
         return types.GenericAlias(tuple, (typing.get_type_hints(self.work)["return"], dict[str, str]))
 
 
 class ResumableScratch:
-    """A directory in which units of work are done by ``workers``, each of them once."""
+    """Directory in which ``workers`` do units of work, every one once."""
 
     def __init__(self, root: Path, workers: Workers) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
-        #: How many units were done before.
+        #: Number of units that were done before.
         self.done_before = len(list(root.glob(f"*{RECORD}")))
         self._workers = workers
         self._calls: Counter[str] = Counter()
 
     def bind(self, made_from: dict[str, object], keep: Collection[Path] = ()) -> None:
-        """Begin anew, without all but the files ``keep``, unless what is here was made from the same."""
+        """Clear the directory, except for the files ``keep``, unless it was made from ``made_from``."""
         binding, content = self.root / BINDING, canonical_json(made_from)
         if binding.is_file() and binding.read_bytes() == content:
             return
@@ -95,7 +94,7 @@ class ResumableScratch:
         self.done_before = 0
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """:meth:`Workers.map`, except that a unit whose record is whole is not done again."""
+        """Run :meth:`Workers.map`, except for units whose record is whole."""
         return self._workers.map(run_or_restore, self._units(work, jobs))
 
     def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork[Job, Result]]:
@@ -107,30 +106,32 @@ class ResumableScratch:
 
 @contextmanager
 def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[ResumableScratch]:
-    """A scratch directory that is removed at the end, when the ``workers`` end too; but a ``lasting`` one of an
-    interrupted run stays."""
+    """Yield a scratch directory; remove it and close the ``workers`` at the end.
+
+    A ``lasting`` one of an interrupted run stays.
+    """
     try:
         yield ResumableScratch(root, workers)
     except BaseException as error:
         if not lasting or not worth_resuming(error):
-            workers.close()  # one that is at work still would leave its files in what is being removed
+            workers.close()  # a running one would still leave its files in the directory being removed
             shutil.rmtree(root, ignore_errors=True)
         raise
     with ThreadPoolExecutor(1) as beside:
-        # Processes take a while to give back their memory, and files theirs.
+        # Processes take a while to free their memory, and files theirs.
         removed = beside.submit(shutil.rmtree, root)
         workers.close()
         removed.result()
 
 
 def worth_resuming(error: BaseException) -> bool:
-    """Not if the user has to mend something, because that will be other work, nor if the disk is full."""
+    """Return False for user errors, whose correction is other work, and for a full disk."""
     full = isinstance(error, Exception) and out_of_space(error)
     return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
 
 
 def run_or_restore(unit: UnitOfWork[Job, Result]) -> Result:
-    """The result of a unit: from its record, or else made now and recorded. Runs in a worker process.
+    """Return the result of a unit from its record, or run the unit and record it, in a worker process.
 
     Raises ``DamagedArtifact`` for a whole record of something else: no crash leaves one.
     """
@@ -152,7 +153,7 @@ def write_record(unit: UnitOfWork[Job, Result], result: Result) -> None:
 
 
 def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
-    """The result of a unit that was done before and is still whole."""
+    """Return the result of a unit that was done before and is still whole, as a 1-tuple, else None."""
     try:
         raw = unit.record.read_bytes()
         sha256, content = raw[:SHA256_BYTES], raw[SHA256_BYTES:]
@@ -166,7 +167,7 @@ def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
 
 
 def digest(file: Path, like: str = "") -> str:
-    """The XXH3-128 of a file (hex), or its SHA-256 if ``like`` is as long as one."""
+    """Return the XXH3-128 of a file (hex), or its SHA-256 if ``like`` has that length."""
     with file.open("rb") as stream:
         return hashlib.file_digest(
             stream, hashlib.sha256 if len(like) == SHA256_DIGITS else xxhash.xxh3_128

@@ -1,7 +1,7 @@
-"""The local store: finished artifacts under ``.slipstream/<stage>/<key>/``, where the key depends on all inputs.
+"""Local store of finished artifacts under ``.slipstream/<stage>/<key>/``; the key depends on all inputs.
 
-Unlike Flyte's local cache it verifies the bytes before it reuses an artifact, makes damaged or deleted ones again, and
-reports what was reused.
+Unlike Flyte's local cache it verifies the bytes before it reuses an artifact, remakes damaged or deleted ones, and
+reports reuse.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from slipstream.artifacts.workspaces import workspace
 from slipstream.logs import logger
 from slipstream.storage.locks import lock_of
 
-#: The store of a project on one machine.
+#: Store of a project on one machine.
 STORE = Path(".slipstream")
 
 
 def content_key(stage: str, version: str, inputs: Mapping[str, object]) -> str:
-    """The key of a stage's result: a digest of the stage, its code version and all inputs."""
+    """Return the key of a stage's result: a digest of the stage, its code version and all inputs."""
     return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
 
 
@@ -38,11 +38,11 @@ class Store:
         return self.root / stage / key
 
     def checkpoints(self, stage: str, key: str) -> Path:
-        """The directory for unfinished work on this entry; removed once the entry is published."""
+        """Return the directory for unfinished work on this entry; it is removed once the entry is published."""
         return self.root / stage / f"{key}.checkpoints"
 
     def find(self, stage: str, key: str) -> Artifact | DamagedArtifact | None:
-        """The entry, every byte verified; the error if it is damaged; None if it does not exist."""
+        """Return the verified entry, the error if it is damaged, or None if it does not exist."""
         directory = self.entry(stage, key)
         if not directory.exists():
             return None
@@ -57,8 +57,8 @@ class Store:
     def turn(self, stage: str, key: str) -> Iterator[bool]:
         """Let one process at a time make an entry, because they would share its unfinished work.
 
-        Yields whether this process had to wait for another one, which may then have made the entry. On a disk without
-        locks nobody waits: of two that make the same entry one is published.
+        Yields True if this process waited for another, which may then have made the entry. On a disk without locks no
+        process waits: if two make the same entry, one is published.
         """
         unfinished, lock = self.checkpoints(stage, key), lock_of(self.root / stage / f"{key}.lock")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Store:
             lock.release()
 
     def workspace(self, stage: str) -> AbstractContextManager[Path]:
-        """A fresh directory on the store's disk, removed afterwards unless it was published."""
+        """Return a fresh directory on the store's disk, removed afterwards unless it was published."""
         return workspace(self.root / stage)
 
     def publish(self, directory: Path, stage: str, key: str) -> Artifact:

@@ -1,7 +1,7 @@
-"""JSON of artifacts and stores, which others may have written or damaged: the one place that parses it.
+"""Strict JSON parser for artifacts and stores, whose files may be untrusted or damaged.
 
 A value is accepted if every other part of the project can work with it: its numbers are finite and of 64 bits, its
-texts can be encoded, and lists and objects are nested a bounded number of levels deep. Floats keep all their bits.
+texts can be encoded, and its nesting is bounded. Floats keep all their bits.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import json
 import math
 from typing import Any, NoReturn
 
-#: Levels of lists and objects. The records of this project have about a dozen; Python's recursion ends at about 1,000.
+#: Most levels of lists and objects. This project's records have about a dozen; Python's recursion ends at about 1,000.
 DEEPEST = 100
-#: Integers, signed or unsigned, of 64 bits.
+#: Range of 64-bit integers, signed or unsigned.
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value in ``content``. Raises ``ValueError`` for anything but UTF-8, valid JSON, finite numbers of 64
-    bits and at most :data:`DEEPEST` levels."""
+    """Return the value in ``content``.
+
+    Raises ``ValueError`` for anything but UTF-8, valid JSON, finite numbers of 64 bits and at most :data:`DEEPEST`
+    levels.
+    """
     try:
         value = json.loads(content.decode(), parse_constant=refuse)
     except RecursionError:
@@ -41,7 +44,7 @@ def check_json(value: object) -> None:
                     deeper += one.values()
             elif isinstance(one, str):
                 if not one.isascii():
-                    one.encode()  # half of a surrogate pair, which JSON can escape, is no text
+                    one.encode()  # half of a surrogate pair, which JSON can escape, cannot be encoded
             elif isinstance(one, float):
                 if not math.isfinite(one):
                     refuse(str(one))

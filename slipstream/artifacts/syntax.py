@@ -1,11 +1,11 @@
-"""What a module's source means: a digest of its syntax tree, the names it imports and the data files it reads.
+"""Meaning of a module's source: a digest of its syntax tree, its imports and the data files that it reads.
 
 The digest ignores docstrings, comments, formatting and the texts of log messages. It is equal on Python 3.11 to 3.14:
-the walk skips what later versions added to the trees and what they store differently.
+the walk skips parts of the trees that later versions added or store differently.
 
-Parsing every source of the project takes about a second. The results are kept in a file of the user's cache directory,
-keyed by the SHA-256 of the source: a file that was not parsed before is parsed, whatever its time stamps say. The cache
-begins with a checksum, so a damaged one is ignored, and a directory that cannot be written costs time only.
+Parsing all sources takes about a second. The results are cached in the user's cache directory by the SHA-256 of the
+source, so timestamps do not matter. The cache starts with a checksum: a damaged one is ignored. An unwritable directory
+costs time only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: Raise it if the walk over the trees changes: kept results of another form are not used.
+#: To be raised if the walk over the trees changes; results of another form are not used.
 FORM = 1
-#: More entries than this project has sources, several times over; beyond it the cache starts afresh.
+#: Most cache entries, several times this project's sources; beyond it the cache starts empty.
 MOST_KEPT = 5000
-#: Fields of a tree that hold no meaning, or that not every version of Python has.
+#: Fields of a tree without meaning, or absent from some versions of Python.
 SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 DATA_SUFFIXES = (".toml", ".html", ".css", ".js", ".json", ".jinja", ".txt", ".yaml")
@@ -34,18 +34,18 @@ DATA_SUFFIXES = (".toml", ".html", ".css", ".js", ".json", ".jinja", ".txt", ".y
 
 @dataclass(frozen=True)
 class Syntax:
-    """The meaning of one source file."""
+    """Meaning of one source file."""
 
     #: SHA-256 (hex) of the canonical syntax tree.
     digest: str
-    #: Every dotted name that it imports; ``from package import name`` gives ``package.name``. Relative ones keep dots.
+    #: Every imported dotted name; ``from package import name`` gives ``package.name``. Relative ones keep dots.
     imports: tuple[str, ...]
-    #: Relative paths that may name data files or directories beside the source.
+    #: Relative paths that may name data files or directories next to the source.
     data: tuple[str, ...]
 
 
 class Syntaxes:
-    """The syntax of sources by their content, kept in ``file`` between processes."""
+    """Cache of syntax by source content, kept in ``file`` between processes."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -61,7 +61,7 @@ class Syntaxes:
         return found
 
     def keep(self) -> None:
-        """Write what was parsed since the last call; nothing if that fails or nothing was."""
+        """Write the results since the last call, if any; ignore a failure to write."""
         if not self._added:
             return
         # Another process may have written meanwhile.
@@ -77,12 +77,12 @@ class Syntaxes:
 
 @cache
 def kept_syntaxes() -> Syntaxes:
-    """Return the syntax of sources that this user's processes share."""
+    """Return the cache that this user's processes share."""
     return Syntaxes(cache_file())
 
 
 def read_kept(file: Path) -> dict[str, Syntax]:
-    """Return what ``file`` keeps; nothing if it is missing, damaged or of another form."""
+    """Return the cached results in ``file``; none if it is missing, damaged or of another form."""
     try:
         raw = file.read_bytes()
         first, content = raw[: len(checksum(b""))], raw[len(checksum(b"")) :]
@@ -101,7 +101,7 @@ def checksum(content: bytes) -> bytes:
 
 
 def cache_file() -> Path:
-    """Return where this user's cache lies; the directory may not exist."""
+    """Return the path of this user's cache; the directory may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "slipstream" / "syntax.json"
 
@@ -150,7 +150,7 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def joined(values: list[ast.expr]) -> list[ast.expr]:
-    """Return the pieces of an f-string with neighbouring texts joined and empty ones left out."""
+    """Return the pieces of an f-string, with neighbouring texts joined and empty ones removed."""
     pieces: list[ast.expr] = []
     for value in values:
         if not isinstance(value, ast.Constant):
@@ -163,8 +163,10 @@ def joined(values: list[ast.expr]) -> list[ast.expr]:
 
 
 def is_log(function: ast.expr) -> bool:
-    """Return True for a method of ``LOG`` or of what ``logger(…)`` returns. Literal texts among its arguments are no
-    part of the digest; f-strings, which compute, are."""
+    """Return True for a method of ``LOG`` or of the result of ``logger(…)``.
+
+    Literal texts among its arguments are not part of the digest; f-strings, which compute, are.
+    """
     if not isinstance(function, ast.Attribute) or function.attr not in LOG_METHODS:
         return False
     owner = function.value.func if isinstance(function.value, ast.Call) else function.value
@@ -174,7 +176,7 @@ def is_log(function: ast.expr) -> bool:
 def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
     """Return the dotted names that the tree imports, and the texts that may be paths of data files.
 
-    Those are texts with the suffix of a data file, what a path is divided by, and arguments of methods that join paths.
+    Such texts have the suffix of a data file, are divisors of a path, or are arguments of methods that join paths.
     """
     imports: set[str] = set()
     data: set[str] = set()
@@ -196,7 +198,7 @@ def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def texts(node: ast.expr) -> list[str]:
-    """Return the text that a node is; nothing if it is another expression."""
+    """Return the text of a node, or an empty list for any other expression."""
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
 
 

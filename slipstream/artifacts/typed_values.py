@@ -1,13 +1,12 @@
-"""Python values as bytes and back without pickle: the reader names the type, and what is read can choose none.
+"""Serialization of typed Python values without pickle: the reader names the type, so the data cannot choose one.
 
 A value is one safetensors file. Its tensor ``json`` holds the value as JSON; every other tensor, named by a number, is
-a NumPy array or an Arrow record batch (an IPC stream) to which the JSON refers by that name. Fields of dataclasses and
-named tuples are written by their names and checked by their type hints, through pydantic: a reader accepts exactly what
-a writer writes. Types: ``bool``, ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``list``, ``tuple``, ``dict`` with
-``str`` keys, ``X | None``, dataclasses, named tuples, ``np.ndarray`` of numbers, ``pa.RecordBatch``, and ``Any`` for
-what JSON gives back as it is.
+a NumPy array or an Arrow record batch (an IPC stream) to which the JSON refers. Fields of dataclasses and named tuples
+are written by name and checked strictly by their type hints, through pydantic. Types: ``bool``, ``int``, ``float``,
+``str``, ``Path``, ``Literal``, ``list``, ``tuple``, ``dict`` with ``str`` keys, ``X | None``, dataclasses, named
+tuples, ``np.ndarray`` of numbers, ``pa.RecordBatch``, and ``Any`` for values that JSON preserves.
 
-The schemas are our own: pydantic's refuse texts with lone surrogates in JSON, and do not give back floats to the bit.
+The schemas are our own: pydantic's refuse lone surrogates in JSON texts and do not preserve every bit of floats.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from safetensors.numpy import load, save
 from slipstream.artifacts.format import DamagedArtifact
 
 TREE = "json"
-#: Lone surrogates, which names of files may hold, are kept.
+#: Keeps lone surrogates, which file names may hold.
 ENCODING = ("utf-8", "surrogatepass")
-#: Types that JSON gives back as they are.
+#: Types that JSON preserves.
 PLAIN = {bool, int, str, types.NoneType}
 Tensors = dict[str, np.ndarray]
 Info = core_schema.ValidationInfo[Tensors]
 
 
 def encode(value: object, kind: object) -> bytes:
-    """``value``, which is of the type ``kind``, as bytes. Raises ``TypeError`` for what is not."""
+    """Return ``value``, of the type ``kind``, as bytes. Raises ``TypeError`` for another type."""
     validator, tensors = validator_of(kind), Tensors()
     tree = tree_of(value, tensors)
     try:
@@ -53,9 +52,9 @@ def encode(value: object, kind: object) -> bytes:
 
 
 def decode(data: bytes, kind: object, name: object) -> Any:
-    """The value of the type ``kind`` that :func:`encode` made the content of the file ``name``.
+    """Return the value of the type ``kind`` that :func:`encode` wrote to the file ``name``.
 
-    Raises ``DamagedArtifact`` with the name of the file, and of the field if one is wrong.
+    Raises ``DamagedArtifact`` with the name of the file, and of the wrong field if there is one.
     """
     try:
         tensors = load(data)
@@ -83,12 +82,14 @@ def first_mistake(error: ValidationError) -> str:
 
 
 class Bits(str):
-    """The hexadecimal digits of the eight bytes of a float that JSON has no number for."""
+    """Hexadecimal digits of the eight bytes of a non-finite float, which JSON cannot hold."""
 
 
 def tree_of(value: Any, tensors: Tensors) -> Any:
-    """The value as JSON holds it, its arrays added to ``tensors``. Whether it is of the right type is not looked at, so
-    tuples stay tuples, which JSON writes as lists."""
+    """Return the value as JSON holds it; add its arrays to ``tensors``.
+
+    Types are not checked, so tuples stay tuples, which JSON writes as lists.
+    """
     if type(value) in PLAIN:
         return value
     if isinstance(value, float):
@@ -107,7 +108,7 @@ def tree_of(value: Any, tensors: Tensors) -> Any:
             stream.write_batch(value)
         value = np.frombuffer(sink.getvalue(), np.uint8)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        # safetensors takes the memory as it lies.
+        # safetensors copies the memory regardless of strides.
         tensors[name := str(len(tensors))] = np.asarray(value, order="C")
         return name
     names = getattr(value, "_fields", None) or [field.name for field in fields_of(value)]
@@ -127,7 +128,10 @@ def validator_of(kind: object) -> SchemaValidator:
 
 
 def schema_of(kind: Any) -> CoreSchema:
-    """What the tree of a value of a type is, and how it becomes one. Raises ``TypeError`` for types that have none."""
+    """Return the schema that validates the tree of a type and rebuilds its value.
+
+    Raises ``TypeError`` for unsupported types.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind in LEAVES:
         return LEAVES[kind]
@@ -159,7 +163,7 @@ def read_one_of(allowed: tuple[object, ...], tree: object) -> object:
 
 
 def read_float(tree: object) -> float:
-    """An ``int``, which may stand for a ``float``, stays one."""
+    """Return a float, or an ``int`` unchanged, which may stand for one."""
     if isinstance(tree, float) or type(tree) is int:
         return tree
     if isinstance(tree, str) and len(tree) == 16:
@@ -181,7 +185,7 @@ def read_any(tree: object) -> object:
 
 
 def read_array(tree: object, info: Info) -> np.ndarray:
-    """Takes the tensor out of the context: each belongs to one field."""
+    """Remove the tensor from the context and return it, since it belongs to one field only."""
     if type(tree) is not str or tree not in info.context:
         raise ValueError("Input should be the name of a tensor that no other field has")
     return info.context.pop(tree)
@@ -191,7 +195,7 @@ def read_batch(tree: object, info: Info) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(pa.py_buffer(read_array(tree, info))) as stream:
             (batch,) = stream
-        # Offsets that point elsewhere would be read as they are.
+        # Otherwise offsets that point elsewhere would be followed.
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, OSError):
         raise ValueError("Input should be the name of a tensor with one Arrow record batch") from None

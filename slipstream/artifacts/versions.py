@@ -1,11 +1,11 @@
-"""The code version of a stage, which is part of Flyte's cache version and of the local store's key.
+"""Code version of a stage, part of Flyte's cache version and of the local store's key.
 
 A stage's code is the import closure of its engine: the engine's modules and all modules of this project that they
-import, directly or indirectly, at the top of a file or inside a function. It is found by reading the sources, without
-importing them. A module counts by the digest of its syntax tree (:mod:`slipstream.artifacts.syntax`), so comments,
-docstrings and formatting change no version; the data files that it reads count by their bytes.
+import, directly or indirectly, at the top of a file or inside a function. It is found by reading the sources without
+importing them. A module counts by its syntax tree's digest (:mod:`slipstream.artifacts.syntax`), so comments,
+docstrings and formatting do not change versions; the data files that it reads count by their bytes.
 
-The closure ends at the modules of :data:`SEAMS`, which compute nothing of a result.
+The closure ends at the modules of :data:`SEAMS`, which do not affect results.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from slipstream.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "slipstream"
-#: Modules, or packages with all that is in them, at which a closure ends, and the number of each. Raise the number when
-#: a fault in one may have changed results: every stage that reaches it then gets another code version.
+#: Modules, or packages with their contents, at which a closure ends, and their numbers. Raise the number if a fault in
+#: one may have changed results: every stage that reaches it then gets another code version.
 SEAMS = {
     "slipstream.logs": 1,
     "slipstream.text_table": 1,
@@ -39,7 +39,7 @@ SEAMS = {
 
 @cache
 def code_version(stage: str) -> str:
-    """Return the digest (hex) of the code in the stage's import closure and of its libraries' versions."""
+    """Return the digest (hex) of the stage's import closure and of its libraries' versions."""
     return version_of(STAGES[stage].engines, STAGES[stage].libraries)
 
 
@@ -54,7 +54,7 @@ def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
 
 
 def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
-    """Return the digest of every module in the import closure of ``modules``, sorted by name; of a seam its number."""
+    """Return the digest, or the number of a seam, of every module in the import closure, sorted by name."""
     digests = {}
     for module, path in sorted(import_closure(modules).items()):
         digests[module] = f"seam {SEAMS[module]}" if module in SEAMS else module_digest(path)
@@ -64,7 +64,7 @@ def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
 
 @cache
 def module_digest(path: Path) -> str:
-    """Return the digest (hex) of one source file's syntax tree and of the bytes of the data files that it reads."""
+    """Return the digest (hex) of a source file's syntax tree and of the bytes of its data files."""
     syntax = syntax_of(path)
     files = data_files(path, syntax)
     if not files:
@@ -78,7 +78,7 @@ def module_digest(path: Path) -> str:
 def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
     """Return all modules of this project that ``engines`` import, themselves included, with their source files.
 
-    Importing a module runs its packages' ``__init__`` too, so these count. A seam stands for all that is below it.
+    Importing a module runs its packages' ``__init__`` too, so these count. A seam stands for everything below it.
     Raises ``ValueError`` for an engine that does not exist.
     """
     sources: dict[str, Path] = {}
@@ -99,7 +99,7 @@ def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
 
 
 def seam_of(module: str) -> str | None:
-    """Return the seam that a module is, or is below."""
+    """Return the seam that is, or contains, a module."""
     return next((name for name in (*packages_of(module), module) if name in SEAMS), None)
 
 
@@ -111,7 +111,7 @@ def packages_of(module: str) -> Iterator[str]:
 
 
 def project_imports(path: Path) -> Iterator[str]:
-    """Yield the modules of this project that a source file imports; ``from package import name`` may name one, too."""
+    """Yield the modules of this project that a source file imports, also by ``from package import name``."""
     for imported in syntax_of(path).imports:
         if imported.split(".")[0] != PROJECT:
             continue
@@ -128,14 +128,14 @@ def syntax_of(path: Path) -> Syntax:
 
 @cache
 def source_of(module: str) -> Path | None:
-    """The source file of a dotted name of this project; ``None`` if it names no module."""
+    """Return the source file of a dotted name of this project, or None if it is not a module."""
     path = ROOT.joinpath(*module.split("."))
     candidates = (path.with_suffix(".py"), path / "__init__.py")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def installed(library: str) -> str:
-    """The version of an installed library, or "absent"."""
+    """Return the version of an installed library, or "absent"."""
     try:
         return version(library)
     except PackageNotFoundError:

@@ -1,12 +1,12 @@
-"""Workspaces: hidden directories for unfinished work, which others remove once their owner is gone.
+"""Workspaces: hidden directories for unfinished work, removed by other processes once their owner is gone.
 
-The owner has a lock on a file beside the directory; the system releases it when the process ends, however that
-happens. The number of a process would not do: containers that share the disk count their own. The lock comes before the
-directory, so that none is ever seen unlocked that somebody works in.
+The owner locks a file next to the directory; the system releases the lock whenever the process ends. Process ids would
+not do: containers that share the disk have their own. The lock precedes the directory, so a directory in use is never
+unlocked.
 
 Not every disk shows a lock to all machines that share it (NFS mounted with local locks, a directory of a virtual
-machine's host). So what another running system than this one has begun is removed only when it is old. Where a disk has
-no locks at all, nobody can tell what is left from what is used, and nothing is removed.
+machine's host). So another running system's workspaces are removed only when they are old. Without locks, abandoned
+workspaces cannot be told from those in use, and none is removed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from slipstream.errors import UserError
 from slipstream.storage import disk_time
 from slipstream.storage.locks import lock_of
 
-#: What a workspace and its lock are called, behind a name that they share.
+#: Suffixes of a workspace and its lock, which share the rest of the name.
 WORK, LOCK = ".work", ".lock"
-#: Seconds after which what another system has begun counts as left.
+#: Seconds after which another system's workspace counts as abandoned.
 FORSAKEN_S = 7 * 86_400
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextmanager
 def workspace(parent: Path) -> Iterator[Path]:
-    """A fresh directory in ``parent``, on the same disk; removed afterwards unless it was renamed. What killed
-    processes have left there is removed first."""
+    """Yield a fresh directory in ``parent``, on the same disk; remove it afterwards unless it was renamed.
+
+    Workspaces of killed processes are removed first.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
     directory = parent / f".{secrets.token_hex(8)}{WORK}"
@@ -47,8 +49,10 @@ def workspace(parent: Path) -> Iterator[Path]:
 
 
 def put_in_place(directory: Path, target: Path) -> None:
-    """Rename a finished directory to ``target`` on the same disk. Raises ``UserError`` if another process has made that
-    meanwhile."""
+    """Rename a finished directory to ``target`` on the same disk.
+
+    Raises ``UserError`` if another process has created ``target`` meanwhile.
+    """
     try:
         directory.rename(target)
     except OSError as error:
@@ -89,7 +93,7 @@ def sweep(parent: Path) -> None:
 def is_forsaken(lock: Path) -> bool:
     """Return True if a lock that is free here is free everywhere.
 
-    Its age is by the clock of the disk: a machine whose clock is wrong must not remove what another one works in.
+    Its age is by the disk's clock: a machine with a wrong clock must not remove another machine's workspace.
     """
     if lock.read_text(encoding="ascii") == running_system():
         return True
@@ -97,7 +101,7 @@ def is_forsaken(lock: Path) -> bool:
 
 
 def running_system() -> str:
-    """What all containers of a running system share and no other system has; "" where there is no such thing."""
+    """Return an id that only the containers of this running system share; "" if there is none."""
     with suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     return ""

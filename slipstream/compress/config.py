@@ -1,4 +1,4 @@
-"""What can be set about smaller models."""
+"""Settings of model compression."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from pydantic import Field
 from slipstream.models.config import STORABLE, TeachingConfig, is_storable
 from slipstream.settings import Natural, Settings, settings
 
-#: How many candidates are trained at most: the search halves what is left each time.
+#: Most candidates that are trained: the search halves the rest every time.
 ROUNDS = 4
 MOST_CANDIDATES = 2**ROUNDS - 1
 
 
 @settings
 class CompressionConfig(Settings):
-    """Whether the trained model is made smaller, and how. The smaller one is trained with the larger as its teacher,
-    by the settings of ``training`` but for those here."""
+    """Settings of making a trained model smaller.
+
+    The smaller model is trained with the larger as its teacher, by the settings of ``training`` except for those here.
+    """
 
     section = "compression"
 
@@ -53,5 +55,5 @@ class CompressionConfig(Settings):
 
     @property
     def searches(self) -> bool:
-        """Whether the size is searched; if not, one candidate was named and is taken whatever it loses."""
+        """True if the size is searched; else one candidate was named, and is taken whatever it loses."""
         return not self.share if self.method == "prune" else len(self.students) != 1

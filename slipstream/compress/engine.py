@@ -1,6 +1,6 @@
-"""Make a trained model smaller: what is trained next, what it lost, and whether it is taken.
+"""Compression of a trained model: candidates, their losses, and the choice.
 
-The training itself is the trainer's, between :func:`propose` and :func:`judge`.
+The trainer trains a candidate between :func:`propose` and :func:`judge`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from slipstream.models.predict import ModelFunction, held_out_rows, model_functi
 from slipstream.models.pruning import LAYERS, compose, prune, units
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 
-#: The trained model among those that are timed; for so many seconds altogether, with so many rows a call.
+#: Name of the trained model among the timed ones; seconds of the whole measurement, and rows per call.
 WHOLE = "as trained"
 SECONDS, TIMED_ROWS = 2.0, 32
 
 
 @dataclass(frozen=True)
 class CompressionRun:
-    """The inputs of a compression: the trained model, its data and the settings."""
+    """Inputs of a compression: the trained model, its data and the settings."""
 
     trained: TrainedModel
     data: PreparedData
     config: CompressionConfig
-    #: Of the weights that a student begins with.
+    #: Seed of a student's initial weights.
     seed: int = 0
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class CompressionRun:
             )
 
     def names(self) -> list[str]:
-        """Of the candidates, the least compressed first."""
+        """Return the names of the candidates, the least compressed first."""
         if self.config.method == "prune":
             return [f"{100 * share:g} % fewer units" for share in shares_of(self.config)]
         return [described(differing(student.arguments, self.trained.config.arguments)) for student in self.students()]
@@ -77,9 +77,9 @@ def differing(arguments: Mapping[str, object], others: Mapping[str, object]) -> 
 def propose(
     directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, object]
 ) -> Artifact:
-    """Write the model that is trained next, with the weights that its training begins with, as a trained model.
+    """Write the next model to train, with its initial weights, as a trained model.
 
-    If the search or its time is over, that of one that was trained already. Raises ``UserError``.
+    If the search or its time is over, write a trained one again. Raises ``UserError``.
     """
     work.check()
     candidate = next_candidate(len(work.names()), tried, work.config)
@@ -91,7 +91,7 @@ def propose(
 
 
 def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, object]) -> Artifact:
-    """Remove ``share`` of the units of each group: the least important ones."""
+    """Remove the least important ``share`` of the units of every group and write the model."""
     trained = work.trained
     model = trained.load()
     groups = find_groups(model)
@@ -99,7 +99,7 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
     retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, scores_of_groups, strict=True)])
     prune(model.network, retained)
     pruned = replace(trained.architecture, retained=compose(trained.architecture.retained, retained))
-    pruned.empty()  # refuses what does not run so
+    pruned.empty()  # refuses a model that does not run with these units
     weights = model.state_dict()
     return write_trained(directory, pruned, weights, weights, made_by)
 
@@ -107,7 +107,7 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
 def judge(
     work: CompressionRun, fine_tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
 ) -> list[CompressionTrial]:
-    """``tried`` and what became of the candidate that :func:`propose` wrote for them and that was then trained."""
+    """Return ``tried`` with the result of the candidate that :func:`propose` wrote and that was then trained."""
     candidate = next_candidate(len(work.names()), tried, work.config)
     if any(one.candidate == candidate for one in tried):
         return list(tried)
@@ -136,13 +136,13 @@ def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> n
 
 
 def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
-    """The metric that says how good these outputs are."""
+    """Return the quality metric of these outputs."""
     task = work.trained.signature.task
     return cast(float, scores(task, outputs, targets_of(rows)).of(HEADLINE[task][0]))
 
 
 def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
-    """What a smaller model with these outputs loses against the trained one."""
+    """Return the loss of a smaller model with these outputs against the trained one."""
     before = outputs_of(work, work.trained, rows)
     return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
 
@@ -154,7 +154,7 @@ def size_of(model: TrainedModel) -> ModelSize:
 
 
 def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Estimate]:
-    """How many times as fast as the trained model each of the others is."""
+    """Return the speedup of every other model over the trained one."""
     networks = {WHOLE: work.trained, **fine_tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
     timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
@@ -168,10 +168,10 @@ def load_anew(model: TrainedModel) -> ModelFunction:
 def choose(
     work: CompressionRun, fine_tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
 ) -> tuple[TrainedModel, Compression]:
-    """The model to go on with, and why. ``fine_tuned`` are the models that were trained, as in ``tried``; once
-    the search was over, the same one again.
+    """Return the model to continue with, and why.
 
-    The test rows are looked at once, for the best candidate. One that was asked for is taken whatever it loses.
+    ``fine_tuned`` are the models that were trained, as in ``tried``; once the search was over, the same one again. The
+    test rows are used once, for the best candidate. A candidate that was asked for is taken whatever it loses.
     """
     config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]
@@ -200,7 +200,7 @@ def choose(
 
 
 def shares_of(config: CompressionConfig) -> list[float]:
-    """The shares of units that pruning may remove."""
+    """Return the shares of units that pruning may remove."""
     steps = MOST_CANDIDATES + 1
     return [config.share] if config.share else [step / steps for step in range(1, steps)]
 
@@ -210,13 +210,15 @@ def passes(tried: CompressionTrial, config: CompressionConfig) -> bool:
 
 
 def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
-    """The most compressed that loses little enough; None if none does."""
+    """Return the most compressed candidate that loses little enough, or None."""
     return max((one for one in tried if passes(one, config)), key=lambda one: one.candidate, default=None)
 
 
 def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
-    """The candidate of ``count`` that is trained next. If the search or its time is over, one that was trained already:
-    the best, or else the last."""
+    """Return the candidate of ``count`` to train next.
+
+    If the search or its time is over, return a trained one: the best, or else the last.
+    """
     good = [one.candidate for one in tried if passes(one, config)]
     low = max(good, default=-1)
     high = min((one.candidate for one in tried if one.candidate > low and not passes(one, config)), default=count)

@@ -1,8 +1,8 @@
-"""The units of a model that have to be removed together.
+"""Groups of a model's units that have to be removed together.
 
-Torch-Pruning (Fang et al. 2023, "DepGraph: Towards Any Structural Pruning") traces which outputs and inputs of which
-layers are the same unit. A group is only believed if its units can be exchanged with one another everywhere without
-changing what the model computes, and if all its layers can be cut; others stay whole.
+Torch-Pruning (Fang et al. 2023, "DepGraph: Towards Any Structural Pruning") traces which outputs and inputs of layers
+are the same unit. A group is only trusted if exchanging its units everywhere does not change the model's outputs, and
+if all its layers can be cut; others stay whole.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from slipstream.models.factory import Predictor, zeros
 from slipstream.models.pruning import LAYERS, Side, can_be_pruned, prune, units
 from slipstream.models.transformer import Transformer
 
-#: Rows of random inputs on which exchanged units must leave the outputs as they are, and how far rounding may go, as a
-#: share of the largest output.
+#: Rows of random inputs on which exchanging units must not change the outputs, and the rounding tolerance as a share of
+#: the largest output.
 ROWS, TOLERANCE = 8, 1e-4
 
 
 @dataclass(frozen=True)
 class Member:
-    """One side of a layer, and which of its indices belong to each unit of the group: int64 ``[units, per unit]``."""
+    """One side of a layer, with its indices by unit of the group: int64 ``[units, per unit]``."""
 
     name: str
     side: Side
@@ -38,8 +38,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """``units`` that share their members. They form ``blocks`` of equal length, each of which keeps equally many units,
-    as group normalisation asks."""
+    """Group of ``units`` that share their members.
+
+    They form ``blocks`` of equal length, all of which keep equally many units, as group normalisation requires.
+    """
 
     units: int
     blocks: int
@@ -50,18 +52,18 @@ class Group:
         return self.members[0].name
 
     def retained(self, chosen: Sequence[int]) -> dict[str, dict[str, list[int]]]:
-        """What :func:`slipstream.models.pruning.prune` retains if the units ``chosen`` stay, in this order."""
+        """Return the argument of :func:`.pruning.prune` that keeps the units ``chosen``, in this order."""
         kept_units: dict[str, dict[str, list[int]]] = {}
         for member in self.members:
             picked = member.indices[torch.tensor(chosen)]
-            # The indices of a unit of a flattened layer lie together or apart; both ways their order has to stay.
+            # The indices of a unit of a flattened layer are adjacent or strided; either way their order has to stay.
             together = member.indices.shape[1] == 1 or bool((member.indices[:, 1] - member.indices[:, 0] == 1).all())
             kept_units.setdefault(member.name, {})[member.side] = (picked if together else picked.T).flatten().tolist()
         return kept_units
 
 
 def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
-    """What is retained by several groups."""
+    """Return the union of several groups' retained indices."""
     together: dict[str, dict[str, list[int]]] = {}
     for part in parts:
         for name, sides in part.items():
@@ -70,9 +72,9 @@ def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, 
 
 
 def find_groups(model: Predictor) -> list[Group]:
-    """The groups of ``model``, which is in evaluation mode, in the order in which they are traced.
+    """Return the groups of ``model``, which is in evaluation mode, in tracing order.
 
-    Raises ``UserError`` if the model cannot be traced or has no units that can be removed.
+    Raises ``UserError`` if the model cannot be traced or has no removable units.
     """
     if isinstance(model.network, Transformer):
         return feed_forward(model.network)
@@ -89,7 +91,10 @@ def find_groups(model: Predictor) -> list[Group]:
 
 
 def feed_forward(network: Transformer) -> list[Group]:
-    """The hidden units of a transformer's feed-forward layers. Torch-Pruning cannot follow units through its heads."""
+    """Return the hidden units of a transformer's feed-forward layers.
+
+    Torch-Pruning cannot follow units through its heads.
+    """
     pairs = []
     for number in network.model.layers:
         name = f"model.layers.{number}.mlp"
@@ -105,7 +110,7 @@ def uses_of_parameters(network: nn.Module) -> list[nn.Parameter]:
 
 
 def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[int]]]]:
-    """Of each group the layers, their side, its indices, and the unit that each index belongs to."""
+    """Return, for every group, its layers with their side, its indices, and the unit of every index."""
     from torch_pruning import DependencyGraph
 
     inputs = standardised(model, example(model))
@@ -129,7 +134,7 @@ def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[
 
 
 def example(model: Predictor) -> list[Tensor]:
-    """Rows that are not all alike, of values that every input allows."""
+    """Return distinct rows of values that every input allows."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x
@@ -138,7 +143,7 @@ def example(model: Predictor) -> list[Tensor]:
 
 
 def standardised(model: Predictor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What the predictor gives its inner module for ``inputs``."""
+    """Return the arguments that the predictor passes to its inner module for ``inputs``."""
     given: list[tuple[Tensor, ...]] = []
     hook = model.network.register_forward_pre_hook(lambda _, arguments: given.append(arguments))
     try:
@@ -152,12 +157,12 @@ def standardised(model: Predictor, inputs: Sequence[Tensor]) -> tuple[Tensor, ..
 def group_of(
     network: nn.Module, traced: Sequence[tuple[nn.Module, Side, list[int], list[int]]], shared: set[int]
 ) -> Group | None:
-    """The group of traced members; None if one of them cannot be cut or if its units are the model's outputs."""
+    """Return the group of traced members, or None if one cannot be cut or its units are the model's outputs."""
     names = {module: name for name, module in network.named_modules()}
     count, members = len(traced[0][2]), []
     for module, side, indices, roots in traced:
         if not any(True for _ in module.parameters()) and type(module).__module__.startswith("torch_pruning"):
-            continue  # an operation that has no tensors
+            continue  # an operation without tensors
         if module not in names or not can_be_pruned(module) or any(id(p) in shared for p in module.parameters()):
             return None
         side = side if side in LAYERS[type(module)] else "out"
@@ -173,8 +178,11 @@ def group_of(
 
 
 def exchangeable(model: Predictor, group: Group) -> bool:
-    """Whether the model computes the same if the units of each block change places, and still runs with one less in
-    each."""
+    """Return True if the units of a block may be exchanged or removed.
+
+    The outputs must not change if units change places within their blocks, and the model must run with one unit less
+    per block.
+    """
     places = torch.arange(group.units).reshape(group.blocks, -1)
     generator = torch.Generator().manual_seed(1)
     inputs = [
@@ -191,8 +199,10 @@ def exchangeable(model: Predictor, group: Group) -> bool:
 
 @torch.no_grad()
 def outputs_with(network: nn.Module, group: Group, places: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
-    """The outputs of a copy that keeps the units ``places``; None if it does not run, as one may that names its sizes
-    in its forward pass."""
+    """Return the outputs of a copy that keeps the units ``places``.
+
+    Return None if it does not run, as a model with hard-coded sizes may.
+    """
     other = deepcopy(network)
     try:
         prune(other, group.retained(places.flatten().tolist()))

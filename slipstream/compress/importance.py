@@ -1,8 +1,8 @@
-"""How much each unit of a group counts for the loss.
+"""Importance of every unit of a group for the loss.
 
-Molchanov et al. 2019, "Importance Estimation for Neural Network Pruning": the change of the loss if a unit's weights
-became zero, to first order, is the sum of weight times gradient; squared and averaged over batches. Of a group the
-estimates of its members are added up.
+Molchanov et al. 2019, "Importance Estimation for Neural Network Pruning": to first order, zeroing a unit's weights
+changes the loss by the sum of weight times gradient; squared and averaged over batches. The estimates of a group's
+members are added up.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from slipstream.compress.groups import Group
 from slipstream.models.factory import Predictor
 from slipstream.models.predict import inputs_of, targets_of
 
-#: Batches and rows of each, evenly spaced in the training split.
+#: Number of batches and rows per batch, evenly spaced in the training split.
 BATCHES, ROWS = 32, 64
 
 
 def importance(model: Predictor, groups: Sequence[Group], data: PreparedData) -> list[Tensor]:
-    """Of each group the units' estimates, float64 ``[units]``. ``model`` is in evaluation mode."""
+    """Return the estimates of every group's units, float64 ``[units]``. ``model`` is in evaluation mode."""
     records = data.sample("train", BATCHES * ROWS)
     sums = [torch.zeros(group.units, dtype=torch.float64) for group in groups]
     for start in range(0, len(records), ROWS):
@@ -52,7 +52,7 @@ def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, su
 
 @torch.no_grad()
 def change_by_index(module: nn.Module, side: str) -> Tensor | None:
-    """The sum of weight times gradient of each output or input of a layer, float64; None without parameters."""
+    """Return the sum of weight times gradient of every output or input of a layer, float64; None without parameters."""
     dim = 1 if side == "in" else 0
     sums = [
         (p * p.grad).double().transpose(0, dim).flatten(1).sum(dim=1) if p.ndim > 1 else (p * p.grad).double()
@@ -63,7 +63,10 @@ def change_by_index(module: nn.Module, side: str) -> Tensor | None:
 
 
 def strongest(group: Group, importance: Tensor, share: float) -> list[int]:
-    """The units that stay if about ``share`` of them go: of each block the most important, in order, at least one."""
+    """Return the units to keep if about ``share`` of them are removed.
+
+    Those are the most important of every block, in order, at least one.
+    """
     length = group.units // group.blocks
     number = max(1, round((1 - share) * length))
     best = importance.reshape(group.blocks, length).topk(number, dim=1).indices

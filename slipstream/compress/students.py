@@ -1,4 +1,4 @@
-"""The smaller models that may learn from a trained one."""
+"""Smaller models that may learn from a trained one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.tables_and_images import MLP, ResNet
 
-#: The argument of a built-in model that holds its widths, and the shares of them that its students have.
+#: Argument of a built-in model that holds its widths, and the shares of them for its students.
 WIDTHS = {"mlp": (MLP, "hidden"), "resnet": (ResNet, "widths")}
 SHARES = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
-#: Widths that group normalisation can divide.
+#: Divisor of widths, for group normalisation.
 MULTIPLE = 8
 
 
 def students_of(trained: ModelConfig, signature: Signature, config: CompressionConfig) -> list[ModelConfig]:
-    """The models of ``compression.students``, else narrower ones of the trained model; the largest first.
+    """Return the models of ``compression.students``, else narrower versions of the trained model; the largest first.
 
-    Raises ``UserError`` if a student is no smaller than another model of the list or than the trained one, cannot be
-    built, or if none is named for a model that is not built in.
+    Raises ``UserError`` if a student is no smaller than the trained model or cannot be built, or if none is named for a
+    model that is not built in.
     """
     wanted = config.students or narrower(trained)
     students = [ModelConfig(trained.name, {**trained.arguments, **arguments}) for arguments in wanted]
@@ -57,7 +57,7 @@ def narrower(trained: ModelConfig) -> list[dict[str, object]]:
 
 
 def parameters(config: ModelConfig, signature: Signature) -> int:
-    """Raises ``UserError`` if the model cannot be built."""
+    """Return the number of parameters. Raises ``UserError`` if the model cannot be built."""
     try:
         return sum(p.numel() for p in build(config, signature, seed=0, empty=True).parameters())
     except UserError as error:
@@ -65,7 +65,7 @@ def parameters(config: ModelConfig, signature: Signature) -> int:
 
 
 def described(arguments: Mapping[str, object]) -> str:
-    """``hidden 96-48``"""
+    """Return the arguments as text, such as ``hidden 96-48``."""
     values = {
         name: "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         for name, value in arguments.items()

@@ -1,7 +1,7 @@
-"""Child processes that start light and end with their parent.
+"""Child processes that start fast and end with their parent.
 
-Otherwise workers survive when their parent is killed, and continue to work and write during the next attempt: workers
-of torch elastic do not notice its death, and workers of a process pool keep each other's pipes open.
+Otherwise workers survive when their parent is killed, and continue to write during the next attempt: workers of torch
+elastic do not notice its death, and workers of a process pool keep each other's pipes open.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_torch_elastic() -> None:
-    """Call :func:`end_with_parent` in a worker of torch elastic; do nothing in any other process."""
+    """Call :func:`end_with_parent` in a worker of torch elastic; do nothing elsewhere."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent dies; does nothing except on Linux.
+    """Have the kernel kill this process when its parent dies; do nothing except on Linux.
 
-    ``parent`` is the expected parent's process id (default: the current parent). If it is dead already, this process
-    ends at once.
+    ``parent`` is the expected parent's process id (default: the current one). If it is dead already, this process ends
+    at once.
     """
     if not sys.platform.startswith("linux"):
         return

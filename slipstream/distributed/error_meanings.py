@@ -1,8 +1,8 @@
 """Classification of errors of torch, a device or a network: out of memory, broken device, lost peer.
 
-The types are too general: CUDA's errors of any kind are ``AcceleratorError``, NCCL's ``DistBackendError``, and gloo
-raises plain ``RuntimeError``. So the message decides. Sources of the texts: ``cudaGetErrorString`` of the CUDA runtime,
-torch's ``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
+The types are too general: all CUDA errors are ``AcceleratorError``, NCCL's are ``DistBackendError``, and gloo's plain
+``RuntimeError``. So the message decides. Sources of the texts: ``cudaGetErrorString`` of the CUDA runtime, torch's
+``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MESSAGES: tuple[tuple[str, Meaning], ...] = (
 
 
 def meaning_of(error: BaseException) -> Meaning | None:
-    """Return the meaning of an error, or None if it has none of these: most likely a bug."""
+    """Return the meaning of an error, or None for any other, most likely a bug."""
     import torch.distributed as dist
 
     if isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""Shutdown of a job whose rank 0 has more work than the others, which wait for it in the store.
+"""Shutdown of a job whose rank 0 works longest; the other ranks wait for it in the store.
 
 In a collective NCCL's watchdog would kill them after ten minutes, and writing a large model takes longer.
 """
@@ -24,8 +24,8 @@ def leave_after_rank_0(
 
     Rank 0, which may host the store, shuts down last: all others have to confirm within ``timeout``.
 
-    Raises ``AgreedUserError`` on all ranks with the message ``refused``, if rank 0 passes one because its work was
-    refused; and ``torch.distributed.DistError`` if the store is lost, or on rank 0 another rank.
+    Raises ``AgreedUserError`` on all ranks with the message ``refused`` that rank 0 passes if its work was refused; and
+    ``torch.distributed.DistError`` if the store, or on rank 0 another rank, is lost.
     """
     if rank == 0:
         store.set(DONE, refused)

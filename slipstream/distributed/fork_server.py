@@ -1,7 +1,7 @@
-"""Fork server that has loaded the libraries of its children: torch and flytekit alone take 4 s.
+"""Fork server that has loaded its children's libraries: torch and flytekit alone take 4 s.
 
-The first child starts the server, which loads all libraries once; all later children start in a hundredth of a second.
-The server does no work, so it has no threads and has touched no GPU: a forked child is a fresh process.
+The first child starts the server, which loads all libraries once; later children start in a hundredth of a second. The
+server does no work, so it has no threads and has touched no GPU: a forked child is a fresh process.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ CONTEXT = multiprocessing.get_context("forkserver")
 FIRST = "slipstream.distributed.forked"
 #: Loaded last: excludes all loaded objects from garbage collection.
 LAST = "slipstream.distributed.frozen"
-#: Prefixes of variables that are read while libraries are loaded.
+#: Prefixes of variables that libraries read while they are loaded.
 READ_WHEN_LOADED = (
     *("ATEN_", "CUDA_", "GLOO_", "GOMP_", "HIP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_"),
     *("OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH_"),
 )
 
-#: Maximum bytes of a temporary directory that leave room for the names in it: "/pymp-…/listener-…".
+#: Maximum bytes of a temporary directory's path that leave room for "/pymp-…/listener-…".
 LONGEST_TMPDIR = 107 - 32
 SYSTEMS_OWN = "/tmp"
 
-#: Values that the server started by :func:`start` read while it loaded.
+#: Those variables, as :func:`start`'s server read them.
 _started_with: dict[str, str] | None = None
 
 
 def start(modules: Sequence[str]) -> None:
-    """Start the server of this process, which loads ``modules`` in the background.
+    """Start this process's server, which loads ``modules`` in the background.
 
-    A running server is kept, whatever it has loaded, unless a variable that is read while libraries are loaded has
-    changed. Then it is killed together with its children.
+    A running server is kept, whatever it has loaded, unless a variable that libraries read while loading has changed.
+    Then it is killed with its children.
     """
     global _started_with
     counts = read_when_loaded(os.environ)
@@ -59,7 +59,7 @@ def start(modules: Sequence[str]) -> None:
         server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
     CONTEXT.set_forkserver_preload([FIRST, *modules, LAST])
     make_room_for_sockets()
-    # A module of the user's working directory is none of these, whatever its name.
+    # No module of the user's working directory is one of these, whatever its name.
     safe = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -73,10 +73,10 @@ def start(modules: Sequence[str]) -> None:
 
 
 def make_room_for_sockets() -> None:
-    """Make room for multiprocessing's socket names, as a socket's path has at most 107 bytes.
+    """Make room for multiprocessing's socket names: a socket's path has at most 107 bytes.
 
-    They are below the temporary directory. If ``TMPDIR`` is too long, use the system's own directory (as in Python
-    3.14, gh-132124).
+    They are below the temporary directory. If ``TMPDIR`` is too long, use the system's own (as in Python 3.14,
+    gh-132124).
     """
     if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_TMPDIR:
         return
@@ -99,7 +99,7 @@ def process(target: Callable[..., object], arguments: tuple[object, ...]) -> Bas
 
 
 class AsNow:
-    """Function that runs in a forked process with this process's environment, standard output and standard error.
+    """Function that runs in a forked process with this process's environment and standard streams.
 
     The server has those of its own start.
     """
@@ -109,7 +109,7 @@ class AsNow:
         self.target = target
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state, which is pickled while a process is started."""
+        """Return the state, which is pickled when a process starts."""
         sys.stdout.flush()
         sys.stderr.flush()
         return {"target": self.target, "environment": dict(os.environ), "streams": [DupFd(1), DupFd(2)]}

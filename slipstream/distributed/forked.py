@@ -1,7 +1,7 @@
 """First module of a fork server; see :mod:`slipstream.distributed.fork_server`.
 
-It ends the server with the process that started it. The server alone would not notice that process's end, as its
-children hold the other end of the pipe.
+It ends the server with the process that started it, whose end the server would not notice: its children hold the other
+end of the pipe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Last module of the fork server: excludes all loaded objects from the garbage collection of its children.
+"""Last module of the fork server: excludes all loaded objects from its children's garbage collection.
 
-A collection writes to every object that it visits, and every written memory page is copied: otherwise a process takes
-90 MB more.
+A collection writes to every object that it visits, and written pages are copied: 90 MB per process.
 """
 
 import gc

@@ -1,9 +1,9 @@
 """Shutdown of a process that its peers do not expect.
 
-Destroying a process group waits for the peers: NCCL's shutdown does not return while they are in a collective, which
-waits for this process, until its watchdog kills them all after ten minutes. So a group is destroyed only where all
-ranks end together. Otherwise it is kept, and the process reports the cause and ends at once. The kernel then closes its
-connections, and the launcher of the processes ends the peers.
+Destroying a process group waits for the peers: NCCL's shutdown does not return while they wait for this process in a
+collective, until its watchdog kills them all after ten minutes. So a group is destroyed only if all ranks end together.
+Otherwise it is kept, and the process reports the cause and ends at once. The kernel then closes its connections, and
+the launcher ends the peers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 
 def group_stands() -> bool:
-    """Return True if this process has a process group, with peers who may wait for it."""
+    """Return True if this process has a process group, whose peers may wait for it."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -1,8 +1,7 @@
 """Child process with limits on CPU time and memory, for a library that reads untrusted files.
 
-On such a file a library may panic, crash, never return or take all memory. In a child, any of these is one exception of
-the parent, and output of the library is dropped. Calls and results are pickled, only between a process and its own
-child.
+On such a file a library may panic, crash, hang or exhaust memory. In a child, any of these becomes one exception of the
+parent, and the library's output is dropped. Calls and results are pickled only between a process and its own child.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: Spawned, not forked: a fork would tear the threads and locks of libraries.
+#: Spawned, not forked: a fork would break the threads and locks of libraries.
 SPAWN = multiprocessing.get_context("spawn")
 #: Never caught: they ask the process to end.
 ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -37,9 +36,9 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call: seconds of CPU time, summed over all threads, and bytes of memory.
+    """Limits of one call: seconds of CPU time over all threads, and bytes of memory.
 
-    The kernel enforces them: the CPU time on Linux and macOS, the memory on Linux alone.
+    The kernel enforces CPU time on Linux and macOS, memory on Linux only.
     """
 
     cpu_seconds: int
@@ -52,8 +51,7 @@ class Limits:
 class LimitedProcess(Generic[T]):
     """Child process that holds ``make(*arguments)`` and calls functions on it.
 
-    The child starts with the first call, and again with the next call after it was lost. It ends with this object or
-    with the parent.
+    It starts with the first call, and with the next one after it was lost. It ends with this object or the parent.
     """
 
     def __init__(self, make: Callable[..., T], *arguments: object) -> None:
@@ -66,8 +64,7 @@ class LimitedProcess(Generic[T]):
     ) -> Result:
         """Return ``function(held, *args)``, computed by the child within the limits.
 
-        Raises:
-            CallFailed: The function failed, or the child ended.
+        Raises ``CallFailed`` if the function failed or the child ended.
         """
         with self._lock:
             process, connection = self._child or self._start(limits)
@@ -130,7 +127,7 @@ def why_ended(exitcode: int | None, limits: Limits) -> str:
 def serve(connection: Connection) -> None:
     """Answer calls until the parent closes the connection.
 
-    The first call makes the object that is passed to the others.
+    The first call makes the object that the others receive.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides whether its Ctrl-C ends this process.
     silence()
@@ -148,7 +145,7 @@ def serve(connection: Connection) -> None:
             held = held or [made]
         except ENDINGS:
             raise
-        except BaseException as error:  # A panic of Rust is no Exception.
+        except BaseException as error:  # A panic of Rust is not an Exception.
             answer = (True, describe(error))
         connection.send(answer)
 
@@ -159,7 +156,7 @@ def describe(error: BaseException) -> str:
 
 
 def silence() -> None:
-    """Drop output of libraries, such as the backtrace of a panic, and leave no core dump."""
+    """Drop output of libraries, such as a panic's backtrace, and write no core dump."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
@@ -168,7 +165,7 @@ def silence() -> None:
 
 
 def keep(limits: Limits) -> None:
-    """Have the kernel end this process when it exceeds the limits of the next call."""
+    """Have the kernel end this process when it exceeds the next call's limits."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + limits.cpu_seconds
     for which, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, limits.memory)):

@@ -1,8 +1,8 @@
-"""Host name lookup without a name server, for processes that connect to each other on this machine.
+"""Host name lookup without a name server, for connections between processes on this machine.
 
 torch's TCP sockets look up the name of every address that they connect to, for error messages (2.13, c10d/socket.cpp).
 On one machine that is ``::ffff:127.0.0.1``, IPv4 within IPv6, which glibc does not find in ``/etc/hosts``; so it asks a
-name server for ``1.0.0.127.in-addr.arpa``, a question that leaves the machine.
+remote name server for ``1.0.0.127.in-addr.arpa``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path("/etc/nsswitch.conf")
-#: glibc's own default, without a file.
+#: glibc's default without a file.
 DEFAULT = "files dns"
 
 
 @contextmanager
 def names_of_this_machine(host: str) -> Iterator[None]:
-    """Look names up in ``/etc/hosts`` only, in the whole process, if it maps ``host`` to this machine.
+    """Look up names in ``/etc/hosts`` only, in the whole process, if it maps ``host`` to this machine.
 
-    Without glibc nothing is changed.
+    Without glibc it changes nothing.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
     if configure is None:
@@ -47,7 +47,7 @@ def sources() -> str:
 
 
 def is_here(host: str) -> bool:
-    """Return True if all addresses of ``host`` are this machine's: sockets can only be bound to local addresses."""
+    """Return True if all addresses of ``host`` are this machine's: sockets can only be bound to local ones."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as tried:

@@ -1,6 +1,6 @@
 """Worker pool: the same work on any number of processes, with results in the order of the jobs.
 
-Jobs and results are pickled, only between a process and its own children.
+Jobs and results are pickled only between a process and its own children.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 #: Variables that libraries read when they start. By default Arrow's allocator and glibc's (NumPy's) return a batch's
-#: memory to the system, which clears the same pages for the next batch: half of all page faults of a prepare are
-#: glibc's. And every process would start a thread per core for linear algebra, for which all workers compete.
+#: memory to the system, which clears the same pages for the next batch: half of a prepare's page faults are glibc's.
+#: And every process would start a thread per core for linear algebra, which compete with all workers.
 FOR_LIBRARIES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MIMALLOC_PURGE_DELAY": "-1",
@@ -45,7 +45,7 @@ class WorkerLost(UserError):
 
 
 def begin(parent: int, module: str) -> None:
-    """Initialise a new worker process: end with the ``parent``, and import ``module`` before the first job comes."""
+    """Initialise a worker process: end with the ``parent``, and import ``module`` before the first job."""
     end_with_parent(parent)
     importlib.import_module(module)
     with importing_nothing_of("pandas"):
@@ -58,8 +58,8 @@ def begin(parent: int, module: str) -> None:
 def importing_nothing_of(package: str) -> Iterator[None]:
     """Hide the ``package`` within the block, unless it has been imported before.
 
-    Arrow imports pandas when it makes its first array, in case it will be given data of pandas: 340 modules and half a
-    second, in every process. If that fails it works without, until it must make something for pandas.
+    Arrow imports pandas with its first array, in case it receives pandas data: 340 modules and half a second in every
+    process. If that fails it works without, until it must make something for pandas.
     """
     absent = Absent(package)
     sys.meta_path.insert(0, absent)
@@ -82,7 +82,7 @@ class Absent(MetaPathFinder):
 
 @contextmanager
 def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes started in the block, except those that the user has set."""
+    """Set environment variables for processes started in the block, except those that the user has set."""
     unset = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(unset)
     try:
@@ -95,19 +95,19 @@ def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
 class Workers:
     """Pool of ``count`` processes that live until :meth:`close`; with one, this process.
 
-    The processes start at once and import ``module`` (its full name), whose functions they will be given.
+    They start at once and import ``module`` (full name), whose functions they will receive.
     """
 
     def __init__(self, count: int, module: str = __name__) -> None:
         self.count = count
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
-            # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
+            # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would break.
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
             with variables_for_children(FOR_LIBRARIES), no_main_module():
                 for _ in range(count):
-                    # So that all of them start now, while this process looks at the data.
+                    # Starts all of them now, while this process examines the data.
                     self._pool.submit(os.getpid)
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
@@ -139,14 +139,14 @@ class Workers:
 
 #: Below this size one process finishes before others have started.
 WORTH_SPREADING = 256 << 20
-#: Fraction of the memory limit for data of the processes; the rest is for their code and the system.
+#: Fraction of the memory limit for the processes' data; the rest is for their code and the system.
 FOR_DATA = 0.8
 
 
 def workers_for(size: int, memory: float) -> int:
     """Return the number of processes worth starting for ``size`` bytes of data.
 
-    That is one for little data, else one per core, or fewer so that each may take ``memory`` GiB. Raises ``UserError``
+    That is one for little data, else one per core, or fewer so that all may take ``memory`` GiB. Raises ``UserError``
     if not even one fits.
     """
     if size <= WORTH_SPREADING:

@@ -1,7 +1,4 @@
-"""Process group from the environment of torchrun or Flyte's Elastic task, and groups for objects and flags.
-
-The latter have the same ranks and exchange small objects.
-"""
+"""Process group from the environment of torchrun or Flyte's Elastic task, and gloo groups for small objects."""
 
 from __future__ import annotations
 
@@ -24,15 +21,15 @@ from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import Agreed
 
 T = TypeVar("T")
-#: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
-#: may wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch
-#: 2.13): if the reducer dropped the last reference, both would deadlock.
+#: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, which may
+#: wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch 2.13): if
+#: the reducer dropped the last reference, both would deadlock.
 _destroyed: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rank of this process, number of processes, and its device and backend."""
+    """This process's rank, device and backend, and the number of processes."""
 
     rank: int
     world: int
@@ -53,17 +50,17 @@ def names_while_connecting() -> AbstractContextManager[None]:
 
 
 def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
-    """Return the store in which all processes meet, by the environment; without torch elastic's own, rank 0 hosts it.
+    """Return the environment's store in which all processes meet; rank 0 hosts it unless torch elastic does.
 
-    An agent keeps its store for restarted workers, which would read old addresses. On one machine restarts are counted
-    alike, so every restart has its own part of the store. Agents of several machines count their own restarts
+    An agent keeps its store for restarted workers, which would read old addresses. On one machine all agree on the
+    number of restarts, so every restart has its own part of the store. Agents of several machines count their own
     (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives every round a store there).
     """
     with names_while_connecting():
         store, rank, world = next(dist.rendezvous("env://"))
         if all_are_here():
             store = dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            # The thread of the store asks for the name of each process that connects to it.
+            # The store's thread looks up the name of every process that connects to it.
             store.set(f"connected/{rank}", "")
             store.wait([f"connected/{other}" for other in range(world)], timeout)
     return store
@@ -76,12 +73,12 @@ def process_group(
     """Initialise the process group.
 
     The backend is NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names one. The processes
-    meet in ``store``, or without one in that of the environment.
+    meet in ``store``, by default the environment's.
 
     An exception in the block leaves the group undestroyed, unless it is :class:`~slipstream.errors.Agreed` or there are
     no peers: see :mod:`slipstream.distributed.leaving`.
 
-    Raises ``UserError`` if there are more processes than GPUs on a machine that has some, or none for NCCL.
+    Raises ``UserError`` if a machine has GPUs, but fewer than processes, or if NCCL has none.
     """
     gpus = torch.cuda.device_count()
     check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), gpus)
@@ -124,10 +121,10 @@ def destroy() -> None:
 
 @dataclass(frozen=True)
 class Peers:
-    """Rank of this process, and a gloo group for one thread of every rank; ``group`` is None for a single process.
+    """This process's rank, and a gloo group for one thread of every rank; ``group`` is None for a single process.
 
-    Every thread needs a separate group: a collective of a background thread and one of the step loop on the same group
-    could be matched with each other, which deadlocks both.
+    Every thread needs a separate group: on a shared one, collectives of a background thread and of the step loop could
+    be matched with each other, and both would deadlock.
     """
 
     rank: int
@@ -156,7 +153,7 @@ class Peers:
         return values
 
     def any(self, *here: bool) -> Callable[[], list[bool]]:
-        """Start to reduce flags with MAX over all ranks; the returned function waits for the results.
+        """Start to reduce flags with MAX over all ranks; return a function that waits for the results.
 
         Unlike :meth:`gather` it exchanges no pickles.
         """
@@ -173,7 +170,7 @@ class Peers:
         return answer
 
     def neighbours(self) -> list[int]:
-        """Return the ranks on this rank's machine or pod, itself included: those with the same temporary directory."""
+        """Return the ranks on this rank's machine or pod (same temporary directory), itself included."""
         status = Path(tempfile.gettempdir()).stat()
         machines = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
         return [rank for rank, machine in enumerate(machines) if machine == machines[self.rank]]

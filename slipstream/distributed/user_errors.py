@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class AgreedUserError(Agreed, UserError):
-    """User error that one rank found and all know."""
+    """User error that one rank found and all raise."""
 
 
 @contextmanager
 def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Run the block on every rank and raise the lowest failed rank's ``UserError`` on all as ``AgreedUserError``.
+    """Run the block on every rank; raise the lowest failed rank's ``UserError`` on all as ``AgreedUserError``.
 
-    Errors that :func:`explained` converts to ``UserError`` count, too. Costs one small collective in ``group``, which
-    must be gloo's where a GPU's memory may be exhausted: NCCL needs some. Otherwise the failed rank would leave the
-    others waiting in their next collective.
+    Otherwise the failed rank would leave the others waiting in their next collective. Errors that :func:`explained`
+    converts count, too. Costs one small collective in ``group``, which must be gloo's if a GPU's memory may be
+    exhausted: NCCL needs some.
     """
     import torch.distributed as dist
 

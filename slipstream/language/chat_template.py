@@ -1,6 +1,6 @@
-"""Conversations rendered by a tokenizer's chat template, with the spans of their answers.
+"""Rendering of conversations by a tokenizer's chat template, with the spans of their answers.
 
-A template is untrusted code: :mod:`slipstream.language.template_process` runs it.
+A template is untrusted code, run by :mod:`slipstream.language.template_process`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slipstream.language.template_process import TemplateFailed, template_proces
 from slipstream.language.template_worker import MOST_TEXT
 from slipstream.language.tokenizer import SETTINGS, SPECIAL, TEMPLATE, TURN, TURN_ENDS, entry
 
-#: Template of tokenizers that are made here: every turn between two special tokens.
+#: Template of tokenizers made here: every turn between two special tokens.
 OWN_TEMPLATE = (
     "{% for message in messages %}"
     f"{TURN}{{{{ message.role }}}}\n{{{{ message.content }}}}{TURN_ENDS}\n"
@@ -23,7 +23,7 @@ OWN_TEMPLATE = (
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = "assistant"
-#: Fields of a message with the reasoning before an answer. transformers passes the first under all of these names.
+#: Fields of a message with the reasoning before an answer; transformers accepts all of these names.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 #: Names of special tokens in transformers.
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -33,12 +33,12 @@ PROBE = "probe-7f3a9c"
 
 
 class CannotRender(Exception):
-    """Reason why the template cannot render a row as a conversation, in half a line."""
+    """Reason why the template cannot render a row, in half a line."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Text of a conversation, and the span (characters) of every answer in it, with the end of its turn."""
+    """Text of a conversation, with the span (characters) of every answer and the end of its turn."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -53,7 +53,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], date: str) -> None:
-        """Raise ``UserError`` for a template that cannot be compiled, exceeds a limit or shows no user's turn."""
+        """Raise ``UserError`` for a template that cannot be compiled, exceeds a limit or omits user turns."""
         self._template = {"source": source, "tokens": dict(tokens), "date": date, "answers": ANSWERS}
         try:
             template_process().compile(self._template)
@@ -75,10 +75,10 @@ class ChatTemplate:
             )
 
     def render(self, conversations: Sequence[Messages]) -> Iterator[Rendered | CannotRender]:
-        """Yield the rendered text of every conversation, or the reason why there is none.
+        """Yield every conversation rendered, or the reason why it cannot be.
 
-        The template may fail, or show an answer differently once others follow. Every conversation must end with an
-        answer (:func:`until_last_answer`). Raises ``TemplateStopped`` at one that exceeds a limit.
+        The template may fail, or change an answer when others follow. Every conversation must end with an answer
+        (:func:`until_last_answer`). Raises ``TemplateStopped`` at a conversation that exceeds a limit.
         """
         process = template_process()
         process.compile(self._template)  # The process may have had another template since, or have been killed.
@@ -93,7 +93,7 @@ class ChatTemplate:
 
 
 def learned(answer: Mapping[str, str], shown: str) -> str:
-    """Return the learned text of an answer: its content, after its reasoning if the template has ``shown`` that."""
+    """Return an answer's learned text: its content, after its reasoning if the template has ``shown`` that."""
     reasoning = next((answer[name].strip() for name in REASONING if name in answer), "")
     return reasoning + answer["content"] if reasoning and reasoning in shown else answer["content"]
 
@@ -101,7 +101,7 @@ def learned(answer: Mapping[str, str], shown: str) -> str:
 def until_last_answer(messages: Messages) -> Messages:
     """Return the messages up to the last answer.
 
-    Raises :class:`CannotRender` without an answer, and for more text than a conversation may have.
+    Raises :class:`CannotRender` without an answer, and for too much text.
     """
     last = max((place for place, message in enumerate(messages) if message["role"] == ANSWERS), default=-1)
     if last < 0:
@@ -113,7 +113,7 @@ def until_last_answer(messages: Messages) -> Messages:
 
 
 def template_of(files: Mapping[str, str], date: str) -> ChatTemplate:
-    """Return the chat template of a tokenizer; raises ``UserError`` if it is missing or unusable."""
+    """Return a tokenizer's chat template; raises ``UserError`` if it is missing or unusable."""
     source: object = files.get(TEMPLATE) or entry(files, SETTINGS, "chat_template")
     if isinstance(source, list):  # Several by name.
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
@@ -127,7 +127,7 @@ def template_of(files: Mapping[str, str], date: str) -> ChatTemplate:
 
 
 def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the special tokens in the settings of a tokenizer, by their names in transformers."""
+    """Return the special tokens in a tokenizer's settings, by their names in transformers."""
     found = {}
     for name in SPECIAL_TOKENS:
         for file in (SETTINGS, SPECIAL):
@@ -141,7 +141,7 @@ def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
 def messages_of(values: Mapping[str, Any]) -> Messages:
     """Return the messages of a row: its ``messages``, or its ``prompt`` and ``completion``.
 
-    Their fields are the role, the content and those of :data:`REASONING`. Raises :class:`CannotRender`.
+    Their fields are role, content and :data:`REASONING`. Raises :class:`CannotRender`.
     """
     if "messages" not in values:
         asked = {"user": values.get("prompt"), ANSWERS: values.get("completion")}

@@ -1,7 +1,7 @@
-"""Library of tokenizers: the only module that imports it.
+"""Access to the tokenizers library, which only this module imports.
 
-A ``tokenizer.json`` is untrusted, and the library panics, never returns or takes all memory on some. So untrusted files
-are read and used in a child process with limits (:class:`EngineProcess`).
+A ``tokenizer.json`` is untrusted, and on some the library panics, hangs or exhausts memory. So untrusted files are read
+and used in a child process with limits (:class:`EngineProcess`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: CPU seconds of a call, and characters per extra second. Byte-level BPE encodes 1,300,000 characters in a second.
+#: CPU seconds of a call, and characters per extra second. Byte-level BPE encodes 1,300,000 characters per second.
 SECONDS, CHARACTERS_PER_SECOND = 60, 32 << 10
-#: Bytes of memory of a call, and per character of its text. Bytes as tokens take 271 per character.
+#: Bytes of memory of a call, and per character of its text. Byte tokens take 271 per character.
 MEMORY, MEMORY_PER_CHARACTER = 4 << 30, 1 << 10
 
 
 def library() -> Any:
-    """Return the library of tokenizers; raises ``UserError`` if it is not installed."""
+    """Return the tokenizers library; raises ``UserError`` if it is not installed."""
     try:
         import tokenizers
     except ImportError:
@@ -38,7 +38,7 @@ def library() -> Any:
 
 
 class Special(NamedTuple):
-    """Special token: its id and its text."""
+    """Special token: its id and text."""
 
     id: int
     text: str
@@ -60,7 +60,6 @@ class Engine:
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def specials(self) -> list[Special]:
-        """Return the special tokens."""
         added = self.tokenizer.get_added_tokens_decoder().items()
         return [Special(number, token.content) for number, token in added if token.special]
 
@@ -69,7 +68,7 @@ class Engine:
         return self.tokenizer.token_to_id(token)
 
     def encode_texts(self, texts: list[str]) -> tuple[array[int], list[int]]:
-        """Return the concatenated ids of all texts (uint32), and the number of ids of every text.
+        """Return the concatenated ids of all texts (uint32), and the number of ids per text.
 
         A spelled-out special token is encoded as plain text.
         """
@@ -81,7 +80,7 @@ class Engine:
         return ids, counts
 
     def encode_with_specials(self, texts: list[str]) -> tuple[array[int], list[int], array[int]]:
-        """Encode texts that spell special tokens as such, and also return the start of every token.
+        """Encode texts that spell special tokens as such; also return the start of every token.
 
         Starts are character offsets in the text (uint32); ids and counts are those of :meth:`encode_texts`.
         """
@@ -99,7 +98,7 @@ class Engine:
 
 
 class EngineProcess:
-    """:class:`Engine` of the text of a ``tokenizer.json``, in a child process with limits."""
+    """:class:`Engine` of a ``tokenizer.json``'s text, in a child process with limits."""
 
     def __init__(self, text: str) -> None:
         library()  # A missing library has its own message.
@@ -123,11 +122,11 @@ class EngineProcess:
 
 @lru_cache(maxsize=1)
 def engine_process(text: str) -> EngineProcess:
-    """Return the child process for the text of a ``tokenizer.json``: one at a time, as each holds a vocabulary."""
+    """Return the child process for a ``tokenizer.json``'s text: one at a time, as it holds a vocabulary."""
     return EngineProcess(text)
 
 
-# Tokenizers that are made here, from settings alone
+# Tokenizers made here, from settings only
 
 
 def bytes_bpe(specials: Sequence[str]) -> str:
@@ -142,8 +141,8 @@ def bytes_bpe(specials: Sequence[str]) -> str:
 def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) -> str:
     """Return the ``tokenizer.json`` of byte-level BPE trained on the texts.
 
-    The same texts give the same file, on any number of threads. Raises ``UserError`` if the library fails, and errors
-    of the iterator ``texts``.
+    The same texts give the same file on any number of threads. Raises ``UserError`` if the library fails, and errors of
+    the iterator ``texts``.
     """
     tokenizers = library()
     engine = byte_level(tokenizers.models.BPE())

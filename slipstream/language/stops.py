@@ -18,7 +18,7 @@ def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
     """Return the stop tokens of a model that was trained with the tokenizer in ``files``.
 
     They are its end token and, if the model ``answers``, the special token that its chat template puts after an answer.
-    Empty for a tokenizer that cannot be read here or has no end token.
+    Empty if the tokenizer cannot be read here or has no end token.
     """
     try:
         tokenizer = Tokenizer(files)
@@ -30,7 +30,7 @@ def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
 
 
 def text_after_an_answer(files: Mapping[str, str]) -> str:
-    """Return the text after the content of the last answer of a conversation; "" without a template that shows it.
+    """Return the text after a conversation's last answer; "" without a template that shows it.
 
     Raises ``UserError`` for a template that exceeds a limit.
     """

@@ -1,4 +1,4 @@
-"""Process that compiles and renders chat templates under limits: untrusted code may hang and take memory."""
+"""Process that compiles and renders chat templates under limits, as untrusted code may hang or exhaust memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EXPECTED = (
 
 
 class TemplateFailed(Exception):
-    """Error of the template itself, on this input."""
+    """Error of the template itself on this input."""
 
 
 class TemplateStopped(UserError):
-    """Template that exceeded a limit or used forbidden features, at a row (``file`` and ``line``) or before any.
+    """Template exceeded a limit or used forbidden features, at a row (``file`` and ``line``) or before any.
 
-    Whether a limit is exceeded may depend on the machine, so this ends the work and never skips the row.
+    Exceeding a limit may depend on the machine, so this ends the work and never skips the row.
     """
 
     def __init__(self, reason: str, tokenizer: str = "", file: str = "", line: int = 0) -> None:
@@ -49,7 +49,7 @@ class TemplateStopped(UserError):
 
 
 class TemplateProcess:
-    """Process for the templates of one thread, started on first use, and again after it was killed."""
+    """Process for one thread's templates, started on first use and after it was killed."""
 
     def __init__(self) -> None:
         self._process: Any = None
@@ -57,7 +57,7 @@ class TemplateProcess:
         self._template: dict[str, object] | None = None
 
     def compile(self, template: Mapping[str, object]) -> None:
-        """Compile a template, given as the arguments of the worker's ``Template``, if it is not the last one.
+        """Compile a template, given as arguments of the worker's ``Template``, unless it was the last one.
 
         Raises :class:`TemplateFailed` and :class:`TemplateStopped`.
         """
@@ -72,10 +72,10 @@ class TemplateProcess:
         return str(self._ask({"prompt": messages}))
 
     def render(self, conversations: Sequence[Sequence[Message]]) -> Iterator[Rendered | str]:
-        """Yield every conversation rendered, or the reason why it cannot be, by the template that was compiled last.
+        """Yield every conversation rendered, or the reason why it cannot be, with the last compiled template.
 
-        They are sent as one batch. If a limit is exceeded they are tried one by one, to find the conversation that
-        exceeds it. Raises :class:`TemplateStopped` at that one.
+        They are sent as one batch. If that exceeds a limit, they are tried one by one, and :class:`TemplateStopped` is
+        raised at the conversation that exceeds it.
         """
         template = self._template
         assert template is not None
@@ -123,7 +123,7 @@ class TemplateProcess:
             ) from None
 
     def _receive(self, seconds: float) -> Any:
-        """Return the next reply's result; kill the process unless it can go on."""
+        """Return the next reply's result; kill the process unless it can continue."""
         try:
             state, found = self._reply(seconds)
             if state == STOPPED:

@@ -1,9 +1,8 @@
-"""Worker process of chat templates: compiles and renders them as transformers does.
+"""Worker process that compiles and renders chat templates as transformers does.
 
 A template is untrusted code. It runs in Jinja2's sandbox, in a process with a memory limit, which does nothing else and
-may be killed. Three things differ from transformers, because no number may depend on the day or on chance:
-``strftime_now`` formats a given date, ``random`` and ``lipsum`` are refused, and so is text with the address of an
-object.
+may be killed. Unlike in transformers, no number may depend on the day or on chance: ``strftime_now`` formats a given
+date; ``random``, ``lipsum`` and texts with an object's address are refused.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ class AnswerChanges(Exception):
 
 
 def serve(connection: Connection, parent: int) -> None:
-    """Reply to the requests of the process ``parent`` until it closes the connection.
+    """Reply to requests of the process ``parent`` until it closes the connection.
 
     A request is a JSON object with one key: "template" (the arguments of :class:`Template`), "prompt" (messages) or
-    "conversations" (a list of lists of messages). A reply is a JSON list of its state and result, or the reason why
-    there is none. The first reply comes before any request, when the libraries are loaded.
+    "conversations" (a list of lists of messages). A reply is a JSON list of its state and its result or reason. The
+    first reply comes before any request, when the libraries are loaded.
     """
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends this process.
@@ -88,7 +87,7 @@ def serve(connection: Connection, parent: int) -> None:
 
 
 def load() -> None:
-    """Import the compiler of templates, without torch, and limit the memory from here on."""
+    """Import the template compiler, without torch, and limit the memory from here on."""
     from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template  # noqa: F401
 
     limit_memory(MEMORY)
@@ -97,7 +96,7 @@ def load() -> None:
 def limit_memory(most: int) -> None:
     """Limit the address space to ``most`` bytes more than now.
 
-    Does nothing except on Linux, since other systems do not enforce such a limit.
+    Does nothing except on Linux, as other systems do not enforce it.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -218,7 +217,7 @@ def refuse_chance(name: str, *_: object, **__: object) -> NoReturn:
 
 
 def refuse_addresses(text: str, messages: Sequence[Message]) -> None:
-    """Raise :class:`Refused` for text such as "<generator object at 0x7f…>" that is in no message."""
+    """Raise :class:`Refused` for text such as "<generator object at 0x7f…>" that no message contains."""
     if printed := ADDRESS.findall(text):
         given = {found for message in messages for value in message.values() for found in ADDRESS.findall(value)}
         if not given.issuperset(printed):

@@ -1,6 +1,6 @@
-"""Tokenizers: trained on the data, raw bytes, or the user's own, all in Hugging Face's files.
+"""Tokenizers in Hugging Face's files: trained on the data, raw bytes, or the user's own.
 
-A tokenizer is held as the contents of its files, so that it is read once and stored with artifacts that use it.
+A tokenizer is held as its files' contents, so that it is read once and stored with artifacts that use it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from slipstream.storage.local import local_path
 #: Contents of a tokenizer's files by name.
 TokenizerFiles: TypeAlias = dict[str, str]
 SETTINGS, SPECIAL, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-#: Files that are read here, all of them texts.
+#: Files that are read here, all texts.
 READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
-#: End token of tokenizers that are made here, and tokens that start and end a turn of a conversation.
+#: End token of tokenizers made here, and tokens that start and end a turn of a conversation.
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 class Tokenizer:
     """Tokenizer of Hugging Face's files.
 
-    ``files`` are those to store and export, without the entries that make ids depend on an earlier use or on chance.
-    ``end`` is the id that ends a document, ``vocabulary`` the number of ids; ``specials`` are the texts of the special
-    tokens, ``special_ids`` their ids.
+    ``files`` are stored and exported without entries that make ids depend on an earlier use or on chance. ``end`` is
+    the id that ends a document, ``vocabulary`` the number of ids; ``specials`` are the special tokens' texts,
+    ``special_ids`` their ids.
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        """Raise ``UserError`` for files that are no tokenizer, name no end token, or have ids out of range."""
+        """Raise ``UserError`` for files that are not a tokenizer, name no end token, or have ids out of range."""
         self.files = with_reset(files)
         self._engine = engine_process(self.files[FAST])
         self.end = self.id_of(end_token(files))
@@ -64,7 +64,7 @@ class Tokenizer:
         return divided(ids, counts)
 
     def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
-        """Return the tokens (int64) of every rendered conversation, -1 - id of those that are not learned.
+        """Return every rendered conversation's tokens (int64), with -1 - id for those that are not learned.
 
         Learned tokens start in one of its ``spans`` (characters). A token that an answer shares with the text before it
         is not learned.
@@ -95,7 +95,7 @@ def marked(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]
 def with_reset(files: Mapping[str, str]) -> TokenizerFiles:
     """Return the files with truncation, padding and dropout reset.
 
-    Raises ``UserError`` if ``tokenizer.json`` is no JSON object.
+    Raises ``UserError`` unless ``tokenizer.json`` is a JSON object.
     """
     try:
         return {**files, FAST: reset(files[FAST])}
@@ -118,8 +118,8 @@ def read_tokenizer(address: str) -> TokenizerFiles:
 def vocabulary_beside(address: str) -> int:
     """Return the vocabulary size in the config.json next to a tokenizer, or 0 without one.
 
-    It may exceed the tokenizer's. The directory may be in a store. Raises ``UserError`` if the file is no JSON, or the
-    size no number.
+    It may exceed the tokenizer's. The directory may be in a store. Raises ``UserError`` for invalid JSON or an invalid
+    size.
     """
     where = f"{address.rstrip('/')}/{CONFIG}"
     try:
@@ -166,7 +166,7 @@ def end_token(files: Mapping[str, str]) -> str:
 
 
 def entry(files: Mapping[str, str], name: str, key: str) -> object:
-    """Return the value of a key in a JSON file of the tokenizer; raises ``UserError`` if it is no JSON object."""
+    """Return a key's value in a JSON file of the tokenizer; raises ``UserError`` unless it is a JSON object."""
     if name not in files:
         return None
     try:
@@ -179,14 +179,14 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
 
 
 def bytes_tokenizer(*, turns: bool) -> TokenizerFiles:
-    """Make a tokenizer with one id per byte, in byte order, then the special tokens; ``turns`` adds those of turns."""
+    """Return a tokenizer with one id per byte, then special tokens; ``turns`` adds those of turns."""
     return made(bytes_bpe(specials(turns=turns)))
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, *, turns: bool) -> TokenizerFiles:
     """Train byte-level BPE of at most ``vocabulary`` ids; little text gives fewer.
 
-    Sennrich, Haddow and Birch 2016; Radford et al. 2019, "GPT-2". The same texts give the same files, on any number of
+    Sennrich, Haddow and Birch 2016; Radford et al. 2019, "GPT-2". The same texts give the same files on any number of
     threads.
     """
     return made(trained_bpe(texts, vocabulary, specials(turns=turns)))

@@ -1,9 +1,9 @@
-"""The code of a model factory of the user's own: which modules it is made of, found without running any of them.
+"""Modules of a user's model factory, found without running any of them.
 
-These are the factory's module and all that it imports, directly or not, at the top of a file or inside a function, with
-the ``__init__`` of their packages, wherever they lie. Only installed packages go by their version, of which those count
-that the user's own modules import; Python and this project are versions of their own. What is no import in the source
-stays unknown: data files, and modules whose names are computed.
+These are the factory's module and everything that it imports, directly or not, at the top of a file or inside a
+function, with the ``__init__`` of their packages, wherever they are. Only installed packages count by their version,
+and only those that the user's own modules import; Python and this project have their own versions. Without an import in
+the source, dependencies stay unknown: data files, and modules whose names are computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.syntax import Syntax, kept_syntaxes
 from slipstream.models.config import ModelConfig
 
-#: Directories of installed packages, wherever they lie; the standard library's own are asked for.
+#: Names of directories of installed packages; the standard library's are looked up.
 LIBRARIES = ("site-packages", "dist-packages")
 PROJECT = __name__.partition(".")[0]
 
@@ -37,11 +37,11 @@ def fingerprint_model(config: ModelConfig) -> str:
 
 
 def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]:
-    """Return the digest of each of the user's modules that the factory is made of, and the versions of the packages
-    that they import, by name; empty for the built-in models, or if there is no such module.
+    """Return the digests of the factory's own modules and the versions of the packages that they import, by name.
 
-    A module of Python counts by its syntax tree: comments and docstrings change nothing. Others count by their bytes,
-    as all do with ``by_bytes``, for checkpoints of the release that did so.
+    It is empty for the built-in models, or if there is no such module. A Python module counts by its syntax tree,
+    without comments and docstrings. Others count by their bytes, as all do with ``by_bytes``, for checkpoints of the
+    release that did so.
     """
     if not config.factory:
         return {}
@@ -62,18 +62,18 @@ def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]
     digests = {
         name: module.digest_of_bytes if by_bytes else module.digest for name, module in found.items() if module.file
     }
-    # A factory that no module of the user's holds is that of an installed package, or there is none.
+    # A factory outside the user's modules belongs to an installed package, or does not exist.
     others = packages - {PROJECT} - sys.stdlib_module_names
     return digests | {name: versions for name in others if (versions := versions_of(name))}
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module of the user's own. One without a file is a package of several directories, which has no code."""
+    """The user's own module. Without a file it is a package of several directories, which has no code."""
 
     name: str
     file: Path | None
-    #: What its relative imports start from.
+    #: Package that its relative imports start from.
     package: str
 
     @property
@@ -88,7 +88,7 @@ class Module:
 
     @property
     def syntax(self) -> Syntax | None:
-        """Of its source; None if it has none, or one that importing it refuses."""
+        """Syntax of its source; None if it has none, or an invalid one."""
         if self.file is None or self.file.suffix not in SOURCE_SUFFIXES:
             return None
         try:
@@ -97,7 +97,7 @@ class Module:
             return None
 
     def imported_names(self) -> Iterator[str]:
-        """Every dotted name that its source imports; ``from package import name`` may name a module, too."""
+        """Yield every dotted name that its source imports, also by ``from package import name``."""
         for name in self.syntax.imports if self.syntax else ():
             if not name.startswith("."):
                 yield name
@@ -109,7 +109,7 @@ class Module:
 
 
 def own_modules(name: str) -> Iterator[Module]:
-    """The user's own modules that an import of a dotted name runs: packages first, and as far as the name leads."""
+    """Yield the user's own modules that importing a dotted name runs, packages first, as far as it resolves."""
     places: Iterable[str] | None = None
     parts = name.split(".")
     for end, part in enumerate(parts, start=1):
@@ -126,15 +126,19 @@ def own_modules(name: str) -> Iterator[Module]:
 
 
 def outermost(name: str) -> ModuleSpec | None:
-    """Of a module that is in no package; below it no other finders than that of paths are asked, and by the last part
-    of the name, because they look up packages among those that were imported."""
+    """Return the spec of a top-level module.
+
+    Submodules are only looked up by path and last name part, because other finders search the imported packages.
+    """
     finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
     return next((spec for find in finders if (spec := find(name, None))), None)
 
 
 def is_own(spec: ModuleSpec) -> bool:
-    """Whether a module that is in no package, or a package, is neither built in, nor this project's, nor Python's own,
-    nor installed with a version."""
+    """Return True for a top-level module or package of the user.
+
+    It is neither built in, nor this project's, nor Python's own, nor installed with a version.
+    """
     files = [spec.origin] if spec.has_location and spec.origin else spec.submodule_search_locations or []
     if not files or spec.name == PROJECT:
         return False
@@ -149,8 +153,10 @@ def is_library(file: Path) -> bool:
 
 
 def versions_of(package: str) -> str:
-    """The version of the installed package that has a module; of several that share its name, of all. Empty if there is
-    none."""
+    """Return the version of the installed package that has a module; "" if there is none.
+
+    If several packages share the module's name, all their versions are joined.
+    """
     try:
         return version(package)
     except PackageNotFoundError:
@@ -159,7 +165,7 @@ def versions_of(package: str) -> str:
 
 @cache
 def distributions() -> dict[str, list[str]]:
-    """The installed packages by the modules that they have; reading it takes half a second."""
+    """Return the installed packages by their modules; reading them takes half a second."""
     return dict(packages_distributions())
 
 

@@ -1,4 +1,4 @@
-"""Two exported models on the same test rows: whether one may take the other's place."""
+"""Comparison of two exported models on the same test rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import held_out_rows, predict
 
-#: What of ``statistics.json`` decides how raw columns become tensors.
+#: Entries of ``statistics.json`` that decide how raw columns become tensors.
 ENCODING = ("types", "missing", "numeric", "categorical", "documents", "text_length")
 
 
-#: The settings of a ``Holdout`` that are none of ``data.split``, in the user's words.
+#: Settings of a ``Holdout`` outside ``data.split``, in the user's words.
 HELD_OUT_BY = {
     "column": "data.time",
     "columns": "rows known by",
@@ -31,17 +31,17 @@ HELD_OUT_BY = {
     "types": "columns of the types",
     "type": "data.time of the type",
 }
-#: What packages from before a setting was told went by.
+#: Values of settings that older packages did not record.
 UNTOLD = {"row_hash": 1, "type": "time"}
 
 
 class Incomparable(Exception):
-    """There are no rows on which both models can be judged; the message says why."""
+    """Error if no rows can compare both models; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Package(OpenedPackage):
-    """An exported model, as it is compared."""
+    """Exported model in a comparison."""
 
     @property
     def encoding(self) -> dict[str, object]:
@@ -56,25 +56,28 @@ class Package(OpenedPackage):
 
     @property
     def tokenizer(self) -> dict[str, bytes]:
-        """The content of its tokenizer's files, by name."""
+        """Contents of its tokenizer's files, by name."""
         found = {name: self.read_file(f"{HUGGING_FACE}/{name}") for name in FILES}
         return {name: content for name, content in found.items() if content is not None}
 
 
 @dataclass(frozen=True)
 class PairedPredictions:
-    """What both models answer on the same rows, and what is right: float64 ``[rows]``, class numbers of the new model
-    or values in units of the target; of tokens, bool ``[rows, length]``, whether each was right."""
+    """Predictions of both models and the truth on the same rows.
+
+    They are float64 ``[rows]``: class numbers of the new model, or values in units of the target. For tokens they are
+    bool ``[rows, length]``: whether every token was right.
+    """
 
     truth: np.ndarray
     new: np.ndarray
     old: np.ndarray
-    #: Test rows on which the old one could not be run as it would be in service.
+    #: Number of test rows on which the old model could not run as it would in service.
     left_out: int
 
 
 def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredictions:
-    """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
+    """Run both models on the test rows of ``data``, with which ``new`` was exported. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
     check_both_run(new.signature, old.signature)
     if new.signature.task == "next token":
@@ -117,8 +120,10 @@ def check_both_run(new: DeployedSignature, old: DeployedSignature) -> None:
 
 
 def check_same_tokens(new: Package, old: Package) -> None:
-    """Raise ``Incomparable`` unless both take rows of the same tokens: as many, from as large a vocabulary, by the same
-    tokenizer. Packages without one are believed."""
+    """Raise ``Incomparable`` unless both models have the same row length, vocabulary size and tokenizer.
+
+    A package without a tokenizer is trusted.
+    """
     (_, length, vocabulary), theirs = (each.signature.outputs[0].shape for each in (new, old))
     if theirs[1:] != (length, vocabulary):
         raise Incomparable(
@@ -134,9 +139,9 @@ def check_same_tokens(new: Package, old: Package) -> None:
 def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     """Raise ``Incomparable`` if the old model may have been trained on rows that test the new one.
 
-    Rows are held out by a stable hash, so that two sets which split alike never train on each other's test rows. They
-    split alike if all is equal that the hashes depend on: what a row's hash was in the other set nobody can tell. In
-    time those that are later than the old one's training rows were not seen. A package that does not tell is believed.
+    Rows are held out by a stable hash, so two sets with the same split never train on each other's test rows. Splits
+    are the same if everything that the hashes depend on is equal: a row's hash in the other set is unknown. In a split
+    by time, rows later than the old model's training rows were not seen. A package without this information is trusted.
     """
     if new is None or old is None or new == old:
         return
@@ -164,7 +169,7 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
 
 
 def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
-    """The raw columns of both. Raises ``Incomparable`` unless the old one's are among the new one's."""
+    """Return the raw columns of both. Raises ``Incomparable`` unless the new model has all of the old one's."""
     here, there = new.columns, old.columns
     if not isinstance(here, RawColumns) or not isinstance(there, RawColumns):
         raise Incomparable(
@@ -179,7 +184,7 @@ def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
 
 
 def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
-    """Names of classes as their numbers in ``data``; the two models may have them in another order."""
+    """Return class names as their numbers in ``data``; the two models may order them differently."""
     places = {name: number for number, name in enumerate(data.signature.classes)}
     if places:
         return np.array([places[name] for name in names], np.float64)
@@ -187,7 +192,7 @@ def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
 
 
 def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.ndarray:
-    """The predictions of ``model.onnx``, fed with the rows as they are stored."""
+    """Return the predictions of ``model.onnx`` on the stored rows."""
     signature = package.signature
     outputs = predict(onnx_predictor(signature.onnx(package.directory), 1), data.signature, records)
     answers = answers_of(signature.task, outputs)
@@ -195,7 +200,7 @@ def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.
 
 
 def on_raw(package: Package, columns: RawColumns, values: dict[str, np.ndarray]) -> np.ndarray:
-    """The predictions of ``model.raw.onnx``."""
+    """Return the predictions of ``model.raw.onnx``."""
     raw = package.signature.raw
     assert raw, "a model whose columns can be read has a raw model"
     predictor = onnx_predictor(package.directory / raw.model, 1)

@@ -1,4 +1,4 @@
-"""What can be set about the promotion of a model."""
+"""Settings of the promotion of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.settings import Settings, settings
 
 @settings
 class PromotionConfig(Settings):
-    """When a new model takes the place of the one in service."""
+    """Conditions under which a new model replaces the one in service."""
 
     section = "promotion"
 

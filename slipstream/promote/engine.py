@@ -1,4 +1,4 @@
-"""Promotion: the new model against the one in service, on the same test rows, and the pointer last."""
+"""Promotion: compare the new model with the one in service on the same test rows, then move the pointer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.promote.store import Pointer, Registry, manifest_digest, version
 
 
 def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
-    """Compare an exported model with what is promoted now. ``data`` are the rows that it was exported with.
+    """Compare an exported model with the promoted one on ``data``, the rows it was exported with.
 
     Raises ``UserError`` if either model is not whole.
     """
@@ -48,8 +48,11 @@ def verdict(paired: PairedPredictions, task: str, served: Pointer, config: Promo
 def promote(
     package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: PromotionDecision
 ) -> Promotion:
-    """Store a model that has ``passed`` and put it in service. If another run has promoted its own meanwhile, the model
-    is judged again, against that one. An attempt after one that was killed finds the model in service."""
+    """Store a model that has ``passed`` and put it in service.
+
+    If another run has promoted its own meanwhile, the model is compared again, with that one. A retry of a killed
+    attempt finds the model in service.
+    """
     version = registry.add(package, Path(config.signing_key) if config.signing_key else None)
     while passed.passed:
         if registry.point(passed.number, version, manifest_digest(package), passed.why):

@@ -1,8 +1,8 @@
-"""The registry: exported models by version in a directory or under a store's prefix, and which one is promoted.
+"""Registry: exported models by version, in a directory or under a store's prefix, and their promotions.
 
-``versions/<version>/`` holds a package, its manifest written last. ``promoted/<number>.json`` are the promotions, each
-written once and if nobody else took its number: the highest is the model in service, and the others are its history. A
-run that is killed leaves the promoted model as it is; of two that promote at once one takes the number.
+``versions/<version>/`` holds a package, its manifest written last. ``promoted/<number>.json`` are the promotions, every
+one written once and only if its number is free: the highest is the model in service, and the others are its history. A
+killed run leaves the promoted model unchanged; if two promote at once, one gets the number.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from slipstream.storage.names import number_as_name, number_in_name
 from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"
-#: The most bytes of a promotion's record.
+#: Largest record of a promotion in bytes.
 LONGEST_POINTER = 1 << 20
 POINTER = re.compile(rf"{PROMOTED}/([0-9]+)\.json")
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when.
+    """Promotion: its number from 1 on, the version, the SHA-256 of its manifest, reason and time.
 
-    The version becomes part of a path. ``run`` makes the bytes of each run's its own, so that a store can tell whose it
-    took.
+    The version becomes part of a path. ``run`` makes the bytes of every run unique, so that a store can tell which one
+    it accepted.
     """
 
     number: int
@@ -65,7 +65,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Registry:
-    """A registry at ``uri``. All methods raise ``UserError`` and ``StorageUnavailable``."""
+    """Registry at ``uri``. All methods raise ``UserError`` and ``StorageUnavailable``."""
 
     uri: str
 
@@ -78,13 +78,13 @@ class Registry:
         return storage_for(self.uri)
 
     def check(self) -> None:
-        """Raise ``UserError`` if no promotion could be made here, before the work that leads to one."""
+        """Raise ``UserError`` if promotions cannot be written here, before the work that leads to one."""
         self.promoted()
         if self.uri.startswith(STORES):
             check_conditional_writes(self.storage)
 
     def promoted(self) -> Pointer | None:
-        """The promotion that counts; None if there is none yet."""
+        """Return the promotion in effect, or None."""
         numbers = self.numbers()
         return self.read(numbers[-1]) if numbers else None
 
@@ -92,7 +92,7 @@ class Registry:
         return [self.read(number) for number in self.numbers()]
 
     def numbers(self) -> list[int]:
-        """The numbers of all promotions, sorted. Whatever else lies there is not ours."""
+        """Return the sorted numbers of all promotions, ignoring other files."""
         matches = map(POINTER.fullmatch, self.storage.list(f"{PROMOTED}/"))
         return sorted(number for match in matches if match and (number := number_in_name(match[1], 8)) is not None)
 
@@ -104,7 +104,7 @@ class Registry:
         raise UserError(f"{self.uri}/{key}: no promotion; expected what a promotion writes, so delete it")
 
     def fetch(self, pointer: Pointer, directory: Path) -> Path:
-        """A copy of a promoted model in the fresh ``directory``, every byte verified."""
+        """Copy a promoted model to the fresh ``directory``, every byte verified, and return it."""
         below = f"{VERSIONS}/{pointer.version}"
         where = f"{self.uri}/{below}"
         try:
@@ -116,8 +116,10 @@ class Registry:
         return directory
 
     def add(self, package: Path, key: Path | None = None) -> str:
-        """Store a package, signed with the private ``key`` if there is one, and return its version. Of one that lies
-        there each file is replaced, by the same bytes if it is whole."""
+        """Store a package, signed with the private ``key`` if there is one, and return its version.
+
+        Every file of a stored package is replaced, by the same bytes if it is whole.
+        """
         version = version_of(package)
         storage, prefix = self.storage, f"{VERSIONS}/{version}/"
         with scratch_of(storage) as scratch:
@@ -138,7 +140,7 @@ class Registry:
         return version
 
     def point(self, number: int, version: str, manifest: str, why: str) -> Pointer | None:
-        """Promote ``version`` as the promotion ``number``; None if another run has taken that number."""
+        """Promote ``version`` as the promotion ``number``; return None if another run has taken that number."""
         pointer = Pointer(number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex)
         try:
             self.storage.create(pointer_key(number), to_json(pointer))
@@ -148,8 +150,10 @@ class Registry:
 
 
 def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
-    """A directory for a copy. Beside a registry on a disk a later run removes it if this process is killed; for a store
-    it is the system's temporary one."""
+    """Return a directory for a copy.
+
+    Next to a registry on a disk, a later run removes it if this process is killed; for a store it is temporary.
+    """
     if isinstance(storage, LocalStorage):
         return workspace(storage.scratch())
     return tempfile.TemporaryDirectory(dir=storage.scratch())
@@ -160,7 +164,7 @@ def manifest_digest(package: Path) -> str:
 
 
 def version_of(package: Path) -> str:
-    """The version of a package is the digest over its files. Raises ``UserError`` if it is not whole."""
+    """Return the version of a package, a digest over its files. Raises ``UserError`` if it is not whole."""
     try:
         check_files(package)
     except BadPackage as error:

@@ -1,6 +1,6 @@
-"""Storage: the same operations on a local directory and on a prefix of S3, Google's or Azure's store.
+"""Storage with the same operations on a local directory and on a prefix of S3, Google's or Azure's store.
 
-The path or URI selects the store. A store's client is imported for its URIs only.
+The path or URI selects the store; only its client is imported.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def storage_for(uri: str) -> Storage:
 def list_objects(uri: str) -> list[ObjectInfo]:
     """Return the file at ``uri``, or all files below it, sorted by URI; empty if there are none.
 
-    The URI of a store is one file if that key exists, otherwise a directory: the keys below ``uri/``. These are
-    addresses to read from, with unchecked names; :func:`list_names` lists names to write to. Raises ``UserError``.
+    A store's URI is one file if that key exists, otherwise a directory: the keys below ``uri/``. These addresses are
+    for reading and their names are unchecked; :func:`list_names` lists names to write to. Raises ``UserError``.
     """
     if uri.startswith(STORES):
         return sorted(at_or_below(uri, store_of(uri).listed(uri)), key=lambda info: info.uri)
@@ -110,17 +110,17 @@ def list_objects(uri: str) -> list[ObjectInfo]:
 def list_names(uri: str) -> dict[str, ObjectInfo]:
     """Return all files below the directory ``uri`` by their relative names.
 
-    Raises ``UserError`` if a name could lead out of a directory, so that nothing is fetched from an untrusted listing.
+    Raises ``UserError`` if a name could lead out of a directory, so nothing is fetched from an untrusted listing.
     """
     base = uri.rstrip("/") + "/"
     return {check_name(info.uri.removeprefix(base), uri): info for info in list_objects(base)}
 
 
 def store_time(uri: str) -> float:
-    """Return the time in seconds by the clock of the store at ``uri``, not by this machine's.
+    """Return the time in seconds by the clock of the store at ``uri``.
 
-    It comes from the date of the store's answer, which has whole seconds, or from a new file of a local directory.
-    Raises ``UserError`` if the store sends no date, ``StorageUnavailable``.
+    It comes from the date of the store's answer, in whole seconds, or from a new file of a local directory. Raises
+    ``UserError`` if the store sends no date, ``StorageUnavailable``.
     """
     if not uri.startswith(STORES):
         return disk_time(local_path(uri))
@@ -146,7 +146,7 @@ def download_all(uri: str, directory: Path) -> Path:
 
 
 def open_reader(uri: str) -> BinaryIO:
-    """Open a seekable, buffered reader of a file, or of a store's object by ranged requests with retries."""
+    """Open a seekable, buffered reader of a file, or of an object by ranged requests with retries."""
     if uri.startswith(STORES):
         store = store_of(uri)
         return ranged_reader(store.stat(uri), store.fetch)
@@ -178,8 +178,7 @@ def open_below(directory: str, name: str) -> BinaryIO:
 def read_below(directory: str, name: str, most: int) -> bytes:
     """Return the content of a file of an untrusted directory.
 
-    Raises ``UserError`` as :func:`open_below`, and for a file of more than ``most`` bytes; at most one byte more is
-    read.
+    Raises ``UserError`` as :func:`open_below`, and for more than ``most`` bytes; it reads at most one byte more.
     """
     with open_below(directory, name) as file:
         content = file.read(most + 1)
@@ -194,7 +193,7 @@ def open_listed(source: ObjectInfo) -> BinaryIO:
 
 
 def stat_object(uri: str) -> ObjectInfo:
-    """Return the current state of a store's object, for :func:`read_range`.
+    """Return an object's current state, for :func:`read_range`.
 
     Raises ``MissingObject``, ``StorageUnavailable``.
     """
@@ -212,8 +211,8 @@ def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
 def copy_within_s3(source: str, target: str, size: int, sha256: str) -> None:
     """Copy a file within S3.
 
-    Raises ``UserError`` if S3 reports another size or SHA-256 of the copy. The bytes do not pass through this machine,
-    unless the file is very large or the service lacks such checksums.
+    Raises ``UserError`` if S3 reports another size or SHA-256 of the copy. The bytes pass through this machine only if
+    the file is very large or the service lacks such checksums.
     """
     from slipstream.storage.s3 import copy_object
 

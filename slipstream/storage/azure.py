@@ -1,7 +1,7 @@
 """Requests to Azure Blob Storage, through adlfs.
 
-Account and credentials are configured as usual for adlfs (``AZURE_STORAGE_*``, or the identity of the pod). Missing
-settings come from flytekit's ``FLYTE_AZURE_*`` variables. The address may contain the account:
+Account and credentials are configured as usual for adlfs (``AZURE_STORAGE_*``, or the pod's identity). Missing settings
+come from flytekit's ``FLYTE_AZURE_*`` variables. The address may contain the account:
 ``abfs://container@account.dfs.core.windows.net/key``.
 """
 
@@ -56,7 +56,7 @@ SETTINGS = {
 
 
 class Client(AzureBlobFileSystem):
-    """Filesystem of adlfs with a second client for time-limited requests, which use fresh connections."""
+    """Filesystem of adlfs with a second client, with fresh connections, for time-limited requests."""
 
     @cached_property
     def fresh_service(self) -> BlobServiceClient:
@@ -75,7 +75,7 @@ class Client(AzureBlobFileSystem):
 
 
 def client(account: str) -> Client:
-    """Return the client of this process; neither connections nor the event loop must be shared across a fork."""
+    """Return this process's client; neither connections nor the event loop must be shared across a fork."""
     return client_of(os.getpid(), account)
 
 
@@ -88,7 +88,7 @@ def client_of(process: int, account: str) -> Client:
 
 
 def flyte_settings() -> dict[str, str]:
-    """Return settings from Flyte's variables, if adlfs's own variables name no account."""
+    """Return settings from Flyte's variables, unless adlfs's own variables name an account."""
     given = os.environ
     if given.keys() & {"AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"}:
         return {}

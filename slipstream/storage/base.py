@@ -1,8 +1,8 @@
-"""Interface of a store: put, get, list and delete files by key, below a base.
+"""Interface of a store: put, get, list and delete files by key below a base.
 
 Implementations: local directories (:mod:`slipstream.storage.local`), S3 (:mod:`slipstream.storage.s3`), and Google
-Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`, by a :class:`Bucket`). An object is read
-as a file by ranged requests.
+Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`, by a :class:`Bucket`). Ranged requests
+read an object as a file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ READ_AHEAD_BYTES = 4 << 20
 class ObjectInfo:
     """Stored file.
 
-    ``etag`` changes with its content: the ETag of S3 and Azure, the generation of Google, or modification time and size
-    of a local file. ``modified`` is the time of writing in seconds of the store's clock, or 0 if not requested.
+    ``etag`` changes with its content: the ETag of S3 and Azure, Google's generation, or a local file's modification
+    time and size. ``modified`` is the time of writing in seconds of the store's clock, or 0 if not requested.
     """
 
     uri: str
@@ -48,7 +48,7 @@ Fetch = Callable[[ObjectInfo, int, int], bytes]
 
 
 class StorageUnavailable(RuntimeError):
-    """Store did not answer as expected, in spite of retries; a later attempt may succeed."""
+    """Store did not answer as expected despite retries; a later attempt may succeed."""
 
 
 class MissingObject(UserError):
@@ -67,28 +67,28 @@ class Storage(Protocol):
     """Files by key (a relative POSIX path) under ``base``.
 
     All methods raise ``UserError`` for faults that the user can correct (permissions, no such bucket, no space) and for
-    given or listed keys that could lead out of ``base`` (:mod:`slipstream.storage.names`). They raise
-    ``StorageUnavailable`` if the store does not answer.
+    keys that could lead out of ``base`` (:mod:`slipstream.storage.names`), and ``StorageUnavailable`` if the store does
+    not answer.
     """
 
     base: str
 
     def scratch(self) -> Path:
-        """Return a local directory for files to put; putting a file from there is cheapest."""
+        """Return a local directory for files to put; putting from there is cheapest."""
 
     def put(self, key: str, source: Path | bytes) -> None:
-        """Store a file or bytes under ``key`` atomically; a file is moved, so that ``source`` disappears."""
+        """Store a file or bytes under ``key`` atomically; a file is moved, so ``source`` disappears."""
 
     def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
         """Store bytes atomically under a ``key`` that does not exist.
 
-        Raises ``AlreadyThere`` if it does, so that exactly one of several writers succeeds; every writer must write
+        Raises ``AlreadyThere`` if it does, so exactly one of several writers succeeds; every writer must write
         different bytes. Raises ``UserError`` if the store does not guarantee that. ``exactly_one=False`` skips this
-        check for work that does not need it.
+        check if it is not needed.
         """
 
     def get(self, key: str, directory: Path) -> Path:
-        """Return the local path of the file: the file itself in a local store, else a download below ``directory``.
+        """Return the file's local path: the file itself in a local store, else a download below ``directory``.
 
         Raises ``MissingObject``.
         """
@@ -97,9 +97,9 @@ class Storage(Protocol):
         """Return all keys that start with ``prefix``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete the keys; missing ones are ignored.
+        """Delete the keys; ignore missing ones.
 
-        If some cannot be deleted, all others are deleted before it raises.
+        If some cannot be deleted, it deletes all others before it raises.
         """
 
 
@@ -112,7 +112,7 @@ class RequestStore(Protocol):
         """Yield all objects whose addresses start with ``uri``."""
 
     def date(self, uri: str) -> str:
-        """Return the ``Date`` header of the answer to a listing; "" without one."""
+        """Return the ``Date`` header of a listing's answer; "" without one."""
 
     def stat(self, uri: str) -> ObjectInfo:
         """Return the object's current state; raises ``MissingObject``."""
@@ -122,7 +122,7 @@ class RequestStore(Protocol):
 
 
 def at_or_below(uri: str, candidates: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    """Select the object at ``uri`` if it exists, else the objects in it as a directory.
+    """Return the object at ``uri`` if it exists, else the objects in it as a directory.
 
     ``candidates`` are objects whose addresses start with ``uri``.
     """
@@ -132,7 +132,7 @@ def at_or_below(uri: str, candidates: Iterable[ObjectInfo]) -> list[ObjectInfo]:
 
 
 class ObjectStat(NamedTuple):
-    """Object in its bucket; ``version`` changes whenever it is written."""
+    """Object in its bucket; ``version`` changes with every write."""
 
     key: str
     size: int
@@ -159,7 +159,7 @@ class Bucket(Protocol):
         """Return objects whose keys start with ``prefix``, and the token of the next page ("" for none)."""
 
     def date(self, prefix: str) -> str:
-        """Return the ``Date`` header of the answer to a listing; "" without one."""
+        """Return the ``Date`` header of a listing's answer; "" without one."""
 
     def stat(self, key: str) -> ObjectStat: ...
 
@@ -172,7 +172,7 @@ class Bucket(Protocol):
         """Store a file by requests that ``ask`` makes and retries."""
 
     def checksum(self, path: Path) -> str:
-        """Return the file's checksum as ``stat`` reports it; "" if every chunk of a download is checked."""
+        """Return the file's checksum as ``stat`` reports it; "" if every downloaded chunk is checked."""
 
     def delete(self, key: str) -> None: ...
 
@@ -190,13 +190,13 @@ def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes
 
 
 def check_size(stored: ObjectInfo, sent: int) -> None:
-    """Raise ``StorageUnavailable`` if the store lost bytes silently, as one without checksums may."""
+    """Raise ``StorageUnavailable`` if the store silently lost bytes, as is possible without checksums."""
     if stored.size != sent:
         raise StorageUnavailable(f"{stored.uri}: the store holds {stored.size} bytes, {sent} were sent")
 
 
 def not_deleted(base: str, refused: int, asked: int, why: str) -> UserError:
-    """Build the error for a deletion that was refused for some of the files."""
+    """Build the error for a deletion that was refused for some files."""
     return UserError(f"{base}: {refused} of {asked} files were not deleted {why}")
 
 

@@ -1,8 +1,8 @@
 """Conditional writes: exactly one of several writers of a key succeeds.
 
-That holds only if the store honours the condition of a write: ``If-None-Match: *`` on S3 and Azure,
-``ifGenerationMatch=0`` on Google. A store that ignores it answers 200 to all writers. Nothing else shows this, so the
-first object that a process creates in a bucket is sent a second time, which must be refused.
+The store must honour the condition of a write: ``If-None-Match: *`` on S3 and Azure, ``ifGenerationMatch=0`` on Google.
+A store that ignores it answers 200 to all writers. Nothing else shows this, so a process sends the first object that it
+creates in a bucket a second time, which must be refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Creation:
         """Create the object.
 
         Raises ``AlreadyThere``, ``UserError`` and ``StorageUnavailable`` as ``create`` of
-        :class:`slipstream.storage.base.Storage` does.
+        :class:`slipstream.storage.base.Storage`.
         """
         try:
             self.write()
@@ -78,7 +78,7 @@ class Creation:
 
 
 def check_conditional_writes(storage: Storage) -> None:
-    """Raise :class:`ConditionIgnored` unless the store refuses to create an object twice, which is then deleted."""
+    """Raise :class:`ConditionIgnored` unless the store refuses to create an object twice; delete it afterwards."""
     key = f"probe-{uuid.uuid4().hex}"
     try:
         storage.create(key, b"first", exactly_one=False)

@@ -1,7 +1,7 @@
 """Requests to Google Cloud Storage's JSON API, through gcsfs.
 
-Credentials are Google's application default ones: ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's, or those of the pod's
-service account. ``STORAGE_EMULATOR_HOST`` names an emulator, which is used without credentials.
+Credentials are Google's application default ones: ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's, or the pod's service
+account's. ``STORAGE_EMULATOR_HOST`` names an emulator, which needs none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slipstream.storage.base import PAGE, PART_BYTES, AlreadyThere, Ask, Missing
 from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
-#: Exceptions of gcsfs for 502, for connections that failed or ended early, and for a silent service account.
+#: Exceptions of gcsfs for 502, for connections that failed or ended early, and for an unresponsive service account.
 TRANSIENT_ERRORS = (
     requests.exceptions.RequestException,
     aiohttp.ClientError,
@@ -56,13 +56,13 @@ class FreshClient(Client):
 
 
 def client() -> Client:
-    """Return the client of this process; neither connections nor the event loop must be shared across a fork."""
+    """Return this process's client; neither connections nor the event loop must be shared across a fork."""
     return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
 def client_of(process: int, *, is_limited: bool = False) -> Client:
-    """Return the client for data requests, or for time-limited ones, which have fresh connections."""
+    """Return the client for data requests, or for time-limited ones with fresh connections."""
     return (FreshClient if is_limited else Client)(
         token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
         requests_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
@@ -144,7 +144,7 @@ class GoogleBucket:
         resource = {"name": key, "crc32c": self.checksum(path)}
         session = ask(lambda: call("POST", upload_path(), self._name, uploadType="resumable", json=resource))
         address = session.headers["Location"]
-        #: Bytes that the store has; None if that answer was lost.
+        #: Bytes that the store has; None if its answer was lost.
         received: int | None = 0
 
         def send() -> int:
@@ -211,7 +211,7 @@ class GoogleBucket:
 
 
 def object_stat(resource: Mapping[str, str]) -> ObjectStat:
-    # Some emulators leave it out.
+    # Some emulators omit it.
     written = datetime.fromisoformat(resource["updated"]).timestamp() if "updated" in resource else 0.0
     size, generation = int(resource["size"]), resource["generation"]
     return ObjectStat(resource["name"], size, generation, resource.get("crc32c", ""), written)

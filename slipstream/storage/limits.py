@@ -1,7 +1,7 @@
-"""Time limits of requests that must end soon, such as those of heartbeats.
+"""Time limits of requests that must end soon, such as heartbeats.
 
-A data request may be tried for minutes (:mod:`slipstream.storage.retry`). Within :func:`within` all tries of all
-requests end by one deadline. Every try has a new connection, since a connection to a lost machine hangs for minutes.
+Data requests may be retried for minutes (:mod:`slipstream.storage.retry`). Within :func:`within` all tries of all
+requests end by one deadline. Every try has a new connection, as a connection to a lost machine hangs for minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Limit:
 
     @property
     def try_s(self) -> float:
-        """Return the timeout in seconds of a try that starts now."""
+        """Timeout in seconds of a try that starts now."""
         return max(SHORTEST_TRY_S, min(self.remaining_s, SHARE * self.seconds))
 
 
@@ -45,16 +45,15 @@ _limit: ContextVar[Limit | None] = ContextVar("limit", default=None)
 
 
 def current_limit() -> Limit | None:
-    """Return the limit of the requests of this thread; None if they are data requests."""
+    """Return the limit of this thread's requests; None for data requests."""
     return _limit.get()
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
     """Return the result of ``work``, whose requests to a store share ``seconds``, or the caller's limit if shorter.
 
-    Raises ``StorageUnavailable`` at the end of that time at the latest. ``work`` runs in a thread of its own, since no
-    socket timeout ends a hanging name server or a trickling answer. Such a thread is left behind and starts no further
-    try.
+    Raises ``StorageUnavailable`` after that time at the latest. ``work`` runs in its own thread, since no socket
+    timeout ends a hanging name server or a trickling answer. Such a thread is abandoned and starts no further try.
     """
     limit, outer = Limit(seconds, time.monotonic() + seconds), current_limit()
     if outer is not None and outer.ends < limit.ends:

@@ -45,7 +45,7 @@ def info_of(uri: str, status: os.stat_result) -> ObjectInfo:
 def list_files(path: Path) -> list[ObjectInfo]:
     """Return the file, or all files below the directory, sorted by path.
 
-    Unfinished files and files that are deleted meanwhile are skipped.
+    Unfinished and meanwhile deleted files are skipped.
     """
     if path.is_file():
         return [local_info(path)]
@@ -88,7 +88,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _written(self, data: bytes) -> Iterator[Path]:
-        """Yield a synced file with these bytes; it is removed if it was not moved."""
+        """Yield a synced file with these bytes; remove it unless it was moved."""
         path = self.scratch() / uuid.uuid4().hex
         try:
             with path.open("xb") as file:
@@ -136,7 +136,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let one writer at a time create a file, on a disk without hard links."""
+        """Let one writer at a time create a file on a disk without hard links."""
         try:
             lock = lock_of(self.scratch() / "create.lock")
             lock.acquire()
@@ -175,7 +175,7 @@ class LocalStorage:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 refused.append(error)
-            with contextlib.suppress(OSError):  # Of the first directory that is not empty.
+            with contextlib.suppress(OSError):  # Fails at the first directory that is not empty.
                 for parent in path.parents[: path.parents.index(self.directory)]:
                     parent.rmdir()
         if refused:
@@ -193,7 +193,7 @@ def out_of_space(error: Exception) -> bool:
 def disk_time(directory: Path) -> float:
     """Return the time in seconds by the clock of the disk, which another machine may serve.
 
-    A directory that cannot be written has this machine's time: nothing in it can be deleted either.
+    A read-only directory has this machine's time: nothing in it can be deleted either.
     """
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -227,7 +227,7 @@ def writing_to(directory: Path) -> Iterator[None]:
 
 
 def raise_unless_absent(error: OSError) -> None:
-    """Raise ``UserError`` unless the directory is missing; a directory that cannot be listed is not empty."""
+    """Raise ``UserError`` unless the directory is missing; an unlistable directory is not empty."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror}); check the disk and its permissions")
 

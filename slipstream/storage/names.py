@@ -1,8 +1,8 @@
 """Safe names of files below a directory or a prefix.
 
-Names are untrusted: they come from listings of stores, and from manifests and other JSON that others may have written.
-Every name is checked here before anything is read or written by it, so that it can only lead below its intended place,
-on every system on which the files may land.
+Names are untrusted: they come from listings of stores, and from manifests and other JSON. Every name is checked here
+before anything is read or written by it, so that it can only lead below its intended place, on every system on which
+the files may land.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MOST_DIGITS = 18
 #: Maximum UTF-8 bytes of a name, as in the keys of S3 and Google's store, and of its components: Linux has 255, some of
 #: which are reserved for the suffix of an unfinished file.
 LONGEST, LONGEST_PART = 1024, 200
-#: Unicode's categories of characters that control a terminal, break a line or are no text.
+#: Unicode's categories of characters that control a terminal, break a line or are not text.
 UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}
 DRIVE = re.compile(r"[A-Za-z]:")
 EXPECTED = "expected a relative path with / between its parts, none of them empty, . or .."
 
 
 def fault(name: str) -> str:
-    """Return the reason why ``name`` is no relative path that stays below its directory; "" if it is one."""
+    """Return the reason why ``name`` is not a relative path that stays below its directory; "" if it is one."""
     if not name:
         return "is empty"
     if any(unicodedata.category(letter) in UNPRINTABLE for letter in name):
@@ -48,7 +48,7 @@ def fault(name: str) -> str:
 def check_name(name: str, where: object, error: type[UserError] = UserError) -> str:
     """Return ``name`` if it is safe.
 
-    Otherwise raise ``error``, which names the address ``where`` it was found.
+    Otherwise raise ``error``, which names its origin ``where``.
     """
     if why := fault(name):
         shown = repr(name)
@@ -57,7 +57,7 @@ def check_name(name: str, where: object, error: type[UserError] = UserError) -> 
 
 
 def check_keys(keys: Iterable[str], where: object) -> list[str]:
-    """Return the keys that a store lists at ``where``, sorted, without directory markers of consoles.
+    """Return the keys that a store lists at ``where``, sorted, without consoles' directory markers.
 
     Raises ``UserError`` if a name is unsafe.
     """
@@ -65,14 +65,14 @@ def check_keys(keys: Iterable[str], where: object) -> list[str]:
 
 
 def check_prefix(prefix: str, where: object) -> str:
-    """Return ``prefix``, or raise ``UserError`` if it leads out of the place ``where``."""
+    """Return ``prefix``, or raise ``UserError`` if it leads out of ``where``."""
     if directory := prefix.rpartition("/")[0]:
         check_name(directory, where)
     return prefix
 
 
 def path_below(directory: Path, name: str, where: object = "") -> Path:
-    """Return the path of the file ``name`` below ``directory``, to be written or read.
+    """Return the path of the file ``name`` below ``directory``.
 
     Raises ``UserError``, which names ``where`` (default: the directory), if the name is unsafe or the path contains a
     symbolic link.
@@ -88,7 +88,7 @@ def path_below(directory: Path, name: str, where: object = "") -> Path:
 def number_in_name(digits: str, width: int = 0) -> int | None:
     """Return the number in a part of a name, or None unless it has our writers' form.
 
-    That is at most :data:`MOST_DIGITS` ASCII digits, with zeros only up to ``width``. No number has two names.
+    That is at most :data:`MOST_DIGITS` ASCII digits, zero-padded only to ``width``. No number has two names.
     """
     if not (digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS):
         return None
@@ -97,7 +97,7 @@ def number_in_name(digits: str, width: int = 0) -> int | None:
 
 
 def number_as_name(number: int, width: int = 0) -> str:
-    """Return a number as part of a name, with zeros up to ``width`` digits, for :func:`number_in_name`.
+    """Return a number as part of a name, zero-padded to ``width`` digits, for :func:`number_in_name`.
 
     Raises ``UserError`` for more than :data:`MOST_DIGITS` digits.
     """

@@ -1,7 +1,7 @@
 """Store on Google Cloud Storage (``gs://``) or Azure Blob Storage (``abfs://``), through fsspec.
 
-gcsfs and adlfs find the credentials and hold the connections and the event loop. Requests go through them singly, with
-a condition and a checksum where the service has one, and are retried here, as for S3. fsspec's own operations have no
+gcsfs and adlfs find the credentials and hold the connections and the event loop. Single requests go through them, with
+a condition and, if the service has one, a checksum; they are retried here, as for S3. fsspec's own operations have no
 conditional reads, and gcsfs draws the pauses between its retries from Python's global generator.
 """
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def locate(uri: str) -> tuple[Bucket, str, str]:
-    """Return the bucket of a URI, its address with a slash at the end, and the key; raises ``UserError``."""
+    """Return the bucket of a URI, its address with a final slash, and the key; raises ``UserError``."""
     scheme = GCS if uri.startswith(GCS) else AZURE
     name, _, key = uri[len(scheme) :].partition("/")
     if not name:
@@ -183,7 +183,7 @@ storage_at = ObjectStorage
 
 
 def write_at(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of ``data``; a disk that fills up takes a part first, and raises ``OSError`` for the rest."""
+    """Write all of ``data``; a disk that fills up accepts a part first, and raises ``OSError`` for the rest."""
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written

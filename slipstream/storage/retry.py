@@ -18,7 +18,7 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
 #: Statuses after which another attempt may succeed.
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
-#: Generator for jitter. Clients draw from Python's global one, so that a retry would change a model's numbers.
+#: Generator for jitter. Clients draw from Python's global one, so a retry would change a model's numbers.
 JITTER = random.Random()
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def pause(attempt: int) -> float:
 
 
 def pause_before_next(attempt: int) -> float | None:
-    """Return the pause in seconds after this failed attempt (from 1), or None if no other may follow."""
+    """Return the pause in seconds after this failed attempt (from 1), or None if it was the last."""
     limit = current_limit()
     if limit is None and attempt >= ATTEMPTS:
         return None
@@ -51,7 +51,7 @@ def pause_before_next(attempt: int) -> float | None:
 
 
 def tries() -> str:
-    """Return how often, or for how long, a request of this thread is tried, as a phrase of a message."""
+    """Return how often, or for how long, this thread's requests are tried, as part of a message."""
     limit = current_limit()
     return f"in {ATTEMPTS} attempts" if limit is None else f"within {limit.seconds:g} s"
 
@@ -59,7 +59,7 @@ def tries() -> str:
 def retried(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
     """Return the result of ``request``, retried on ``transient`` errors.
 
-    Raises its last error, or one that is not ``transient``.
+    Raises its last error, or the first that is not ``transient``.
     """
     attempt = 0
     while True:

@@ -87,13 +87,13 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def client() -> BaseClient:
-    """Return the S3 client of this process; connections must not be shared across a fork."""
+    """Return this process's S3 client; connections must not be shared across a fork."""
     return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
 def client_of(process: int, *, is_limited: bool = False) -> BaseClient:
-    """Return the client for data requests, or for time-limited ones, with short timeouts and fresh connections."""
+    """Return the client for data requests, or for time-limited ones with short timeouts and fresh connections."""
     # A new session, because boto3's default one caches the credentials that it found first.
     s3_client = boto3.session.Session().client(
         "s3",
@@ -114,7 +114,7 @@ def client_of(process: int, *, is_limited: bool = False) -> BaseClient:
 
 
 def limit_try(s3_client: BaseClient, request: AWSPreparedRequest, **_: object) -> None:
-    """Handle botocore's ``before-send`` event: limit the time of this try, and use a new connection."""
+    """Handle botocore's ``before-send`` event: limit this try's time, and use a new connection."""
     s3_client.close()  # Drops idle connections; the next request opens one.
     if limit := current_limit():
         if not limit.remaining_s:
@@ -125,7 +125,7 @@ def limit_try(s3_client: BaseClient, request: AWSPreparedRequest, **_: object) -
 
 
 def flyte_settings() -> dict[str, str]:
-    """Return settings from Flyte's variables, for those that boto3's own variables do not set."""
+    """Return settings from Flyte's variables that boto3's own variables do not set."""
     given = os.environ
     settings = {}
     if "FLYTE_AWS_ENDPOINT" in given and not given.keys() & {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
@@ -145,8 +145,8 @@ def pause_before_retry(
 ) -> float | None:
     """Handle botocore's ``needs-retry`` event: return the pause before the next attempt, or None for no retry.
 
-    botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
-    store is unavailable.
+    botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as when a store is
+    unavailable.
     """
     if caught_exception is not None:
         return pause_before_next(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
@@ -238,7 +238,7 @@ def stat(uri: str) -> ObjectInfo:
 def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
     """Return the bytes from ``start`` to ``end``.
 
-    A failed read of the *body* is retried, too, unlike in botocore. Raises ``AlreadyThere`` if the ETag has changed.
+    Unlike in botocore, a failed read of the *body* is retried, too. Raises ``AlreadyThere`` if the ETag has changed.
     """
     bucket, key = split_uri(source.uri)
 

@@ -1,4 +1,4 @@
-"""The data card, as ``card.json`` of prepared data holds it: what the rows and every column are like."""
+"""Data card of prepared data (``card.json``): a description of the rows and every column."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.records import from_tree
 
 CARD = "card.json"
-#: A data card as JSON: what is ``None`` in a :class:`DataCard` is left out.
+#: Data card as JSON, without the entries that are ``None`` in a :class:`DataCard`.
 Card: TypeAlias = dict[str, Any]
 
 
 def holding(*names: str) -> AfterValidator:
-    """A dictionary of these names and no others."""
+    """Return a validator for a dictionary with exactly these names."""
 
     def check(counts: dict[str, int]) -> dict[str, int]:
         if set(counts) != set(names):
@@ -31,13 +31,13 @@ BY_SPLIT = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class ColumnCard:
-    """A column on the data card, which leaves out what is ``None``.
+    """Column on the data card; ``None`` entries are not written.
 
-    ``top`` are the most frequent texts with their counts, ``rest`` counts the others; ``distinct_of`` is "sample" if
+    ``top`` are the most frequent texts with their counts; ``rest`` counts the others. ``distinct_of`` is "sample" if
     distinct values were counted in the sample. ``drift`` is the population stability index by split, and
-    ``drift_chance`` the probability of so large a one where nothing drifts. ``alone`` is the share of the target that
-    the column explains by itself; ``histogram`` has ``edges``, one more than ``counts``, and
-    leaves out the outermost 1 %.
+    ``drift_chance`` the probability of an index this large without drift. ``alone`` is the univariate score: the share
+    of the target that the column explains by itself. ``histogram`` has ``edges``, one more than ``counts``, and omits
+    the outermost 1 %.
     """
 
     name: str
@@ -66,10 +66,11 @@ class ColumnCard:
 
 @dataclass(frozen=True)
 class DataCard:
-    """What ``card.json`` says, without what is ``None``.
+    """Contents of ``card.json``; ``None`` entries are not written.
 
-    ``rows``: read, kept, quarantined, and of each split. ``classes``: the rows of each class by split. ``held_out``:
-    how many held-out rows were looked at and how many are duplicates. ``earlier`` identifies the base set.
+    ``rows`` counts the rows that were read, kept and quarantined, and those of every split. ``classes`` counts the rows
+    of every class by split. ``held_out`` counts the held-out rows that were examined and the duplicates among them.
+    ``earlier`` identifies the base set.
     """
 
     source: str
@@ -84,7 +85,7 @@ class DataCard:
     rank_error: float | None = None
     held_out: dict[str, int] | None = None
     earlier: dict[str, str] | None = None
-    #: Of language, whose ``rows`` are documents: the tokens and the bytes of text of each split.
+    #: For language, whose ``rows`` are documents: tokens and bytes of text by split.
     tokens: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
     bytes: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
 
@@ -97,7 +98,7 @@ def present(entries: dict[str, object]) -> dict[str, object]:
 
 
 def read_card(artifact: Artifact, name: str = CARD) -> Card:
-    """The data card in the file ``name``. Raises ``DamagedArtifact`` if its content is not that of one."""
+    """Return the data card in the file ``name``. Raises ``DamagedArtifact`` if it is not one."""
     card = artifact.read_json(name)
     from_tree(card, DataCard, artifact.directory / name)
     return {"warnings": [], **card, "columns": [{"role": "", **column} for column in card["columns"]]}

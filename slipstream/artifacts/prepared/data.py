@@ -1,15 +1,14 @@
-"""Prepared data, as the stage prepare writes it and every later stage reads it.
+"""Prepared data, written by the stage prepare and read by every later stage.
 
-Each split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
-model's inputs in the order of the signature, then the target, then the row's weight if rows are weighted. Rows that are
-added to a base set become further segments. A large segment is divided into parts: the first is named as above, the
-others ``<split>-00000_00001.rows`` and so on. The rows of a segment, with all its parts, are stored shuffled, and a
-block of the manifest is a whole number of rows; so any block is a random sample of its segment that can be verified by
-itself.
+Every split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
+model's inputs in the order of the signature, the target, and the row's weight if rows are weighted. Rows that are added
+to a base set become further segments. A large segment has several parts: the first is named as above, the others
+``<split>-00000_00001.rows`` and so on. A segment's rows are shuffled across its parts, and a manifest block holds whole
+rows. So every block is a random sample of its segment and can be verified by itself.
 
-Further files: ``signature.json`` (inputs and outputs of a model), ``schema.json`` and ``statistics.json`` (the
-transformation from raw columns to inputs, fitted on the training split only), ``card.json`` (the data card) and
-``quarantine.parquet`` (rejected rows, with reasons).
+Further files: ``signature.json`` (a model's inputs and outputs), ``schema.json`` and ``statistics.json`` (the
+transformation of raw columns to inputs, fitted on the training split only), ``card.json`` (the data card) and
+``quarantine.parquet`` (rejected rows with reasons).
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
 DTYPES = ("float32", "int16", "int32", "int64", "uint8")
-#: In a row of one input: NumPy's records are of less than 2 GiB.
+#: Most values in one input of a row: NumPy's records are smaller than 2 GiB.
 MOST_VALUES = (1 << 27) - 1
-#: Least number of blocks that a sample is taken from.
+#: Least number of blocks in a sample.
 SAMPLED_BLOCKS = 8
-#: A block: the file name of its segment, and its number in that file.
+#: Block of rows: its segment's file name and its number in that file.
 Block = tuple[str, int]
 
 
 def segment_name(split: str, number: int, part: int) -> str:
-    """The file name of a part of a segment; names sort by number and part."""
+    """Return the file name of a segment's part; names sort by number and part."""
     return f"{split}-{number:05d}_{part:05d}.rows" if part else f"{split}-{number:05d}.rows"
 
 
 def segment_number(name: str) -> int:
-    """The number of the segment that a file belongs to. Raises ``DamagedArtifact`` for a name without one."""
+    """Return the number of the segment that a file belongs to. Raises ``DamagedArtifact`` if the name has none."""
     number = number_in_name(name.partition("-")[2].partition(".")[0].partition("_")[0], 5)
     if number is None:
         raise DamagedArtifact(f"{name}: has no number; expected {segment_name('train', 0, 0)} or the like")
@@ -66,7 +65,7 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for what no field of a row can be."""
+        """Raise ``ValueError`` for a dtype or shape that no field of a row can have."""
         if self.dtype not in DTYPES:
             raise ValueError(f"{self.name}: dtype {self.dtype}; expected {', '.join(DTYPES)}")
         if min(self.shape, default=0) < 0 or max(*self.shape, math.prod(self.shape), 1) > MOST_VALUES:
@@ -75,18 +74,18 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs and outputs of a model.
+    """Inputs and outputs of a model.
 
-    Tables have the inputs ``numeric`` (float32 ``[batch, F]``, standardised) and ``categorical`` (int32
-    ``[batch, C]``, codes below ``cardinalities``) and ``tokens`` (int32 ``[batch, D, length]``, of each of D columns
-    of documents the ids of its words, below ``buckets``), each of them absent when there is no such column; images have
-    ``image`` (uint8 ``[batch, channels, height, width]``; the model itself standardises with ``image_mean`` and
-    ``image_std``, per channel, in units of the stored values). A classifier returns logits ``[batch, classes]``; a
-    regressor returns ``[batch, 1]``, in units of the target.
+    Tables have up to three inputs, depending on their columns: ``numeric`` (float32 ``[batch, F]``, standardised),
+    ``categorical`` (int32 ``[batch, C]``, codes below ``cardinalities``) and ``tokens`` (int32 ``[batch, D, length]``,
+    the word ids of D columns of documents, below ``buckets``). Images have ``image`` (uint8 ``[batch, channels, height,
+    width]``); the model itself standardises it with ``image_mean`` and ``image_std``, per channel, in units of the
+    stored values. A classifier returns logits ``[batch, classes]``; a regressor returns ``[batch, 1]``, in units of the
+    target.
 
     Rows of token ids have the input ``tokens`` (``[batch, length]``, below ``buckets``) and the task "next token": a
     model returns logits ``[batch, length, buckets]``, and the target is the row shifted by one. In rows of int16 or
-    int32 a token that is not learned, which as a target has no part in the loss, is stored as -1 - id.
+    int32 a token that is not learned is stored as -1 - id; as a target it does not enter the loss.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -98,30 +97,30 @@ class Signature:
     image_std: tuple[float, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
-    #: The column of row weights for training; empty if all rows have the same weight. The mean of the stored weights
-    #: over the training split is 1.
+    #: Column of row weights for training; empty if all rows weigh the same. The stored weights have mean 1 over the
+    #: training split.
     weight: str = ""
-    #: Number of token ids, with 0 for padding; 0 without texts.
+    #: Number of token ids, padding (0) included; 0 without texts.
     buckets: int = 0
-    #: The token that begins each document of a row, as it ended the one before; documents attend to themselves alone.
-    #: -1 if all of a row is attended to.
+    #: Token that starts every document of a row and ended the one before. Documents attend only to themselves. -1:
+    #: attention spans the whole row.
     document_end: int = -1
-    #: The mean number of learned tokens of a training row, by which its loss is divided; 0 if all are learned.
+    #: Mean number of learned tokens per training row, by which its loss is divided; 0 if all are learned.
     learned: float = 0.0
 
     @property
     def outputs(self) -> int:
-        """The size of a model's output for one row, or for one token."""
+        """Size of a model's output for one row, or for one token."""
         return {"classification": len(self.classes), "next token": self.buckets}.get(self.task, 1)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of a model's output for one row."""
+        """Shape of a model's output for one row."""
         return (*self.inputs[0].shape, self.outputs) if self.task == "next token" else (self.outputs,)
 
     @property
     def labels(self) -> tuple[TensorSpec, ...]:
-        """The fields of a stored row besides the inputs: the target and, if rows are weighted, the weight."""
+        """Fields of a stored row after the inputs: the target and, if rows are weighted, the weight."""
         if self.task == "next token":
             return (TensorSpec(TARGET, self.inputs[0].dtype, self.inputs[0].shape),)
         target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
@@ -129,7 +128,7 @@ class Signature:
 
     @property
     def record(self) -> np.dtype:
-        """The dtype of one stored row: every field aligned to four bytes, the inputs first and then the labels.
+        """Dtype of one stored row: the inputs, then the labels, every field aligned to four bytes.
 
         A row of tokens is stored once, with one token more than its length: input and target overlap.
         """
@@ -156,14 +155,12 @@ class Signature:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Opened prepared data."""
-
     artifact: Artifact
     signature: Signature
 
     @classmethod
     def open(cls, directory: Path) -> PreparedData:
-        """Raises ``DamagedArtifact`` unless the directory holds complete prepared data."""
+        """Open prepared data. Raises ``DamagedArtifact`` unless the directory holds all of it."""
         artifact = Artifact.open(directory, KIND)
         signature = read_record(artifact, SIGNATURE, Signature)
         for name, file in artifact.files.items():
@@ -172,22 +169,22 @@ class PreparedData:
         return cls(artifact, signature)
 
     def segments(self, split: str) -> list[str]:
-        """The file names of a split's segments and their parts, in order."""
+        """Return the file names of a split's segments and their parts, in order."""
         return sorted(name for name in self.artifact.files if name.startswith(f"{split}-") and name.endswith(".rows"))
 
     def segment_rows(self, split: str) -> tuple[int, ...]:
-        """The number of rows in each file of a split."""
+        """Return the number of rows in every file of a split."""
         return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
 
     def shuffled_rows(self, split: str) -> tuple[int, ...]:
-        """The number of rows in each segment of a split, with all its parts, which were shuffled together."""
+        """Return the number of rows in every segment of a split, over all parts, which were shuffled together."""
         rows: Counter[int] = Counter()
         for name, count in zip(self.segments(split), self.segment_rows(split), strict=True):
             rows[segment_number(name)] += count
         return tuple(rows.values())
 
     def block_rows(self, split: str) -> int:
-        """The number of rows per block, which is equal in all segments of a split."""
+        """Return the number of rows per block, which is equal in all segments of a split."""
         sizes = {self.artifact.files[name].block_bytes for name in self.segments(split)}
         rows, rest = divmod(max(sizes, default=0), self.signature.record.itemsize)
         if len(sizes) != 1 or rest:
@@ -197,21 +194,21 @@ class PreparedData:
         return rows
 
     def mapped(self, segment: str) -> np.ndarray:
-        """The records of a segment as uint8 ``[rows, record]``, memory-mapped and not verified."""
-        # A mapped file that is cut ends the process by a bus error. Nothing cuts an artifact: its files are written
-        # once, renamed into place and only ever removed whole, which leaves a mapping as it is; their sizes are checked
-        # when it is opened. What a batch mixes comes from everywhere in it, and all processes share its pages.
+        """Return the records of a segment as uint8 ``[rows, record]``, memory-mapped and not verified."""
+        # Truncating a mapped file ends the process by a bus error. An artifact's files are never truncated: they are
+        # written once, renamed into place and only removed whole, which leaves a mapping valid. Opening checks their
+        # sizes. A batch mixes rows from the whole segment, and all processes share its pages.
         with self.artifact.open_file(segment) as file:
             raw = np.memmap(file, np.uint8, mode="r")
         return raw.reshape(-1, self.signature.record.itemsize)
 
     def blocks(self, split: str) -> list[Block]:
-        """The blocks of a split, in order."""
+        """Return the blocks of a split, in order."""
         files = self.artifact.files
         return [(name, number) for name in self.segments(split) for number in range(len(files[name].blocks))]
 
     def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
-        """The bytes of these blocks (uint8), each verified before it is yielded. Raises ``DamagedArtifact``."""
+        """Yield the bytes of these blocks (uint8), verified. Raises ``DamagedArtifact``."""
         for segment, of_segment in groupby(blocks, key=itemgetter(0)):
             raw, step = self.mapped(segment).reshape(-1), self.artifact.files[segment].block_bytes
             for _, number in of_segment:
@@ -220,8 +217,10 @@ class PreparedData:
                 yield data
 
     def split(self, name: str) -> np.ndarray:
-        """All records ``[rows]`` of a split, every block verified. They are memory-mapped, so that a large split need
-        not fit into memory; several files are first joined in one unnamed file."""
+        """Return all records ``[rows]`` of a split, every block verified.
+
+        They are memory-mapped, for splits larger than memory; several files are first joined in one unnamed file.
+        """
         for _ in self.verified(self.blocks(name)):
             pass
         filled = [segment for segment in self.segments(name) if self.artifact.files[segment].size]
@@ -235,12 +234,14 @@ class PreparedData:
         return parts[0].view(self.signature.record) if parts else np.empty(0, self.signature.record)
 
     def sample(self, name: str, most: int) -> np.ndarray:
-        """``most`` records ``[rows]`` of a split, or all if there are fewer. They are evenly spaced in blocks that are
-        evenly spaced in the split; only these blocks are read."""
+        """Return ``most`` records ``[rows]`` of a split, or all if there are fewer.
+
+        They are evenly spaced in blocks that are evenly spaced in the split; only these blocks are read.
+        """
         blocks = self.blocks(name)
         if not blocks:
             return np.empty(0, self.signature.record)
-        # Each segment may end with a short block.
+        # Every segment may end with a short block.
         enough = max(SAMPLED_BLOCKS, -(-most // self.block_rows(name)) + len(self.segments(name)))
         chosen = [blocks[index] for index in evenly(len(blocks), enough)]
         records = np.concatenate([data.view(self.signature.record) for data in self.verified(chosen)])
@@ -248,10 +249,10 @@ class PreparedData:
 
     @property
     def card(self) -> Card:
-        """As :func:`read_card`."""
+        """See :func:`read_card`."""
         return read_card(self.artifact)
 
 
 def evenly(length: int, most: int) -> np.ndarray:
-    """``most`` evenly spaced numbers below ``length``, or all if there are fewer; ascending."""
+    """Return ``most`` evenly spaced numbers below ``length``, or all if there are fewer; ascending."""
     return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))

@@ -1,7 +1,7 @@
-"""Some documents of prepared language, whole and as they were: held-out ones with their tokens, by which a trained
-model is measured, and training ones, which a model of another kind can learn from.
+"""Sample of whole documents of prepared language, unchanged.
 
-The rows cannot give them back: they cut documents, and a tokenizer need not keep every byte.
+Held-out documents keep their tokens and measure a trained model; training documents let a model of another kind learn.
+The rows cannot restore either: they cut documents, and a tokenizer need not keep every byte.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Document:
-    """What is learned of one document: its text, or the answers of a conversation.
+    """Learned text of one document: all of it, or the answers of a conversation.
 
-    ``tokens`` (int32) begin with what goes before the first that is learned, and are -1 - id where they are not
-    learned; there are none of a training document.
+    ``tokens`` (int32) start with the context of the first learned token; tokens that are not learned are -1 - id.
+    Training documents have no tokens.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Document:
 
     @property
     def bytes(self) -> int:
-        """Of the texts, in UTF-8."""
+        """Size of the texts in UTF-8."""
         return sum(len(text.encode()) for text in self.texts)
 
 
@@ -66,7 +66,7 @@ def has_documents(artifact: Artifact) -> bool:
 
 
 def read_documents(artifact: Artifact, split: str) -> list[Document]:
-    """Those of a split, in the order in which they were read. Raises ``DamagedArtifact`` for a file that is damaged."""
+    """Return the documents of a split in reading order. Raises ``DamagedArtifact``."""
     table = pq.read_table(pa.BufferReader(artifact.read_bytes(DOCUMENTS)), filters=[("split", "=", split)])
     return [
         Document(row["name"], row["split"], row["texts"], np.array(row["tokens"], np.int32))

@@ -1,9 +1,9 @@
-"""Prepared data that stays in a store: its blocks are streamed ahead of use into a local disk cache of bounded size.
+"""Prepared data that stays in a store; its blocks are streamed ahead of use into a bounded local disk cache.
 
-A *stub* is a local directory like that of the artifact, but its segments are empty sparse files, and ``remote.json``
-holds the URI of the rows and the size of the cache. Each process that opens a stub caches blocks in unnamed sparse
-files of its own, which the system removes when the process ends. A block is verified before it is written to the cache;
-blocks that were not fetched read as zeros, which fail every reader's own check.
+A *stub* is a local directory like the artifact's, but its segments are empty sparse files, and ``remote.json`` holds
+the URI of the rows and the size of the cache. Every process that opens a stub caches blocks in its own unnamed sparse
+files, which the system removes when the process ends. Blocks are verified before they enter the cache; blocks that were
+not fetched read as zeros, which fail every reader's own check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STUB = "remote.json"
 ROWS = ".rows"
 #: Concurrent ranged requests per process.
 REQUESTS = 16
-#: Items whose blocks are requested ahead of use, at most.
+#: Most items whose blocks are requested ahead of use.
 AHEAD = 64
 
 Item = TypeVar("Item")
@@ -39,26 +39,28 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Stub:
-    """Where the rows are, and how many bytes of them a process may cache."""
+    """Address of the rows, and the bytes of them that a process may cache."""
 
     uri: str
     cache_bytes: int
 
 
 def size_of(uri: str) -> int:
-    """The size of an artifact in bytes, from its manifest. Raises ``UserError`` if there is none."""
+    """Return the size of an artifact in bytes, from its manifest. Raises ``UserError`` if there is none."""
     with tempfile.TemporaryDirectory() as scratch:
         return sum(record.size for record in manifest_at(uri, Path(scratch)).files.values())
 
 
 def manifest_at(uri: str, directory: Path) -> Manifest:
-    """The manifest of an artifact at an address in a store, which is fetched into ``directory``. Raises ``UserError``
-    if there is none."""
+    """Fetch the manifest of an artifact in a store into ``directory`` and return it.
+
+    Raises ``UserError`` if there is none.
+    """
     return Manifest.parse(storage_for(uri).get(MANIFEST, directory).read_bytes(), f"{uri.rstrip('/')}/{MANIFEST}")
 
 
 def make_hole(directory: Path, name: str, size: int) -> None:
-    """A file of ``size`` bytes in place of one that stays in a store."""
+    """Create a sparse file of ``size`` bytes for a file that stays in a store."""
     path = path_below(directory, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -66,9 +68,9 @@ def make_hole(directory: Path, name: str, size: int) -> None:
 
 
 def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path:
-    """Make a stub of the prepared data at the address in a store in the fresh ``directory``.
+    """Create a stub of the prepared data at ``uri`` in the fresh ``directory``.
 
-    Each process that opens it may cache ``cache_bytes`` of rows; None means all. Raises ``UserError`` if there is no
+    Every process that opens it may cache ``cache_bytes`` of rows; None means all. Raises ``UserError`` if there is no
     artifact, ``StorageUnavailable`` if the store does not answer.
     """
     storage = storage_for(uri)
@@ -87,7 +89,7 @@ def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path
 
 @dataclass(frozen=True)
 class StreamedData(PreparedData):
-    """Prepared data whose blocks are fetched by ``stream``, ahead of use or when they are read."""
+    """Prepared data whose blocks are fetched by ``stream``, ahead of use or on reading."""
 
     stream: Stream
 
@@ -106,7 +108,7 @@ def open_prepared(directory: Path) -> PreparedData:
 
 
 class Stream:
-    """This process's cache of the blocks of a stub. Several iterators may use it at once."""
+    """This process's cache of a stub's blocks; several iterators may share it."""
 
     def __init__(self, artifact: Artifact) -> None:
         with artifact.open_file(STUB) as file:
@@ -124,15 +126,15 @@ class Stream:
         self._lock = threading.Lock()
         #: Blocks that are cached or being fetched, the least recently used first.
         self._cached: OrderedDict[Block, Future[None]] = OrderedDict()
-        #: How many pending items need a block; such blocks are not evicted.
+        #: Number of pending items that need a block; such blocks are not evicted.
         self._needed: Counter[Block] = Counter()
         self._bytes = 0
-        #: Bytes that were fetched, and the largest size of the cache so far.
+        #: Bytes fetched, and the largest size that the cache has had.
         self.fetched_bytes = self.most_bytes = 0
 
     def mapped(self, segment: str) -> np.ndarray:
-        """The bytes of a segment (uint8 ``[size]``); only those of fetched blocks are valid."""
-        # The file has no name, so that nobody can cut it below the mapping.
+        """Return the bytes of a segment (uint8 ``[size]``); only fetched blocks are valid."""
+        # The file has no name, so no other process can truncate it below the mapping.
         return np.memmap(self._file(segment), np.uint8, mode="r", shape=(self._artifact.files[segment].size,))
 
     def _file(self, segment: str) -> BinaryIO:
@@ -144,8 +146,10 @@ class Stream:
             return self._files[segment]
 
     def prefetch(self, items: Iterator[tuple[Item, list[Block]]]) -> Iterator[Item]:
-        """Pass on each item once its blocks are cached, while the blocks of the next items are being fetched. An item's
-        blocks stay in the cache until the next item is requested."""
+        """Yield every item once its blocks are cached, while the blocks of the next items are being fetched.
+
+        An item's blocks stay in the cache until the next item is requested.
+        """
         pending: deque[tuple[Item, list[Block]]] = deque()
         try:
             for item, blocks in items:
@@ -160,7 +164,7 @@ class Stream:
             self._release(block for _, blocks in pending for block in blocks)
 
     def fetch(self, blocks: list[Block]) -> None:
-        """Cache these blocks for good, and return when all are there."""
+        """Cache these blocks permanently and return when all are there."""
         for block in blocks:
             self._request(block)
         for block in blocks:
@@ -175,7 +179,7 @@ class Stream:
         self._release(blocks)
 
     def _fits(self, blocks: list[Block], pending: int) -> bool:
-        """Whether these blocks may be requested: needed blocks may take half of the cache at most."""
+        """Return True if these blocks may be requested: needed blocks take at most half of the cache."""
         with self._lock:
             needed = sum(self._size(block) for block in {*self._needed, *blocks})
         return pending < AHEAD and needed <= self._cache_bytes // 2

@@ -1,4 +1,4 @@
-"""Prepared data of token rows: fixed length, one token id per place, for models that predict each next token."""
+"""Prepared data of token rows of fixed length, for models that predict every next token."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.storage import STORES, MissingObject, list_names, read_below
 
-#: The files of a tokenizer, as Hugging Face's libraries write them beside a model. One of these is a tokenizer, the
-#: others only complete one.
+#: Files of a tokenizer, named as in Hugging Face's model directories. One of these is a tokenizer; the others only
+#: complete one.
 VOCABULARIES = (FAST, "tokenizer.model", "vocab.json", "vocab.txt")
 OTHERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 FILES = (*VOCABULARIES, *OTHERS)
-#: The most bytes of one of them. Those of the largest vocabularies have about half.
+#: Largest of these files in bytes. Those of the largest vocabularies have about half.
 LONGEST_FILE = 64 << 20
 
 
 def read_files(address: str) -> dict[str, bytes]:
     """Return the contents of the tokenizer's files in an untrusted directory, here or in a store, by name.
 
-    Raises ``UserError`` for one that a symbolic link leads out of the directory, that is no regular file or that has
+    Raises ``UserError`` for a file that a symbolic link leads out of the directory, that is not regular or that has
     more than ``LONGEST_FILE`` bytes; ``StorageUnavailable``.
     """
     there = list_names(address) if address.startswith(STORES) else FILES
@@ -43,8 +43,8 @@ def read_files(address: str) -> dict[str, bytes]:
 def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
     """Return the files of the tokenizer in ``directory`` by name, without truncation, padding and dropout.
 
-    Raises ``UserError`` if there is none, if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens does
-    not know, or as :func:`read_files`.
+    Raises ``UserError`` if there is none, if its ``tokenizer.json`` has ids outside a model's ``vocabulary`` tokens, or
+    as :func:`read_files`.
     """
     files = read_files(str(directory))
     if files.keys().isdisjoint(VOCABULARIES):
@@ -62,7 +62,7 @@ def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
     return files
 
 
-#: Where the tokenizer lies in the prepared data.
+#: Directory of the tokenizer in the prepared data.
 TOKENIZER = "tokenizer"
 
 
@@ -73,12 +73,12 @@ def write_token_rows(
     seed: int = 0,
     tokenizer: Path | None = None,
 ) -> PreparedData:
-    """Write prepared data of token rows into ``directory``, each split shuffled by ``seed``.
+    """Write prepared data of token rows into ``directory``, every split shuffled by ``seed``.
 
-    ``splits`` has integers ``[rows, length + 1]`` for "train" and "validation", and for "test" if there are such rows:
-    a model is given the first ``length`` tokens of a row and predicts the last ``length``. All ids are below
-    ``vocabulary``. The files of the ``tokenizer`` in a directory are kept beside the rows, and exported with a model.
-    Raises ``UserError`` for arrays of other shapes, ids out of range, or if there is no tokenizer.
+    ``splits`` has integers ``[rows, length + 1]`` for "train" and "validation", and optionally "test": a model is given
+    the first ``length`` tokens of a row and predicts the last ``length``. All ids are below ``vocabulary``. The files
+    of the directory ``tokenizer`` are stored with the rows and exported with a model. Raises ``UserError`` for arrays
+    of other shapes, ids out of range, or if there is no tokenizer.
     """
     more = tokenizer_files(tokenizer, vocabulary) if tokenizer else {}
     widths = {name: rows.shape[1:] for name, rows in splits.items()}

@@ -1,4 +1,4 @@
-"""Content of a ``tokenizer.json``, read as JSON, without the library of tokenizers."""
+"""Contents of a ``tokenizer.json``, read as JSON without the tokenizers library."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 #: The file's name, as Hugging Face's libraries write it.
 FAST = "tokenizer.json"
-#: The number of token ids that a tokenizer may have. Models allocate an embedding for every id.
+#: Most token ids of a tokenizer. Models allocate an embedding for every id.
 MOST_IDS = 1 << 24
-#: Entries that a tokenizer keeps from the use before it was saved, and the value without effect.
+#: Entries that a tokenizer keeps from its use before it was saved, with neutral values.
 STATE = {"truncation": None, "padding": None}
 #: Entries of its model that make encoding random.
 RANDOM = {"dropout": None}
@@ -30,7 +30,7 @@ def reset(text: str) -> str:
     """Return a ``tokenizer.json`` without truncation, padding and dropout.
 
     The library obeys these entries in every encoding: it would cut or pad documents, and encode them at random. A file
-    without them is returned unchanged. Raises ``ValueError`` for a text that is no JSON object.
+    without them is returned unchanged. Raises ``ValueError`` unless the text is a JSON object.
     """
     content = parse(text)
     model = content.get("model")
@@ -46,7 +46,7 @@ def largest_id(text: str) -> int:
     """Return the largest token id of a ``tokenizer.json``, -1 without any. Raises ``ValueError`` if it states none."""
     content = parse(text)
     try:
-        stored = content["model"]["vocab"]  # ids by token, or a list in which a token's place is its id
+        stored = content["model"]["vocab"]  # ids by token, or a list whose indices are the ids
         ids = [*(stored.values() if isinstance(stored, dict) else range(len(stored)))]
         ids += [token["id"] for token in content.get("added_tokens") or ()]
     except (KeyError, TypeError) as error:

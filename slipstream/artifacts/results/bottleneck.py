@@ -1,4 +1,4 @@
-"""What held a training back: of each attempt what was observed, and the verdict over all of them.
+"""Bottleneck of a training: measurements of every attempt, and the diagnosis over all of them.
 
 Nothing is computed from it, and no other artifact depends on it.
 """
@@ -12,47 +12,47 @@ THROTTLED, CHECKPOINT, EVALUATION, LATE_PODS = "throttled", "checkpoint", "evalu
 CAUSES = (DATA, COMMUNICATION, STRAGGLER, LAUNCH, THROTTLED, CHECKPOINT, EVALUATION, LATE_PODS)
 #: Longer than any training, in seconds.
 LONGEST_S = 1e10
-#: No cause, but other work on the same processors.
+#: Not a cause: other work on the same processors.
 CONTENDED = "contended"
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What one attempt observed while it trained."""
+    """Measurements of one attempt while it trained."""
 
-    #: Wall-clock seconds of its steps, with all waits between them, its evaluations and what checkpoints stopped.
+    #: Wall-clock seconds of its steps with the waits between them, its evaluations and the pauses for checkpoints.
     seconds: float
     steps: int
-    #: Mean over the ranks of the seconds of all steps, by phase.
+    #: Seconds of all steps by phase, averaged over the ranks.
     phases: dict[str, float]
-    #: Seconds that would have gone with each of :data:`CAUSES`.
+    #: Seconds that would be saved, by cause (:data:`CAUSES`).
     lost: dict[str, float]
-    #: What each cause is seen by, as part of a sentence.
+    #: Evidence of every cause, as part of a sentence.
     evidence: dict[str, str]
-    #: The largest share of the steps' time for which a rank waited for a processor.
+    #: Largest share of the steps' time for which a rank waited for a processor.
     waited_for_processor: float
-    #: Of the exchange of gradients: bytes of a rank, and the least seconds that every rank waited for it in a step.
+    #: Exchange of gradients: bytes of a rank, and the least seconds per step for which every rank waited for it.
     exchanged_bytes: int = 0
     least_exchange_s: float = 0.0
-    #: Whether the model was divided: then communication and straggler cannot be told apart.
+    #: Whether the model was divided; communication and straggler are then indistinguishable.
     divided: bool = False
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The verdict over all attempts at a training."""
+    """Diagnosis over all attempts at a training."""
 
     #: The largest of :data:`CAUSES`, :data:`CONTENDED`, or empty.
     verdict: str
-    #: In a sentence: the figures, what a step would take without it, and what to try.
+    #: Sentence with the figures, a step's time without the cause, and a remedy to try.
     sentence: str
-    #: The share of the training's time, 0 to 1, that would go with each cause that has one.
+    #: Share of the training's time, 0 to 1, that every present cause costs.
     shares: dict[str, float]
-    #: The share of the training's time in which the devices computed and that no cause took.
+    #: Share of the training's time in which the devices computed and no cause took time.
     useful: float
-    #: How many times as fast it would be without the verdict's cause; 1 without one.
+    #: Speedup of the training without the diagnosed cause; 1 if there is none.
     gain: float
-    #: Causes below the verdict's threshold that are worth a look, the largest first.
+    #: Causes below the threshold that are worth a look, the largest first.
     also: list[str]
     seconds: float
     steps: int
@@ -62,7 +62,7 @@ class Bottleneck:
     least_exchange_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for figures that no training has."""
+        """Raise ``ValueError`` for impossible figures."""
         if not (0 < self.seconds < LONGEST_S and 0 <= self.useful <= 1 and 1 <= self.gain < LONGEST_S):
             raise ValueError("seconds above 0, a useful share of 0 to 1 and a gain of at least 1 expected")
         if not all(0 <= value < LONGEST_S for value in (*self.phases.values(), *self.shares.values())):
@@ -72,5 +72,5 @@ class Bottleneck:
 
     @property
     def saved_s(self) -> float:
-        """Seconds that would go with the verdict's cause; late pods' come before the training's own."""
+        """Seconds saved without the diagnosed cause; those of late pods precede the training's own."""
         return self.seconds * ((self.gain - 1) if self.verdict == LATE_PODS else (1 - 1 / self.gain))

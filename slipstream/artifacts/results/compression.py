@@ -1,4 +1,4 @@
-"""What became of the attempt to make a trained model smaller: what compression hands to the report."""
+"""Result of compressing a trained model, for the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.artifacts.results.export import Estimate
 
 @dataclass(frozen=True)
 class ModelSize:
-    """How large a model is: its parameters, and the units (neurons or channels) of each layer before the last."""
+    """Size of a model: its parameters, and the units (neurons or channels) of every layer before the last."""
 
     parameters: int
     units: list[int]
@@ -18,11 +18,11 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class CompressionTrial:
-    """A smaller model against the trained one, on the validation rows.
+    """Smaller model compared with the trained one on the validation rows.
 
     ``candidate`` counts from 0, the least compressed; ``value`` is its metric. The loss is in points of accuracy or
-    percent of RMSE, with limits of 95 % each; ``answer`` is "passed", "failed" or "can't tell". ``seconds`` are those
-    of its training.
+    percent of RMSE, with 95 % limits; ``answer`` is "passed", "failed" or "can't tell". ``seconds`` is its training
+    time.
     """
 
     candidate: int
@@ -39,11 +39,12 @@ class CompressionTrial:
 
 @dataclass(frozen=True)
 class Compression:
-    """``size`` and ``value`` are those of the trained model, ``speeds`` those of the tried ones, by name, in torch
-    with a thread at batches of ``batch`` rows.
+    """Result of a compression.
 
-    ``taken`` is the name of the smaller model, "" if the trained one stays, and ``why``; ``model`` is where the model
-    that was chosen lies. ``seconds`` are those of all trainings, ``reused`` says that all had been done before.
+    ``size`` and ``value`` are those of the trained model. ``speeds`` are those of the tried models by name, in torch
+    with one thread at batches of ``batch`` rows. ``taken`` is the name of the smaller model, "" if the trained one
+    stays, and ``why`` the reason; ``model`` is the chosen model's address. ``seconds`` covers all trainings; ``reused``
+    is True if all had been done before.
     """
 
     method: str

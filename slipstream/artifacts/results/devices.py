@@ -1,46 +1,46 @@
-"""What the devices of a training did, over all its attempts, on one axis."""
+"""Device measurements of a training over all its attempts, on one time axis."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: The artifact's file, absent where nothing was sampled.
+#: The artifact's file, absent if nothing was sampled.
 DEVICES = "devices.json"
-#: No clock of a machine shows so many seconds since 1970.
+#: Later than any machine's clock, in seconds since 1970.
 LATEST = 1e11
 
 
 @dataclass(frozen=True)
 class DeviceSeries:
-    """A GPU, or the processors of a pod without one, between each two of the pod's times."""
+    """Readings of a GPU, or of the processors of a pod without one, between consecutive times of the pod."""
 
     name: str
     #: "gpu" or "cpu".
     kind: str
-    #: Shares 0 to 1: of the time in which a kernel ran (NVML's utilisation), or of the processors' time; of memory.
+    #: Shares 0 to 1: of the time in which a kernel ran (NVML's utilisation) or of the processors' time; of memory.
     busy: list[float | None]
     memory: list[float | None]
-    #: Share of multiprocessors with work, where the driver has it.
+    #: Share of multiprocessors with work, if the driver reports it.
     sm_active: list[float | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class PodSeries:
-    """A pod during one attempt; ``at`` are seconds since 1970, UTC."""
+    """Readings of a pod during one attempt; ``at`` is in seconds since 1970, UTC."""
 
     attempt: int
     node: str
     at: list[float]
     devices: list[DeviceSeries]
-    #: Seconds that it was watched for.
+    #: Seconds for which it was sampled.
     seconds: float
-    #: None where no driver counts it.
+    #: None if no driver counts it.
     energy_joules: float | None = None
-    #: The largest share of a device's memory that was in use.
+    #: Largest share of a device's memory in use.
     largest_memory: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for times that no clock has, and series that are not of them."""
+        """Raise ``ValueError`` for impossible times, and for series of other lengths."""
         if not all(0 <= at < LATEST for at in (*self.at, self.seconds)):
             raise ValueError("seconds since 1970 expected")
         for device in self.devices:
@@ -51,21 +51,21 @@ class PodSeries:
 
 @dataclass(frozen=True)
 class AttemptSpan:
-    """An attempt on the axis."""
+    """Attempt on the time axis."""
 
     number: int
-    #: Seconds since 1970, UTC; 0 if an older version of this project did not write it down.
+    #: Seconds since 1970, UTC; 0 if an older version of this project did not record it.
     began_at: float
     seconds: float
     ended: str
     spot: bool | None
     #: Seconds of its steps that a later attempt repeated.
     lost: float
-    #: Seconds since it began at which an evaluation or a checkpoint ended, by its name.
+    #: Seconds since its start at which an evaluation or a checkpoint ended, by name.
     events: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for times that no clock has."""
+        """Raise ``ValueError`` for impossible times."""
         times = (self.began_at, self.seconds, *(at for each in self.events.values() for at in each))
         if not all(0 <= at < LATEST for at in times):
             raise ValueError("seconds of at least 0 expected")
@@ -73,7 +73,7 @@ class AttemptSpan:
 
 @dataclass(frozen=True)
 class TrainingDevices:
-    """The contents of ``devices.json``."""
+    """Contents of ``devices.json``."""
 
     attempts: list[AttemptSpan]
     pods: list[PodSeries]

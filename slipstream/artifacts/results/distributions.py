@@ -1,6 +1,6 @@
-"""How the training rows of an exported model are distributed: ``distributions.json`` of its package.
+"""Distribution of the training rows of an exported model (``distributions.json`` of its package).
 
-Rows that are scored later are counted in the same bins. Packages from before the file was there lack it.
+Rows that are scored later are counted in the same bins. Older packages lack the file.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ DISTRIBUTIONS = "distributions.json"
 
 @dataclass(frozen=True)
 class Bins:
-    """Counts of rows by value: first of missing values; then of numbers below, between and above the ``edges`` (each
-    the upper end of its bin), or of each of the ``texts`` and of all others."""
+    """Counts of rows by value.
+
+    The first count is of missing values. The others are of numbers below, between and above the ``edges`` (upper ends
+    of bins), or of every one of the ``texts`` and of all other texts.
+    """
 
     edges: list[float]
     texts: list[str]
     counts: list[int]
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` unless there is a count for each bin, and each bin is above the one before."""
+        """Raise ``ValueError`` unless there is a count for every bin and the edges ascend."""
         if len(self.counts) != len(self.edges) + len(self.texts) + 2 or min(self.counts) < 0:
             raise ValueError("the counts are not those of the bins")
         if self.edges != sorted(set(self.edges)) or (self.edges and self.texts):
@@ -28,14 +31,16 @@ class Bins:
 
     @property
     def ordered(self) -> bool:
-        """Whether neighbouring bins are alike, as those of numbers are."""
+        """True if neighbouring bins are similar, as those of numbers are."""
         return not self.texts
 
 
 @dataclass(frozen=True)
 class Distributions:
-    """Of a sample of the training ``rows``: each raw column, where there are such; and what the model predicts of them,
-    which is the probability of the second of two ``classes``, the class of more, or the value."""
+    """Distributions over a sample of the training ``rows``: of every raw column, if any, and of the predictions.
+
+    A prediction is the probability of the second of two ``classes``, the most probable of more classes, or the value.
+    """
 
     rows: int
     columns: dict[str, Bins]

@@ -1,4 +1,4 @@
-"""The evaluation: how the trained model and the baseline score on the test split (``evaluation.json``)."""
+"""Evaluation: scores of the trained model and the baseline on the test split (``evaluation.json``)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slipstream.artifacts.records import read_record, write_record
 
 KIND = "evaluate"
 FILE = "evaluation.json"
-#: The metrics of each task; of a classification with two classes also ``roc_auc``.
+#: Metrics by task; a classification with two classes also has ``roc_auc``.
 METRICS = {
     "classification": ("accuracy", "log_loss", "macro_f1", "ece"),
     "regression": ("rmse", "mae", "r2"),
     "next token": ("accuracy", "log_loss"),
 }
-#: Of the task "next token" those of whole documents, which only text has.
+#: Metrics over whole documents of the task "next token"; only text has them.
 OF_DOCUMENTS = ("bits_per_byte", "perplexity")
 
 
@@ -28,9 +28,9 @@ OF_DOCUMENTS = ("bits_per_byte", "perplexity")
 class Scores:
     """Metrics of one model; None for those of other tasks.
 
-    ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``roc_auc`` is None, too, if the test
-    split has only one of the two classes, and ``r2`` if the targets do not vary. ``bits_per_byte`` is of the text of
-    whole documents, and ``perplexity`` of their tokens.
+    ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``roc_auc`` is also None if the test split
+    has only one of the two classes, and ``r2`` if the targets do not vary. ``bits_per_byte`` is over the text of whole
+    documents, ``perplexity`` over their tokens.
     """
 
     accuracy: float | None = None
@@ -51,7 +51,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineScores(Scores):
-    """The scores of the baseline, its name and the number of rows that it was trained on."""
+    """Scores of the baseline, its name and the number of its training rows."""
 
     name: str
     rows_trained: int
@@ -59,8 +59,10 @@ class BaselineScores(Scores):
 
 @dataclass(frozen=True)
 class Headline:
-    """The one metric by which the model is judged: "accuracy" (a share of one), "rmse" (in units of the target) or
-    "bits_per_byte"."""
+    """Metric that decides about the model.
+
+    It is "accuracy" (a share of one), "rmse" (in units of the target) or "bits_per_byte".
+    """
 
     name: Literal["accuracy", "rmse", "bits_per_byte"]
     value: float
@@ -68,8 +70,10 @@ class Headline:
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better the model is than the baseline on the same rows, with its 95 % interval: points of accuracy,
-    percent of the baseline's RMSE, or bits per byte."""
+    """Gain of the model over the baseline on the same rows, with its 95 % interval.
+
+    It is in points of accuracy, percent of the baseline's RMSE, or bits per byte.
+    """
 
     value: float
     low: float
@@ -77,14 +81,13 @@ class Gain:
 
     @property
     def shown(self) -> int:
-        """1 if it is shown to be better, -1 if it is shown to be worse, 0 if the rows can't tell."""
+        """1 if significantly better, -1 if significantly worse, 0 if not significant."""
         return int(self.low > 0) - int(self.high < 0)
 
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """An interval (``above``, ``to``] of confidence: its rows, their mean confidence, and their accuracy with its 95 %
-    interval."""
+    """Interval (``above``, ``to``] of confidence: its rows, mean confidence, and accuracy with a 95 % interval."""
 
     above: Annotated[float, Field(alias="from")]
     to: float
@@ -113,8 +116,11 @@ class Scatter:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotData:
-    """Data of the report's plots. A classification has ``confusion`` and ``calibration``, and ``roc`` if there are two
-    classes that both occur in the test split; a regression has ``scatter``."""
+    """Data of the report's plots.
+
+    A classification has ``confusion`` and ``calibration``, and ``roc`` if there are two classes that both occur in the
+    test split; a regression has ``scatter``.
+    """
 
     #: Rows are the true classes, columns the predicted ones.
     confusion: list[list[int]] | None = None
@@ -125,7 +131,7 @@ class PlotData:
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a held-out document begins, or what is asked, and what the model goes on with."""
+    """Start of a held-out document or a question, and the model's continuation."""
 
     document: str
     prompt: str
@@ -134,7 +140,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class LanguageFigures:
-    """The held-out documents that a model of text was measured on: how many, their bytes, and their learned tokens."""
+    """Held-out documents that measured a model of text: their number, bytes and learned tokens."""
 
     documents: int
     bytes: int
@@ -144,7 +150,7 @@ class LanguageFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(PlotData):
-    """The contents of ``evaluation.json``."""
+    """Contents of ``evaluation.json``."""
 
     task: str
     #: Rows of the test split.
@@ -154,12 +160,11 @@ class Evaluation(PlotData):
     baseline: BaselineScores
     gain: Gain
     classes: list[str]
-    #: Of text.
+    #: For text only.
     language: LanguageFigures | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for a task that is none, or is not judged by this metric, and for data of plots that is
-        not of these classes."""
+        """Raise ``ValueError`` for an unknown task, a metric of another task, or plot data of other classes."""
         if self.metric.name not in (*METRICS.get(self.task, ()), *(OF_DOCUMENTS if self.language else ())):
             raise ValueError(f"{self.task!r} is not judged by {self.metric.name}")
         if self.roc is not None and (len(self.classes) != 2 or len(self.roc.fpr) != len(self.roc.tpr)):
@@ -171,13 +176,13 @@ class Evaluation(PlotData):
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of the metrics that this task has, whether they are defined on these rows or not."""
+        """Names of this task's metrics, whether or not they are defined on these rows."""
         binary = ["roc_auc"] if len(self.classes) == 2 else []
         return [*METRICS[self.task], *binary, *(OF_DOCUMENTS if self.language else ())]
 
     @property
     def metric_of_rows(self) -> str:
-        """The metric of variants and of the validation split, of which rows are known, but no documents."""
+        """Metric of variants and of the validation split, which have rows but no documents."""
         return "accuracy" if self.language else self.metric.name
 
 
@@ -189,5 +194,5 @@ def write_evaluation(directory: Path, evaluation: Evaluation, made_by: Mapping[s
 
 
 def read_evaluation(directory: Path) -> Evaluation:
-    """Raises ``DamagedArtifact`` if the directory does not hold a whole evaluation."""
+    """Return the evaluation in ``directory``. Raises ``DamagedArtifact`` if it is not whole."""
     return read_record(Artifact.open(directory, KIND), FILE, Evaluation)

@@ -1,13 +1,14 @@
-"""The exported model: ONNX files, what was measured about them, and how to call the chosen one.
+"""Exported model: ONNX files, their measurements, and the signature of the chosen one.
 
 The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen one) and, for a table, ``model.raw.onnx``
 (the same from raw columns), ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
-:class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (how raw columns become the model's inputs, copied
-from the prepared data), ``distributions.json`` (how the training rows are distributed), ``samples.npz`` and
-``samples.json`` (rows to check it with) and ``MODEL_CARD.md``; of a transformer also ``hugging-face/``, which a model
-of more parameters than ``export.most_parameters`` has in place of all ONNX files and sample rows; and of one with
-adapters ``adapter/``, which are also in the weights of all others. Beside the manifest lies its digest,
-``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
+:class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (the transformation of raw columns to inputs, from
+the prepared data), ``distributions.json`` (of the training rows), ``samples.npz`` and ``samples.json`` (rows to check
+it with) and ``MODEL_CARD.md``.
+
+A transformer also has ``hugging-face/``; above ``export.most_parameters`` parameters this replaces all ONNX files and
+sample rows. A model with adapters also has ``adapter/``; all other weights include the adapters. Next to the manifest
+lies its digest, ``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ KIND = "export"
 REPORT = "export.json"
 SIGNATURE = "signature.json"
 MODEL_CARD = "MODEL_CARD.md"
-#: The SHA-256 of the manifest, as ``sha256sum`` writes it: the one digest over all files.
+#: SHA-256 of the manifest, as ``sha256sum`` writes it: one digest over all files.
 DIGEST = "manifest.sha256"
-#: Files of the prepared data that are copied beside the model, so that it can be used anywhere.
+#: Files of the prepared data, copied next to the model so that it can be used anywhere.
 PREPROCESSING = ("schema.json", "statistics.json")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measured figure and its interval."""
+    """Measured figure with its interval."""
 
     value: float
     low: float
@@ -49,9 +50,9 @@ class LatencyFigures:
     p90: Estimate | None
     p99: Estimate | None
     calls: int
-    #: How many times as fast as ``onnx-fp32``, in paired turns; each limit holds with 95 %.
+    #: Speedup over ``onnx-fp32``, in paired turns; every limit holds with 95 %.
     speedup: Estimate | None = None
-    #: The mean, and the coefficient of variation; None in files from before they were recorded.
+    #: Mean and coefficient of variation; None in older files.
     mean: float | None = None
     variation: float | None = None
 
@@ -59,62 +60,65 @@ class LatencyFigures:
         return {"p50": self.p50, "p90": self.p90, "p99": self.p99}[name]
 
 
-#: A limit of so many percent or points, or more, says that there is none.
+#: A limit of this many percent or points, or more, means that there is none.
 NO_LIMIT = 1000.0
 
 
 @dataclass(frozen=True)
 class QualityFigures:
-    """What a variant loses against FP32 on the same rows, in points of accuracy or percent of RMSE."""
+    """Loss of a variant against FP32 on the same rows, in points of accuracy or percent of RMSE."""
 
     loss: float
-    #: Limits of the true loss, each of which holds with the probability ``level``.
+    #: Limits of the true loss; every one holds with the probability ``level``.
     low: float
     high: float
     level: float
     rows: int
-    #: The splits that the rows are from.
+    #: Splits that the rows come from.
     evidence: str
     #: "passed", "failed" or "can't tell".
     answer: str
-    #: How many rows would show it, if that can be said.
+    #: Number of rows that would decide it, if known.
     rows_enough: int | None
 
 
 @dataclass(frozen=True)
 class VariantFigures:
-    """One variant. Of one that was not timed only the first fields are known; ``file`` and ``bytes`` are then None,
-    unless it was made for other devices. ``file`` is also None for what is not part of the artifact: torch, and
-    variants that were left out early."""
+    """Figures of one variant.
+
+    A variant that was not timed has the first fields only; its ``file`` and ``bytes`` are None unless it was made for
+    other devices. ``file`` is also None for variants outside the artifact: torch, and variants that were ruled out
+    early.
+    """
 
     name: str
     file: str | None
     bytes: int | None
     chosen: bool
-    #: What became of it, in one or two words, and why.
+    #: Outcome in one or two words, and the reason.
     verdict: str
     reason: str
-    #: The code by which a quantised one was made, which is also in the name of its file.
+    #: Code of the recipe of a quantised variant, also in its file name.
     recipe: str = ""
     #: By batch size.
     latency_ms: dict[str, LatencyFigures] = field(default_factory=dict)
     rows_per_second: dict[str, float] = field(default_factory=dict)
-    #: By batch size, if there is a price per hour: its currency for a million rows.
+    #: By batch size, if there is a price per hour: cost of a million rows in its currency.
     cost_per_million: dict[str, float] = field(default_factory=dict)
     #: On the test split.
     metrics: Scores | None = None
-    #: The largest and the mean absolute difference to the torch model's outputs on the test split.
+    #: Largest and mean absolute difference to the torch model's outputs on the test split.
     largest_difference: float | None = None
     mean_difference: float | None = None
     quality: QualityFigures | None = None
 
     @property
     def timed(self) -> bool:
-        """Whether it was measured, and not left out before."""
+        """True if it was measured rather than ruled out earlier."""
         return self.metrics is not None
 
     def milliseconds(self, batch: str, percentile: str) -> float | None:
-        """A percentile of its latency at a batch size; None if that was not measured often enough."""
+        """Return a percentile of the latency at a batch size; None if there are too few measurements."""
         latency = self.latency_ms.get(batch)
         estimate = latency.percentile(percentile) if latency else None
         return estimate.value if estimate else None
@@ -122,23 +126,23 @@ class VariantFigures:
 
 @dataclass(frozen=True)
 class ProfileFigures:
-    """Where FP32 spends its time at one batch size."""
+    """Time of FP32 by operator at one batch size."""
 
     batch: int
     #: Shares of the time by operator, the largest first.
     operators: dict[str, float]
-    #: The share of products and convolutions, which INT8 can speed up, and how many times as fast a network would be
-    #: in which they took no time at all.
+    #: Share of matmuls and convolutions, which INT8 can speed up, and the speedup of a model in which they took no
+    #: time.
     products: float
     at_most: float
 
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """The CPU, the threads per call and the library versions with which the variants were measured."""
+    """CPU, threads per call and library versions with which the variants were measured."""
 
     cpu: str
-    #: On which they ran, if ``export.provider`` was cuda; else "".
+    #: The GPU of the measurements if ``export.provider`` was cuda; else "".
     gpu: str
     architecture: str
     #: Instruction set extensions that matter for INT8.
@@ -151,32 +155,31 @@ class MachineFigures:
 
     @property
     def device(self) -> str:
-        """What the variants ran on."""
+        """Device that ran the variants."""
         return self.gpu or self.cpu
 
 
-#: The values that vLLM takes for ``--max-lora-rank``, whose default is 16.
+#: Values that vLLM accepts for ``--max-lora-rank``, whose default is 16.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True)
 class LibraryFiles:
-    """A directory of the artifact that Hugging Face's libraries, and what is made for them, load: a model, or an
-    adapter."""
+    """Directory of the artifact that Hugging Face's and compatible libraries load: a model or an adapter."""
 
     name: str
-    #: Files of weights, and the bytes of all of them.
+    #: Number of weight files, and their bytes in total.
     parts: int
     bytes: int
-    #: Of an adapter the address of the model that it was trained for, as it was configured, and its width.
+    #: For an adapter: the configured address of its base model, and its width.
     base: str = ""
     rank: int = 0
-    #: Whether that model was held in four bits meanwhile.
+    #: Whether the base was held in four bits during training.
     four_bits: bool = False
 
     @property
     def note(self) -> str:
-        """What of it differs from the trained model; "" if nothing does."""
+        """Difference to the trained model; "" if there is none."""
         if not self.four_bits:
             return ""
         beside = "it was trained beside the base's weights in four bits (NF4), which the whole model holds"
@@ -184,7 +187,7 @@ class LibraryFiles:
 
     @property
     def loaded_by(self) -> dict[str, str]:
-        """By library the line that loads it, where the artifact is the working directory."""
+        """Line of code or shell that loads it from the artifact's directory, by library."""
         if not self.base:
             return {
                 "transformers": f'AutoModelForCausalLM.from_pretrained("{self.name}")',
@@ -200,16 +203,16 @@ class LibraryFiles:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The contents of ``export.json``."""
+    """Contents of ``export.json``."""
 
     task: str
-    #: None of a model that is too large for ONNX.
+    #: Empty for a model that is too large for ONNX.
     variants: list[VariantFigures]
-    #: The name of the variant to deploy, and the reason; "" and why there is none.
+    #: Name of the variant to deploy and the reason; "" and why there is none.
     chosen: str
     why: str
     decided_at_batch: int
-    #: The best variant at each batch size.
+    #: Best variant by batch size.
     best: dict[str, str]
     max_loss: float
     #: Bits of the INT8 variants' weights: 7 give the same numbers on every CPU, 8 need VNNI on x86.
@@ -217,14 +220,17 @@ class ExportReport:
     #: Empty if ``export.provider`` was cuda.
     profile: list[ProfileFigures]
     machine: MachineFigures
-    #: Of the model; "" if it was not given.
+    #: Licence of the model; "" if not given.
     licence: str
-    #: Empty of networks that are no transformers; absent in files from before it was told.
+    #: Empty for models other than transformers; absent in older files.
     libraries: list[LibraryFiles] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` unless the task is one, one variant is the chosen one if there are any, and the batch
-        size that decided was profiled."""
+        """Raise ``ValueError`` for inconsistent fields.
+
+        The task must be known, one variant must be the chosen one if there are any, and the batch size that decided
+        must have been profiled.
+        """
         expected = [self.chosen] if self.variants or self.chosen else []
         if [variant.name for variant in self.variants if variant.chosen] != expected:
             raise ValueError("not one variant is the chosen one")
@@ -239,17 +245,17 @@ class ExportReport:
 
     @property
     def batches(self) -> list[str]:
-        """The batch sizes at which a median was measured, ascending."""
+        """Batch sizes at which a median was measured, ascending."""
         return sorted({batch for v in self.timed for batch in v.latency_ms if v.milliseconds(batch, "p50")}, key=int)
 
     @property
     def recommended(self) -> VariantFigures | None:
-        """None if there is no ONNX model."""
+        """Chosen variant; None without an ONNX model."""
         return next((variant for variant in self.variants if variant.chosen), None)
 
     @property
     def ceiling(self) -> str:
-        """What quantisation could gain at most at the batch size that decides, in words."""
+        """Greatest possible gain of quantisation at the deciding batch size, in words."""
         if not self.profile:
             return "What quantisation could gain at most is not known, as operators are timed on CPUs only"
         at = next(each for each in self.profile if each.batch == self.decided_at_batch)
@@ -261,7 +267,7 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class DeployedTensor:
-    """An input or output of the ONNX model; the first dimension of ``shape`` is the text ``batch``."""
+    """Input or output of the ONNX model; the first dimension of ``shape`` is the text ``batch``."""
 
     name: str
     dtype: str
@@ -271,11 +277,11 @@ class DeployedTensor:
 
 @dataclass(frozen=True)
 class Holdout:
-    """How test rows were held out, from which follows whether a row can have been trained on.
+    """Rule by which test rows were held out; it decides whether a row can have been trained on.
 
-    ``by`` is "content", "id", "group" or "time"; ``settings`` are those of the split, the columns that are hashed, and
-    all else that their hashes depend on: hashes of other settings say nothing of each other;
-    ``cuts`` the seconds since 1970 from which rows validated and tested, where they were split in time.
+    ``by`` is "content", "id", "group" or "time". ``settings`` are those of the split, the hashed columns, and
+    everything else that the hashes depend on: hashes of different settings cannot be compared. ``cuts`` are the seconds
+    since 1970 from which rows validated and tested, if they were split in time.
     """
 
     by: str
@@ -285,24 +291,28 @@ class Holdout:
 
 @dataclass(frozen=True)
 class RawSignature:
-    """The model that takes raw columns: each an input ``[batch, 1]`` in this order, float64 (NaN for missing) or text.
+    """Signature of the model on raw columns.
 
-    Its outputs are ``label`` and ``probabilities``, or ``value``.
+    Every column is an input ``[batch, 1]`` in this order, float64 (NaN for missing) or text. Outputs are ``label`` and
+    ``probabilities``, or ``value``.
     """
 
     model: str
     inputs: list[DeployedTensor]
     outputs: list[DeployedTensor]
-    #: How a missing text is written.
+    #: Text that stands for a missing one.
     missing: str
-    #: By how much the last output may differ from the sample rows' on another machine.
+    #: Largest allowed difference of the last output to the sample rows' on another machine.
     tolerance: float
 
 
 @dataclass(frozen=True)
 class SampleRows:
-    """The rows in ``samples.npz``: whether they are of the test split, or drawn from the schema and the vocabularies;
-    and by how much the output may differ from theirs on another machine."""
+    """Rows in ``samples.npz``.
+
+    They are test rows if ``real``, else drawn from the schema and the vocabularies. ``tolerance`` is the largest
+    allowed difference to their output on another machine.
+    """
 
     real: bool
     tolerance: float
@@ -310,13 +320,13 @@ class SampleRows:
 
 @dataclass(frozen=True)
 class ModelSignature:
-    """The model on tensors: what a caller must know of it."""
+    """Signature of the model on tensors, for callers."""
 
     format: int
     task: str
     target: str
-    #: ``model.onnx``, a copy of the chosen variant that says of itself what is written here, and its opset; "" and 0
-    #: if there is none.
+    #: ``model.onnx``, a copy of the chosen variant with this signature as metadata, and its opset; "" and 0 if there is
+    #: none.
     model: str
     opset: int
     dynamic_batch: bool
@@ -329,19 +339,19 @@ class ModelSignature:
 
 @dataclass(frozen=True)
 class DeployedSignature(ModelSignature):
-    """The contents of ``signature.json``: what a caller who has only this directory must know."""
+    """Contents of ``signature.json``, for callers who have only this directory."""
 
     #: None without an ONNX model.
     samples: SampleRows | None
-    #: None where a graph cannot start from raw columns; ``no_raw`` then says why.
+    #: None if a graph cannot start from raw columns; ``no_raw`` then gives the reason.
     raw: RawSignature | None
     no_raw: str
     holdout: Holdout | None
-    #: Why there is no ONNX model; "" if there is one.
+    #: Reason why there is no ONNX model; "" if there is one.
     no_onnx: str = ""
 
     def onnx(self, directory: Path) -> Path:
-        """The ONNX model of the package in ``directory``. Raises ``UserError`` if there is none."""
+        """Return the path of the ONNX model of the package in ``directory``. Raises ``UserError`` without one."""
         if not self.model:
             raise without_onnx(directory, self.no_onnx)
         return directory / self.model
@@ -352,10 +362,10 @@ def without_onnx(place: object, why: str) -> UserError:
 
 
 def digest_line(fingerprint: str) -> str:
-    """The content of ``DIGEST`` for an artifact."""
+    """Return the content of ``DIGEST`` for an artifact."""
     return f"{fingerprint}  {MANIFEST}\n"
 
 
 def read_export(directory: Path) -> ExportReport:
-    """Raises ``DamagedArtifact`` if the directory does not hold a whole exported model."""
+    """Return the report of the exported model in ``directory``. Raises ``DamagedArtifact`` if it is not whole."""
     return read_record(Artifact.open(directory, KIND), REPORT, ExportReport)

@@ -1,9 +1,9 @@
-"""The ledger of a training: what every attempt executed, how much of it was kept, and where the time went.
+"""Ledger of a training: the steps of every attempt, how many of them were kept, and where the time went.
 
-Each attempt has one record, ``ledger/<attempt>.json`` below the checkpoints' home, which rank 0 writes
-(:mod:`slipstream.train.fault_tolerance.goodput`). Another rank that brought the attempt to its end says so in
-``ledger/<attempt>.end.json``, which counts more than what rank 0 saw of that. Steps are useful if no later attempt
-repeated them. The records are about time only, so they do not affect the results of a run.
+Every attempt has one record, ``ledger/<attempt>.json`` in the checkpoint directory, which rank 0 writes
+(:mod:`slipstream.train.fault_tolerance.goodput`). Another rank that ended the attempt writes
+``ledger/<attempt>.end.json``, which overrides rank 0's account of the end. Steps are useful if no later attempt
+repeated them. Records concern time only and do not affect results.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from slipstream.logs import logger
 from slipstream.storage import Storage
 
 PREFIX = "ledger/"
-#: The end of the name of a record of an attempt's end.
+#: Suffix of the record of an attempt's end.
 END_FILE = ".end.json"
-#: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
+#: Activities that an attempt spends time on; the rest of the wall-clock time is idle or unaccounted for.
 START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
 ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
-#: The end of an attempt that did not record one.
+#: The end of an attempt that recorded none.
 KILLED = "killed, or its machine was lost"
 
 LOG = logger("goodput")
@@ -38,13 +38,16 @@ LOG = logger("goodput")
 
 @dataclass
 class AttemptRecord:
-    """One attempt. ``first_step`` and ``last_step`` count the finished steps at its start and now."""
+    """Record of one attempt.
+
+    ``first_step`` and ``last_step`` count the finished steps at its start and now.
+    """
 
     attempt: int
     world: int
     first_step: int = 0
     last_step: int = 0
-    #: The step of the last checkpoint that it published, and how many it published.
+    #: Step of the last published checkpoint, and the number of published checkpoints.
     saved_step: int = 0
     saves: int = 0
     #: Seconds by activity.
@@ -52,22 +55,21 @@ class AttemptRecord:
     #: Wall-clock seconds of the attempt so far.
     wall: float = 0.0
     ended: str = KILLED
-    #: When it began, in seconds since 1970, UTC; 0 in records from before this was written down.
+    #: Start in seconds since 1970, UTC; 0 in older records.
     began_at: float = 0.0
-    #: Rank 0's machine and device, and whether the machine may be taken away; None where nobody says.
+    #: Rank 0's machine and device, and whether the machine may be preempted; None if unknown.
     node: str = ""
     device: str = ""
     spot: bool | None = None
-    #: How many machines or pods its processes are on.
+    #: Number of machines or pods of its processes.
     pods: int = 1
-    #: Seconds since it began at which an evaluation or a checkpoint ended, by :data:`EVENTS`.
+    #: Seconds since its start at which an evaluation or a checkpoint ended, by :data:`EVENTS`.
     events: dict[str, list[float]] = field(default_factory=dict)
     #: :class:`.Observed` as a tree; None before the first step.
     observed: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for times that no clock has and counts that no training reaches: sums of many attempts
-        stay finite."""
+        """Raise ``ValueError`` for impossible times and counts, so that sums over attempts stay finite."""
         times = (self.wall, self.began_at, *(at for each in self.events.values() for at in each))
         counts = (self.attempt, self.world, self.first_step, self.last_step, self.saved_step, self.saves, self.pods)
         if not all(0 <= at < LATEST for at in times) or not all(abs(at) < LATEST for at in self.seconds.values()):
@@ -82,7 +84,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended, as the rank says that brought it to its end; the key names the attempt."""
+    """End of an attempt, recorded by the rank that caused it; the key names the attempt."""
 
     ended: str
 
@@ -112,7 +114,10 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
 
 
 def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
-    """Of each attempt, oldest first, the steps that no later one repeated: those before the earliest start of any."""
+    """Return the steps of every attempt, oldest first, that no later one repeated.
+
+    Those are the steps before the earliest start of any later attempt.
+    """
     useful = []
     for index, record in enumerate(ordered):
         repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
@@ -121,12 +126,12 @@ def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
 
 
 def lost_of(record: AttemptRecord, useful: int) -> float:
-    """Seconds of the steps of an attempt that are not among its ``useful`` ones."""
+    """Return the seconds of an attempt's steps that are not among its ``useful`` ones."""
     return record.seconds[STEPS] * (record.executed - useful) / record.executed if record.executed else 0.0
 
 
 def lost_seconds(ordered: Sequence[AttemptRecord]) -> list[float]:
-    """Of each attempt, oldest first, seconds of steps that a later one repeated."""
+    """Return the seconds of repeated steps of every attempt, oldest first."""
     return [lost_of(record, useful) for record, useful in zip(ordered, useful_steps(ordered), strict=True)]
 
 
@@ -139,7 +144,10 @@ def end_key(attempt: int) -> str:
 
 
 def read_attempts(storage: Storage) -> list[AttemptRecord]:
-    """The records of all attempts in a home, oldest first. Unreadable ones are skipped with a warning."""
+    """Return the records of all attempts in a checkpoint directory, oldest first.
+
+    Unreadable records are skipped with a warning.
+    """
     records, ends = list[AttemptRecord](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
         for key in storage.list(PREFIX):
@@ -157,8 +165,10 @@ def read_attempts(storage: Storage) -> list[AttemptRecord]:
 
 
 def decode_attempt(content: bytes) -> AttemptRecord | None:
-    """Return the record in ``content``, whatever version of this project wrote it, or None if it is damaged. Fields and
-    activities of a later version are skipped; those that an earlier one lacks get their defaults."""
+    """Return the record in ``content``, of any version of this project, or None if it is damaged.
+
+    Fields and activities of a later version are skipped; those that an earlier one lacks get their defaults.
+    """
     record = decode_record(content, AttemptRecord, extra="ignore")
     if record is None:
         return None
@@ -166,7 +176,7 @@ def decode_attempt(content: bytes) -> AttemptRecord | None:
 
 
 def observed_in(attempts: Sequence[AttemptRecord]) -> list[Observed]:
-    """What the attempts observed, without those that a later version of this project describes in another way."""
+    """Return the measurements of the attempts, without those that a later version records in another form."""
     trees = (attempt.observed for attempt in attempts if attempt.observed is not None)
     decoded = (decode_record(canonical_json(tree), Observed) for tree in trees)
     return [observed for observed in decoded if observed is not None]

@@ -1,4 +1,4 @@
-"""Whether a model may go into service, and whether it did: what promotion hands to the report."""
+"""Decision whether a model may go into service, and its outcome, for the report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PromotionRequest:
-    """Which model is to be promoted: the addresses of the exported model, of the data that it was exported with, and of
-    the registry."""
+    """Model to promote: the addresses of the exported model, of its prepared data, and of the registry."""
 
     exported: str
     prepared: str
@@ -17,8 +16,10 @@ class PromotionRequest:
 
 @dataclass(frozen=True)
 class PromotionDecision:
-    """Whether a model may replace the one in service, and why. ``number`` is the number that its promotion would have,
-    if no other run promotes a model first."""
+    """Decision whether a model may replace the one in service.
+
+    ``number`` is the number of its promotion if no other run promotes a model first.
+    """
 
     passed: bool
     number: int
@@ -27,7 +28,10 @@ class PromotionDecision:
 
 @dataclass(frozen=True)
 class Promotion:
-    """What became of a model in the registry at ``registry``; ``version`` is its own, "" if it was not stored."""
+    """Outcome of promoting a model to the registry at ``registry``.
+
+    ``version`` is the model's own, "" if it was not stored.
+    """
 
     promoted: bool
     registry: str

@@ -1,4 +1,4 @@
-"""A scored table: what its manifest says of it, and what its publication does."""
+"""Scored table: the contents of its manifest and of its publication."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ KIND = "score"
 
 @dataclass(frozen=True)
 class Stability:
-    """How a column, or the predictions, of the scored rows is distributed beside the training rows."""
+    """Drift of a column, or of the predictions, of the scored rows against the training rows."""
 
     name: str
-    #: The population stability index; None with too few rows.
+    #: Population stability index; None with too few rows.
     index: float | None
-    #: The probability of an index so large if nothing drifts.
+    #: Probability of an index this large without drift.
     chance: float | None
-    #: Whether the index is above the threshold, and no chance.
+    #: Whether the index is above the threshold, and not by chance.
     alarm: bool
 
 
 @dataclass(frozen=True)
 class DriftFigures:
-    """Whether the scored rows are distributed as the training rows were."""
+    """Drift of the scored rows against the training rows."""
 
-    #: Why nobody knows; "" if it is known.
+    #: Reason why it is unknown; "" if it is known.
     unknown: str
     threshold: float
     #: The predictions first; then the columns, the largest index first.
@@ -38,7 +38,7 @@ class DriftFigures:
 
 @dataclass(frozen=True)
 class AsideReason:
-    """Rows that were set aside for one reason, the first of them as an example."""
+    """Rows that were quarantined for one reason, with the first as an example."""
 
     rows: int
     reason: str
@@ -49,19 +49,19 @@ class AsideReason:
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """What the manifest of a scored table says besides its files: nothing that depends on where or when it was made."""
+    """Manifest of a scored table besides its files, independent of the place and time of scoring."""
 
-    #: What identifies it: a digest of data, model and settings.
+    #: Digest of data, model and settings that identifies the table.
     key: str
-    #: The digest of the raw data.
+    #: Digest of the raw data.
     data: str
-    #: The version of the model, and the SHA-256 of its manifest.
+    #: Version of the model, and the SHA-256 of its manifest.
     model: str
     model_manifest: str
-    #: How rows became inputs: "raw columns", "prepared columns" or "images".
+    #: Source of the inputs: "raw columns", "prepared columns" or "images".
     by: str
     target: str
-    #: In the order of the columns of probabilities; none of a regression.
+    #: In the order of the columns of probabilities; empty for a regression.
     classes: list[str]
     settings: dict[str, Any]
     rows: int
@@ -71,15 +71,18 @@ class ScoredTable:
     drift: DriftFigures
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` unless every row was scored or set aside."""
+        """Raise ``ValueError`` unless every row was scored or quarantined."""
         if self.rows != self.scored + self.set_aside:
             raise ValueError(f"of {self.rows} rows {self.scored} were scored and {self.set_aside} set aside")
 
 
 @dataclass(frozen=True)
 class Publication:
-    """The pointer to a scored table, which is there once it is whole: its ``number`` from 1 on, the ``manifest``'s
-    SHA-256, and when. ``run`` makes the bytes of each run its own, so that a store can tell whose it took."""
+    """Pointer to a scored table, written once the table is whole.
+
+    ``number`` counts from 1, ``manifest`` is the SHA-256 of the manifest, ``at`` the time. ``run`` makes the bytes of
+    every run unique, so that a store can tell which one it accepted.
+    """
 
     number: int
     key: str

@@ -1,4 +1,4 @@
-"""How a training goes, for whoever watches it: no part of any artifact, and nothing is computed from it."""
+"""Live progress of a training, for display; not part of any artifact, and nothing is computed from it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from slipstream.artifacts.results.training import LossPoint, ValidationPoint
 
 @dataclass(frozen=True)
 class AttemptSoFar:
-    """One attempt. Steps are those that the optimiser had taken when it began, at its last save, and now."""
+    """Progress of one attempt, with the optimiser's step count at its start, at its last save, and now."""
 
     number: int
     processes: int
     first_step: int
     saved_step: int
     last_step: int
-    #: Seconds since it began.
+    #: Seconds since its start.
     wall: float
     #: Absent before its first step.
     rows_per_s: float | None
-    #: Why it ended; empty while it runs.
+    #: Reason of its end; empty while it runs.
     ended: str
 
 
 @dataclass(frozen=True)
 class TrainingSoFar:
-    """The course of the losses, of which the points since the last evaluation are those of rank 0 alone, and all
-    attempts."""
+    """Losses and attempts of a training up to now.
+
+    Loss points since the last evaluation are those of rank 0 only.
+    """
 
     step: int
     steps_total: int

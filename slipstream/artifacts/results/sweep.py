@@ -1,4 +1,4 @@
-"""How a sweep went: what it hands to the report."""
+"""Result of a sweep, for the report."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Literal
 
 State = Literal["complete", "pruned", "failed", "unfinished"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed", "unfinished")
-#: The settings, in words, of the trial that has none of the space.
+#: Settings, in words, of the trial that has none of the space.
 AS_GIVEN = "as given"
 
 
 @dataclass(frozen=True)
 class SweepTrial:
-    """A trial. ``loss`` is its smallest validation loss, None if it failed. ``curve`` are pairs of an epoch and the
-    smallest validation loss up to there."""
+    """Trial of a sweep.
+
+    ``loss`` is its smallest validation loss, None if it failed. ``curve`` are pairs of an epoch and the smallest
+    validation loss up to it.
+    """
 
     number: int
     state: State
-    #: The settings that it tried, in words.
+    #: The tried settings, in words.
     settings: str
     loss: float | None = None
     curve: list[list[float]] = field(default_factory=list)
@@ -27,15 +30,15 @@ class SweepTrial:
 
     @property
     def is_given(self) -> bool:
-        """Return True for the trial of the configuration as given."""
+        """True for the trial of the configuration as given."""
         return self.settings == AS_GIVEN
 
 
 @dataclass(frozen=True)
 class AgainstGiven:
-    """The gain of the model with the best settings over the model with the settings as given, on the same test rows.
+    """Gain of the model with the best settings over the model with the settings as given, on the same test rows.
 
-    In points of accuracy or percent of RMSE, with its 95 % interval.
+    It is in points of accuracy or percent of RMSE, with its 95 % interval.
     """
 
     gain: float
@@ -46,7 +49,7 @@ class AgainstGiven:
 
     @property
     def answer(self) -> Literal["better", "worse", "can't tell"]:
-        """What the interval shows."""
+        """Conclusion from the interval."""
         return "better" if self.low > 0 else "worse" if self.high < 0 else "can't tell"
 
     @property
@@ -59,12 +62,12 @@ class AgainstGiven:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep.
+    """Trials and outcome of a sweep.
 
     ``best`` is the number of the trial whose settings the model was trained with. ``against`` is None if these are the
     settings as given, or if there is no trained model with those. ``rungs`` are the epochs at which trials were
-    compared. ``importance`` is the share of each setting in the differences between complete trials, the largest first,
-    empty if there are too few.
+    compared. ``importance`` is the share of every setting in the differences between complete trials, the largest
+    first, empty if there are too few.
     """
 
     store: str
@@ -73,18 +76,18 @@ class Sweep:
     rungs: list[float] = field(default_factory=list)
     importance: dict[str, float] = field(default_factory=dict)
     against: AgainstGiven | None = None
-    #: Of the worker that took the longest.
+    #: Time of the slowest worker.
     seconds: float = 0.0
 
     @property
     def counts(self) -> dict[State, int]:
-        """Trials by their states, of those that there are."""
+        """Number of trials by state, without states that do not occur."""
         states = [trial.state for trial in self.trials]
         return {state: states.count(state) for state in STATES if state in states}
 
     @property
     def worth(self) -> str:
-        """Whether it is shown that the settings that were found are better, as a sentence without its full stop."""
+        """Statement whether the found settings are significantly better, without a full stop."""
         if self.against:
             return self.against.sentence
         if self.best_trial.is_given:

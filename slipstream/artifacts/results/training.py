@@ -1,4 +1,4 @@
-"""The record of a training run inside the artifact of a trained model: ``history.json`` and ``attempt.json``.
+"""Record of a training run in the artifact of a trained model: ``history.json`` and ``attempt.json``.
 
 The weights in the same artifact are read by :mod:`slipstream.models.trained`, which needs torch; this module does not.
 """
@@ -16,13 +16,13 @@ from slipstream.artifacts.results.devices import DEVICES, TrainingDevices
 KIND = "train"
 HISTORY = "history.json"
 ATTEMPT = "attempt.json"
-#: A profile of some steps, if it was asked for: :class:`Operations`, and Chrome's trace of them.
+#: Optional profile of some steps: :class:`Operations`, and their Chrome trace.
 OPERATIONS, TRACE = "operations.json", "trace.json.gz"
 
 
 @dataclass(frozen=True)
 class LossPoint:
-    """The mean training loss since the point before, and the learning rate of the last step."""
+    """Mean training loss since the previous point, and the learning rate of the last step."""
 
     step: int
     epoch: float
@@ -32,24 +32,24 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class ValidationPoint:
-    """One evaluation on the validation split: its loss, and accuracy (classification) or RMSE (regression)."""
+    """Evaluation on the validation split: its loss, and accuracy (classification) or RMSE (regression)."""
 
     step: int
     epoch: float
     loss: float
     accuracy: float | None = None
     rmse: float | None = None
-    #: The training loss at the last point before.
+    #: Training loss at the previous point.
     train_loss: float | None = None
 
 
 @dataclass(frozen=True)
 class SkippedStep:
-    """A step whose update was skipped, as its loss or its gradient was non-finite."""
+    """Step whose update was skipped because its loss or gradient was non-finite."""
 
     step: int
-    #: Rows of the training split, counted through its files, that give such a loss or gradient by themselves; at most
-    #: eight of each process, and none where it takes several rows.
+    #: Rows of the training split, counted through its files, that cause such a loss or gradient by themselves; at most
+    #: eight per process, none if it takes several rows.
     rows: list[int]
     #: All rows of the step's batch.
     batch: list[int]
@@ -65,7 +65,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ProcessGroupFigures:
-    """The process group that finished the run."""
+    """Process group that finished the run."""
 
     size: int
     backend: str
@@ -76,7 +76,7 @@ class ProcessGroupFigures:
 
 @dataclass(frozen=True)
 class History:
-    """The contents of ``history.json``. It holds no times, so that equal runs have equal histories."""
+    """Contents of ``history.json``. It holds no times, so equal runs have equal histories."""
 
     steps: list[LossPoint]
     evaluations: list[ValidationPoint]
@@ -87,16 +87,16 @@ class History:
     world: ProcessGroupFigures
     skipped: list[SkippedStep] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    #: Of the parameters those that were trained; None of an older training: all.
+    #: Number of trained parameters; None (all) in older trainings.
     trained: int | None = None
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """All attempts of a run together."""
+    """Goodput over all attempts of a run."""
 
     attempts: int
-    #: Optimiser steps that were executed, and those of them that no later attempt repeated.
+    #: Executed optimiser steps, and those of them that no later attempt repeated.
     executed: int
     kept: int
     #: Seconds by activity, see :mod:`slipstream.train.fault_tolerance.goodput`.
@@ -105,13 +105,13 @@ class Goodput:
     lost: float
     #: Wall-clock seconds of all attempts.
     wall: float
-    #: How each attempt ended, in order.
+    #: End of every attempt, in order.
     ends: tuple[str, ...]
     #: ``kept / executed``; 1 before the first step.
     useful_steps: float
-    #: Time of steps that were kept over ``wall``; 1 before the first step.
+    #: Time of kept steps over ``wall``; 1 before the first step.
     goodput: float
-    #: Checkpoints that were published; None in records of versions that did not count them.
+    #: Published checkpoints; None in records of versions that did not count them.
     saves: int | None = None
 
     def __str__(self) -> str:
@@ -124,25 +124,25 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """How fast the attempt trained, without evaluations, over all processes."""
+    """Training speed of the attempt, without evaluations, over all processes."""
 
     rows_per_s: float
-    #: Of rows of tokens.
+    #: For token rows.
     tokens_per_s: float | None = None
-    #: Floating-point operations of forward and backward pass; torch counts those of products and convolutions.
+    #: Floating-point operations of forward and backward pass; torch counts those of matmuls and convolutions.
     flops_per_row: float
-    #: What all devices together can do at most in a second, and where that is from.
+    #: Peak of all devices together in operations per second, and the source of this figure.
     peak_flops: float
     peak_from: str
     #: Model FLOPs utilisation: ``rows_per_s * flops_per_row / peak_flops``.
     utilisation: float
-    #: The most that a process had at once, on its GPU, or on a CPU in all.
+    #: Peak memory of a process, on its GPU or else in all.
     memory_bytes: int
 
 
 @dataclass(frozen=True)
 class CompiledPass:
-    """What ``torch.compile`` took, and a pass over a micro-batch with it and without, forward and backward: seconds."""
+    """Seconds of ``torch.compile``, and of a forward and backward pass over a micro-batch with and without it."""
 
     seconds: float
     pass_s: float
@@ -151,7 +151,7 @@ class CompiledPass:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of torch, without those in it, or on a GPU a kernel: how often it ran in the steps, its seconds."""
+    """Torch operation without nested ones, or GPU kernel: its calls in the profiled steps, and its seconds."""
 
     name: str
     calls: int
@@ -160,8 +160,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class Operations:
-    """The contents of ``operations.json``: of ``steps`` steps of rank 0 the operations that took longest, on its GPU or
-    CPU. ``seconds`` are those of all operations."""
+    """Contents of ``operations.json``: the slowest operations of ``steps`` steps on rank 0's GPU or CPU.
+
+    ``seconds`` are those of all operations.
+    """
 
     steps: int
     seconds: float
@@ -170,53 +172,53 @@ class Operations:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
+    """Contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
 
     #: Steps that the last attempt executed.
     steps: int
-    #: The URI of the checkpoint that it resumed from; empty if there was none.
+    #: URI of the checkpoint that it resumed from; empty if there was none.
     resumed_from: str
-    #: From snapshot to publication of the last checkpoint that it saved; 0 if it saved none.
+    #: Seconds from snapshot to publication of its last checkpoint; 0 if it saved none.
     save_seconds: float = 0.0
     ledger: Goodput
     #: Absent if the attempt executed no step.
     throughput: Throughput | None = None
     #: Absent if nothing was compiled.
     compiled: CompiledPass | None = None
-    #: Absent if no step was finished, and in records from before there was one.
+    #: Absent if no step was finished, and in older records.
     bottleneck: Bottleneck | None = None
-    #: The code versions of the stage that trained, in order; empty in records of older releases.
+    #: Code versions of the stage that trained, in order; empty in records of older releases.
     code_versions: list[str] = field(default_factory=list)
 
 
 def record_files(history: History, attempt: Attempt, devices: TrainingDevices | None = None) -> dict[str, bytes]:
-    """The files about a training, by name."""
+    """Return the files about a training, by name."""
     files = {HISTORY: to_json(history), ATTEMPT: to_json(attempt)}
     return files | ({DEVICES: to_json(devices)} if devices else {})
 
 
 def read_history(directory: Path) -> History:
-    """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
+    """Return the history of the trained model in ``directory``. Raises ``DamagedArtifact`` if it is not whole."""
     return read_record(Artifact.open(directory, KIND), HISTORY, History)
 
 
 def read_operations(directory: Path) -> Operations | None:
-    """None if no steps were profiled. Raises ``DamagedArtifact`` as the others."""
+    """Return the profile, or None if no steps were profiled. Raises ``DamagedArtifact`` as the others."""
     artifact = Artifact.open(directory, KIND)
     return read_record(artifact, OPERATIONS, Operations) if OPERATIONS in artifact.files else None
 
 
 def read_devices(directory: Path) -> TrainingDevices | None:
-    """None if nothing was sampled. Raises ``DamagedArtifact`` as the others."""
+    """Return the device measurements, or None if nothing was sampled. Raises ``DamagedArtifact`` as the others."""
     artifact = Artifact.open(directory, KIND)
     return read_record(artifact, DEVICES, TrainingDevices) if DEVICES in artifact.files else None
 
 
 def read_attempt(directory: Path) -> Attempt:
-    """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
+    """Return the attempt that finished the run. Raises ``DamagedArtifact`` if the trained model is not whole."""
     return read_record(Artifact.open(directory, KIND), ATTEMPT, Attempt)
 
 
 def code_versions_of(trained: Artifact) -> list[str]:
-    """Return the code versions that trained a model, in order; empty if its artifact does not record them."""
+    """Return the code versions that trained a model, in order; empty if its artifact records none."""
     return read_record(trained, ATTEMPT, Attempt).code_versions if ATTEMPT in trained.files else []

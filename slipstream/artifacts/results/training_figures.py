@@ -1,4 +1,4 @@
-"""What a training measured, for who plans the next: read from the trained model, and kept in a run's summary."""
+"""Training measurements for planning the next run: read from the trained model, kept in a run's summary."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from slipstream.artifacts.results.training import (
 
 @dataclass(frozen=True)
 class TrainingFigures:
-    """A training over all its attempts."""
+    """Measurements of a training over all its attempts."""
 
     world: ProcessGroupFigures
-    #: The name of its GPUs, "" on CPUs; and the pods of an attempt.
+    #: Name of its GPUs, "" on CPUs; and the number of pods per attempt.
     gpu: str
     pods: int
     parameters: int
@@ -33,22 +33,22 @@ class TrainingFigures:
     ledger: Goodput
     #: Absent if the last attempt executed no step.
     throughput: Throughput | None
-    #: From snapshot to publication of the last checkpoint.
+    #: Seconds from snapshot to publication of the last checkpoint.
     save_seconds: float
     attempts: list[AttemptSpan]
-    #: Of the parameters those that were trained; None of an older training: all.
+    #: Number of trained parameters; None (all) in older trainings.
     trained: int | None = None
-    #: The code versions that trained it, in order; empty if the training did not record them.
+    #: Code versions that trained it, in order; empty if the training recorded none.
     code_versions: list[str] = field(default_factory=list)
 
     @property
     def frozen(self) -> int:
-        """The other parameters."""
+        """Number of parameters that were not trained."""
         return 0 if self.trained is None else self.parameters - self.trained
 
 
 def read_figures(directory: Path) -> TrainingFigures:
-    """Of a trained model. Raises ``DamagedArtifact`` if the directory does not hold a whole one."""
+    """Return the measurements of a trained model. Raises ``DamagedArtifact`` if it is not whole."""
     history, attempt, devices = read_history(directory), read_attempt(directory), read_devices(directory)
     training = Artifact.open(directory, KIND).made_by.get("training")
     batch_size = training.get("batch_size", 0) if isinstance(training, dict) else 0
@@ -71,5 +71,5 @@ def read_figures(directory: Path) -> TrainingFigures:
 
 
 def gpu_name(sampled: Sequence[str], speed: Throughput | None) -> str:
-    """As the driver has it; where nothing was sampled, as the peak's source names it."""
+    """Return the GPU's name as sampled from the driver, else from the source of the peak."""
     return next(iter(sampled), speed.peak_from.removeprefix("the data sheet of ") if speed else "")
