@@ -2,7 +2,7 @@
 
 A mistake is one line, not flytekit's traceback, which ``-v`` still prints. flytekit chooses the click type of an option
 in one function and has no registry to extend, so that function is wrapped: settings and datasets get the types below.
-The function that makes an option and the one that prints exceptions are wrapped, too.
+The functions that make an option and print exceptions are wrapped, too.
 """
 
 from __future__ import annotations
