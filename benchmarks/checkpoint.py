@@ -1,13 +1,13 @@
-"""Our checkpoints beside torch.save and beside DCP's asynchronous ones: how long the step loop stands still.
+"""Stall of the training loop during a save: our checkpoints, torch.save and DCP's asynchronous checkpoints.
 
     python benchmarks/checkpoint.py [--quick] [--json FILE] [--megabytes 300] [--rounds 11] [--place DIRECTORY]
 
-Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each way saves
-once, one after the other, and each is waited for to its end before the next begins: ``torch.save`` and fsync by rank 0
-while the other rank waits, ``dcp.async_save`` as it comes, the same with a cached stager, ours. The stall is what the
-slower rank waits for, and with ours also what its next optimiser step waits for the snapshot. The first round is
-reported apart; the figures are medians of the others. ``steps`` is the mean time of the training steps that run while
-the save is under way, over that of steps without one.
+Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each method saves
+once, and each save ends before the next starts: ``torch.save`` and fsync by rank 0 while the other rank waits,
+``dcp.async_save`` with its defaults, the same with a cached stager, ours. The stall is the waiting time of the slower
+rank; for ours it includes the wait of the next optimiser step for the snapshot. The first round is reported separately;
+the figures are medians of the others. ``steps`` is the mean time of training steps during a save, divided by that
+without one.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ WAYS = ("torch.save + fsync", "dcp.async_save", "dcp, cached stager", "ours")
 
 
 class Save(NamedTuple):
-    """A save that was begun: what waits for its end, whether it is under way, how long later steps waited for it."""
+    """A started save: wait for its end, whether it is running, and the seconds that later steps waited for it."""
 
     wait: Callable[[], Any] = lambda: None
     busy: Callable[[], bool] = lambda: False
     late: Callable[[], float] = lambda: 0.0
 
 
-#: Begins the save of a round.
+#: Starts the save of a round.
 Way = Callable[[int], Save]
 
 
 class Trainer:
-    """Steps of plain data-parallel training, about as long as those of a small real model."""
+    """Plain data-parallel training with steps about as long as those of a small real model."""
 
     def __init__(self, layers: int) -> None:
         torch.manual_seed(0)
@@ -128,7 +128,7 @@ def slowest(value: float) -> float:
 
 
 def steps_while(trainer: Trainer, busy: Callable[[], bool]) -> float:
-    """Mean milliseconds of the steps taken while the save is under way; at least a few."""
+    """Return the mean milliseconds of the steps during a save; at least a few steps."""
     started, done = time.perf_counter(), 0
     while done < STEPS_AT_LEAST or busy():
         trainer.step()
@@ -137,7 +137,7 @@ def steps_while(trainer: Trainer, busy: Callable[[], bool]) -> float:
 
 
 def measure(scratch: str, layers: int, rounds: int) -> dict[str, list[Figures]]:
-    """Every round of each way; the same on all ranks."""
+    """Return the figures of every round of each method; the same on all ranks."""
     place = Path(scratch)
     trainer = Trainer(layers)
     trainer.step()
@@ -178,7 +178,7 @@ def measure(scratch: str, layers: int, rounds: int) -> dict[str, list[Figures]]:
 
 
 def summary(found: dict[str, list[Figures]]) -> dict[str, Figures]:
-    """Medians over all rounds but the first, the first stall, and the stall over that of torch.save."""
+    """Return medians over all rounds but the first, the first stall, and the stall over that of torch.save."""
     rows = {name: {**settled(rounds), "first_stall_ms": rounds[0]["stall_ms"]} for name, rounds in found.items()}
     for row in rows.values():
         row["of_torch_save"] = row["stall_ms"] / rows[WAYS[0]]["stall_ms"]
@@ -199,7 +199,7 @@ COLUMNS = (
 @click.option("--rounds", default=11, show_default=True, help="Saves of each way; the first is reported apart.")
 @click.option("--place", type=click.Path(path_type=Path), help="A directory on the disk to measure.")
 def main(quick: bool, megabytes: int, rounds: int, place: Path | None) -> Iterator[Table]:
-    """How long each way of saving stops the steps."""
+    """Measure how long each way of saving stops the steps."""
     if quick:
         megabytes, rounds = 13, 1
     layers = max(1, round(megabytes * 1e6 / (3 * 4 * WIDTH * (WIDTH + 1))))

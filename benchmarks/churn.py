@@ -1,16 +1,15 @@
-"""A customer table of 200 columns, as large as you ask for, and what preparing it costs by rows.
+"""Cost of preparing a customer table of 200 columns, by number of rows.
 
     python benchmarks/churn.py [--quick] [--rows N] [--keep DIR] [--json FILE]
 
-The table is made from a seed, in files of 500,000 rows, each a function of its number alone, so that 50 M rows begin
-with the same 500,000 as 2 M. 150 columns are amounts (normal and log-normal, some with gaps), 29 are counts, 19 are
-texts of 3 to 2,000 values, one is the customer's number, and ``churned`` is drawn with a probability that follows from
-eleven of them, from products of two and from a text of 50 values: about 22 % of the customers churn, and no model can
-know more than that probability.
+The table is made from a seed, in files of 500,000 rows. A file depends only on its number, so 50 M rows start with the
+same 500,000 as 2 M. 150 columns are amounts (normal and log-normal, some with gaps), 29 are counts, 19 are texts of 3
+to 2,000 values, and one is the customer's number. ``churned`` is drawn with a probability that depends on eleven
+columns, products of two and a text of 50 values: about 22 % of the customers churn, and no model can know more than
+that probability.
 
-Prepared are a quarter, a half, and all of the rows, by turns, each in a fresh process; the first turn is discarded.
-Reported are medians of the processor time of all processes and of the time on the clock, and each over a straight
-line through them.
+A quarter, a half, and all of the rows are prepared in turns, each in a fresh process; the first turn is discarded. The
+figures are medians of wall time and of the CPU time of all processes, and each of them over a straight-line fit.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from slipstream.source.config import DataConfig
 
 FILE_ROWS = 500_000
 AMOUNTS, COUNTS, TEXTS = 150, 29, 19
-#: The texts have so many values, in turn.
+#: Numbers of values of the texts, in turn.
 VALUES = (3, 8, 50, 400, 2_000)
 GAPS = 0.03
-#: With which the mean probability is about 22 %.
+#: Makes the mean probability about 22 %.
 OFFSET = -1.5
 
 
 def file_of(number: int, rows: int) -> pa.Table:
-    """The customers of one file."""
+    """Return the customers of one file."""
     draw = np.random.default_rng([number, 200])
     made: dict[str, pa.Array] = {"customer": pa.array(number * FILE_ROWS + np.arange(rows))}
     logit = np.full(rows, OFFSET)
@@ -74,7 +73,7 @@ def file_of(number: int, rows: int) -> pa.Table:
 
 
 def make(place: Path, rows: int, file_rows: int = FILE_ROWS) -> list[Path]:
-    """The files of a table of so many rows, or somewhat more."""
+    """Write the files of a table of at least ``rows`` rows, and return their paths."""
     files = []
     for number in range(-(-rows // file_rows)):
         path = place / f"customers-{number:04d}.parquet"
@@ -84,7 +83,7 @@ def make(place: Path, rows: int, file_rows: int = FILE_ROWS) -> list[Path]:
 
 
 def prepared(data: str) -> Figures:
-    """What preparing takes, in this process and those that it starts."""
+    """Return the cost of preparing, in this process and its children."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         made_by = {"source": "benchmarks/churn.py"}
@@ -115,7 +114,7 @@ COLUMNS = (
 @click.option("--runs", default=3, show_default=True, help="Turns that count.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Make the table there, keep it, and measure nothing.")
 def main(quick: bool, rows: int, runs: int, keep: Path | None) -> Iterator[Table]:
-    """What preparing a table of 200 columns costs by rows."""
+    """Measure the cost of preparing a table of 200 columns by rows."""
     file_rows = 300 if quick else FILE_ROWS
     if keep:
         keep.mkdir(parents=True)

@@ -1,14 +1,14 @@
-"""Our measurement beside a bare torch loop, and beside what memory itself can do.
+"""Our measurement of collectives, compared with a bare torch loop and with the memory bandwidth.
 
     python benchmarks/collectives.py [--quick] [--json FILE]
 
-In each of several launches of a process group (figures differ more between launches than within one), and for each
-operation and size in turn: our measurement, then a bare loop of as many iterations with one clock around it, as one
-would write it first, then a copy of as many bytes by one process. Reported is the median over the launches of p10, p50
-and the loop's mean. ``p50/loop`` below 1 says how much of the loop's mean is the tail that a median leaves out;
-``PARAM`` is what PARAM's averaging (github.com/facebookresearch/param, comms: a rank's mean over its iterations, of
-which it quotes percentiles over ranks) makes of the same raw times: it has the tail in it, and its "p50" cannot tell.
-``of memcpy`` is algbw over the bandwidth of the copy, the bound of anything that moves data through memory.
+Every launch of a process group runs, for every operation and size: our measurement, a bare loop of equally many
+iterations with one clock around it, and a copy of equally many bytes by one process. (Figures differ more between
+launches than within one.) Reported are medians over the launches of p10, p50 and the loop's mean. ``p50/loop`` below 1
+shows how much of the loop's mean is the tail that a median ignores. ``PARAM`` is the average that PARAM
+(github.com/facebookresearch/param, comms) computes from the same raw times: a rank's mean over its iterations, with
+percentiles over ranks. It includes the tail, which its "p50" cannot show. ``of memcpy`` is algbw over the bandwidth of
+the copy, the upper bound of any transfer through memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = tuple(
 
 
 def bare_loop_us(kind: Kind, size: int, iterations: int) -> float:
-    """The mean of a loop without checks or percentiles: the longest over the ranks."""
+    """Return the mean of a loop without checks or percentiles; the maximum over the ranks."""
     case = prepare(kind, size, CPU)
     case.clear()
     run([case])
@@ -53,7 +53,7 @@ def bare_loop_us(kind: Kind, size: int, iterations: int) -> float:
 
 
 def memcpy_us(size: int) -> float:
-    """The median of copying ``size`` bytes."""
+    """Return the median time of copying ``size`` bytes, in microseconds."""
     source, target = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
     taken: list[float] = []
     while len(taken) < 10 or (sum(taken) < 0.1 and len(taken) < 1000):
@@ -64,7 +64,7 @@ def memcpy_us(size: int) -> float:
 
 
 def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
-    """Every operation at every size in one launch, on each of its ranks."""
+    """Measure every operation at every size in one launch, on each of its ranks."""
     rows = {}
     for kind in KINDS:
         for size in sizes:
@@ -84,7 +84,7 @@ def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
 
 
 def summary(launches: Sequence[Figures]) -> Figures:
-    """One operation and size: the medians over the launches, and the ratios of those medians."""
+    """Return medians over the launches and their ratios, for one operation and size."""
     row = medians(launches)
     p50 = [launch["p50_us"] for launch in launches]
     return {
@@ -114,7 +114,7 @@ COLUMNS = (
 
 @benchmark
 def main(quick: bool) -> Iterator[Table]:
-    """Our measurement of collectives beside a bare loop and beside memcpy."""
+    """Compare our measurement of collectives with a bare loop and with memcpy."""
     sizes, budget, count = (SIZES[:2], 0.01, 1) if quick else (SIZES, BUDGET, 5)
     launches = [on_ranks(WORLD, launch, sizes, budget) for _ in range(count)]
     rows = {name: summary([launch[name] for launch in launches]) for name in launches[0]}

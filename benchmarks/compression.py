@@ -1,15 +1,15 @@
-"""Pruned and distilled models beside ones that were built as small and trained on labels alone.
+"""Pruned and distilled models, compared with models that were built as small and trained on labels only.
 
     python benchmarks/compression.py [--quick] [--json FILE] [--part NAME ...]
 
-A plain MLP 200-512-256-64 on a seeded table of 200 features and 40,000 rows, trained by our own trainer, is the
-teacher. Speeds are ONNX Runtime's, in turns whose order is drawn anew, with a thread; accuracies are of the test rows.
+The teacher is a plain MLP 200-512-256-64, trained by our own trainer on a seeded table of 200 features and 40,000 rows.
+Speeds are ONNX Runtime's with one thread, measured in turns in random order; accuracies are of the test rows.
 
-pruned: half of the units of each layer removed, then 4 epochs with its teacher, against a network *built* with those
-widths and trained for as many steps altogether. Bars: 0.95 of its speed, at least 1.8 times the teacher's at batch 32,
-and on average over the seeds at most 0.3 points of accuracy less.
+pruned: half of the units of every layer are removed, then 4 epochs with the teacher, against a network *built* with
+those widths and trained for as many steps in total. Bars: 0.95 of its speed, at least 1.8 times the teacher's at batch
+32, and on average over the seeds at most 0.3 points of accuracy less.
 
-student: 96-48, 16 epochs, with a teacher and on labels alone from the same weights and in the same order. Bars: more
+student: 96-48, 16 epochs, with a teacher and on labels only, from the same weights and in the same order. Bars: more
 accurate on average over the seeds, interval above 0, and at least 4 times as fast as the teacher at batch 32.
 """
 
@@ -43,7 +43,7 @@ from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 BATCH = 32
-#: Of the built model's speed, of the teacher's, and points of accuracy below the built model's.
+#: Fraction of the built model's speed, multiple of the teacher's, and points of accuracy below the built model's.
 SPEED_BAR, PRUNED_BAR, ACCURACY_BAR = 0.95, 1.8, 0.3
 STUDENT_BAR = 4.0
 COLUMNS = (
@@ -58,7 +58,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained: in full, or in a form of seconds."""
+    """Sizes of the data, the models and the trainings."""
 
     rows: int = 40_000
     features: int = 200
@@ -77,7 +77,7 @@ QUICK = Sizes(2000, 20, (32, 16, 8), (8, 4), 1, 1, 1, 1, 1, 0.3)
 
 @dataclass(frozen=True)
 class Bench:
-    """The data, where everything is written, and what has been trained."""
+    """The data, the directory of all files, and the trained models."""
 
     data: PreparedData
     directory: Path
@@ -91,25 +91,25 @@ class Bench:
         )
 
     def teacher(self, seed: int) -> TrainedModel:
-        """The whole network, which both parts begin with."""
+        """Return the unpruned network, from which both parts start."""
         if (made := self.directory / f"teacher-{seed}").exists():
             return TrainedModel.open(made, PLAIN_MLP)
         return self.train("teacher", self.sizes.hidden, seed, self.sizes.epochs)
 
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
-        """The model that a training begins with, as the stage makes it."""
+        """Write the model from which a training starts, as the stage does, and return its directory."""
         directory = self.directory / f"{name}-start-{seed}"
         propose(directory, CompressionRun(trained, self.data, config, seed), [], {})
         return directory
 
     def accuracy(self, model: TrainedModel) -> float:
-        """Percent of the test rows."""
+        """Return the accuracy on the test rows, in percent."""
         rows = self.data.split("test")
         outputs = predict(model_function(model.load()), self.data.signature, rows)
         return 100 * float(np.mean(outputs.argmax(axis=1) == targets_of(rows)))
 
     def speeds(self, models: Mapping[str, TrainedModel], reference: str) -> dict[str, Estimate]:
-        """How many times as fast as ``reference`` each of the others is."""
+        """Return the speedups over ``reference``."""
         test, loads = self.data.split("test"), {}
         for name, model in models.items():
             path = self.directory / f"{name}.onnx"
@@ -178,7 +178,7 @@ def student(bench: Bench) -> Table:
 
 
 def gained(gains: Sequence[float]) -> str:
-    """The mean of the differences by seed, with Student's 95 % interval."""
+    """Return the mean of the differences by seed as text, with Student's 95 % interval."""
     mean = statistics.mean(gains)
     if len(gains) < 2:
         return f"with its teacher {mean:+.2f} points: one seed has no interval"
@@ -194,7 +194,7 @@ def rows_of(
     accuracies: Mapping[str, Sequence[float]],
     speeds: Mapping[str, Estimate],
 ) -> dict[str, dict[str, float]]:
-    """``speed`` is how many times as fast as the teacher, and the lower end of its interval."""
+    """Return the rows of the table; ``speed`` is the speedup over the teacher, with the lower end of its interval."""
     rows: dict[str, dict[str, float]] = {}
     for name, found in accuracies.items():
         size = sum(p.numel() for p in models[name].load().parameters())
@@ -215,7 +215,7 @@ PARTS = {"pruned": pruned, "student": student}
 @part_option(PARTS)
 @benchmark
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """Pruned and distilled models beside ones that were built as small."""
+    """Compare pruned and distilled models with ones that were built as small."""
     sizes = QUICK if quick else Sizes()
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)

@@ -1,19 +1,18 @@
-"""What the export chooses beside what others would make of the same model, on the same rows, in shuffled turns.
+"""Variants chosen by our export, compared with other tools on the same model and rows, in shuffled turns.
 
     python benchmarks/export.py [--quick] [--json FILE] [--part NAME ...]
 
-Models are trained by our own trainer: the default table model and a plain MLP 200-512-256-64 on a seeded table of 200
-features and 40,000 rows, the ResNet with group and with batch normalisation on the handwritten digits enlarged to
-32 x 32, and the transformer (4 layers of width 256) on random walks of 16 tokens. Peers: ONNX Runtime's
-``quantize_static`` and ``quantize_dynamic`` with their defaults, NNCF's ``quantize`` (if it is installed), and a fixed
-recipe (U8S8 per channel, products, between convolutions all that stays in INT8). A peer counts if it does not fail our
-gate on the test rows. "copy" is a second copy of the FP32 file: what its speed differs from 1 is the error of the
-measurement.
+Our own trainer trains the models: the default table model and a plain MLP 200-512-256-64 on a seeded table of 200
+features and 40,000 rows, the ResNet with group and with batch normalisation on the handwritten digits enlarged to 32 x
+32, and the transformer (4 layers of width 256) on random walks of 16 tokens. Peers: ONNX Runtime's ``quantize_static``
+and ``quantize_dynamic`` with their defaults, NNCF's ``quantize`` (if it is installed), and a fixed recipe (U8S8 per
+channel, matmuls; between convolutions everything stays in INT8). A peer counts if it does not fail our gate on the test
+rows. "copy" is a second copy of the FP32 file: its difference from speed 1 is the measurement error.
 
 Bars, at batches 1, 32 and 256: the chosen variant has at least 0.95 of the best peer's speed, lower end of the 95 %
 interval at least 0.90, and is not slower than FP32; optimised for size, it has at most 1.05 of the smallest peer's; the
-export as a whole takes at most two minutes. On a CPU with VNNI at batch 32, plain MLP 1.8, ResNet with batch
-normalisation 2.4 and the transformer 1.4 times as fast as FP32.
+whole export takes at most two minutes. On a CPU with VNNI at batch 32, plain MLP 1.8, ResNet with batch normalisation
+2.4 and the transformer 1.4 times as fast as FP32.
 """
 
 from __future__ import annotations
@@ -59,21 +58,22 @@ from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 MAX_LOSS = 1.0
-#: Shares of the best peer's speed: the figure, and the lower end of its interval. Times the smallest peer's size.
+#: Fractions of the best peer's speed (the estimate, the lower end of its interval); multiple of the smallest peer's
+#: size.
 SPEED_BAR, LEAST_BAR, SIZE_BAR = 0.95, 0.90, 1.05
-#: What the whole export may take, and what of it the search is given, in seconds.
+#: Limits for the whole export and for its search, in seconds.
 TIME_BAR, SEARCH_SECONDS = 120.0, 100.0
-#: What an export for size is given.
+#: Search time of an export for size, in seconds.
 SIZE_SECONDS = 40.0
-#: What the lower end of a chosen FP32 or variant may be below FP32: as much as a copy shows.
+#: Tolerance for "not slower than FP32": the deviation of a copy.
 COPY = 0.95
-#: Times as fast as FP32 at batch 32 on a CPU with VNNI.
+#: Required speedups over FP32 at batch 32 on a CPU with VNNI.
 VNNI_BARS = {"plain-mlp": 1.8, "resnet-batch": 2.4, "transformer": 1.4}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model: what it is trained on, and how."""
+    """A model with its data and training settings."""
 
     data: Literal["table", "digits", "tokens"]
     model: Mapping[str, Any]
@@ -90,7 +90,7 @@ CASES = {
 
 
 def write_digits(path: Path, side: int) -> None:
-    """scikit-learn's digits, each pixel repeated."""
+    """Write scikit-learn's digits, with every pixel repeated."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -99,7 +99,7 @@ def write_digits(path: Path, side: int) -> None:
 
 
 def walks(rows: int, length: int, tokens: int) -> np.ndarray:
-    """Random walks: after each token one of four others, the first of them in six of ten cases."""
+    """Return random walks: each token has four successors, the first with probability 0.6."""
     rng = np.random.default_rng(0)
     after, walked = rng.integers(0, tokens, (tokens, 4)), rng.integers(0, tokens, (rows, length))
     for place in range(1, length):
@@ -128,7 +128,7 @@ def trained_model(case: Case, data: PreparedData, directory: Path, quick: bool) 
 
 
 def make_peers(fp32: Path, data: PreparedData, config: ExportConfig, directory: Path) -> dict[str, Path]:
-    """What others would make of the file; a peer that fails is left out, with a line on stderr."""
+    """Make the peers' variants of the file. A peer that fails is skipped, with a line on stderr."""
     inputs = calibration(data, config)
     makers = {"ort-static": ort_static, "ort-dynamic": ort_dynamic, "nncf": nncf_quantize, "fixed-recipe": fixed_recipe}
     made = {}
@@ -167,7 +167,7 @@ def ort_dynamic(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
 
 
 def nncf_quantize(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
-    os.environ["NNCF_CI"] = "1"  # or it tells its maker that it is used
+    os.environ["NNCF_CI"] = "1"  # disables NNCF's usage reports
     import nncf
     import onnx
 
@@ -189,11 +189,12 @@ def fixed_recipe(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> None
 
 
 def compare(name: str, directory: Path, quick: bool) -> Table:
-    """The bars of one model."""
+    """Return the table and the bars of one model."""
     case = CASES[name]
     data = prepared_data(case, directory, quick)
     trained = trained_model(case, data, directory, quick)
-    # The digits' test rows are too few to show a loss of one point: what does not fail is taken, of ours and of others.
+    # The digits have too few test rows to show a loss of one point, so variants that do not fail are accepted, ours and
+    # others'.
     searching = 1.0 if quick else SEARCH_SECONDS
     config = ExportConfig(seconds=searching, max_loss=MAX_LOSS, when_in_doubt="take", decide_at_batch=32)
     exported, started = directory / "exported", time.perf_counter()
@@ -241,7 +242,7 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
 
 
 def failing(peers: Mapping[str, Path], fp32: Path, data: PreparedData, test: np.ndarray) -> set[str]:
-    """The peers whose loss is shown to be more than allowed."""
+    """Return the peers whose loss is shown to exceed the limit."""
     task, truth = data.signature.task, targets_of(test)
     before = predict(onnx_predictor(fp32, 1), data.signature, test)
     losses = {
@@ -262,7 +263,7 @@ def row_of(latency: Mapping[str, LatencyFigures], path: Path) -> Figures:
 
 
 def speedup_of(timed: Mapping[str, Mapping[str, LatencyFigures]], name: str, batch: str) -> Estimate:
-    """Of a file that is not the reference."""
+    """Return the speedup of a file that is not the reference."""
     speedup = timed[name][batch].speedup
     assert speedup
     return speedup
@@ -271,7 +272,7 @@ def speedup_of(timed: Mapping[str, Mapping[str, LatencyFigures]], name: str, bat
 def bars(
     name: str, batch: str, chosen: str, against: Mapping[str, Mapping[str, LatencyFigures]], able: Sequence[str]
 ) -> Iterator[str]:
-    """A line per bar. ``against`` has how many times as fast as the chosen variant the others are."""
+    """Yield one line per bar. ``against`` has the speedups of the others over the chosen variant."""
 
     def chosen_over(other: str) -> Estimate:
         theirs = speedup_of(against, other, batch)
@@ -295,7 +296,7 @@ def bars(
 
 
 def size_bar(chosen: Path, peers: Sequence[Path]) -> str:
-    """Whether what is chosen for its size is as small as the smallest peer."""
+    """Return the result of the size bar as text, against the smallest peer."""
     ours = chosen.stat().st_size
     theirs = min((path.stat().st_size for path in peers), default=ours)
     return f"size: {ours / theirs:.2f} of the smallest peer's, asked at most {SIZE_BAR}: " + held(
@@ -308,7 +309,7 @@ def held(met: bool) -> str:
 
 
 def columns() -> tuple[Column, ...]:
-    """``speed`` is how many times as fast as FP32, and the lower end of its interval."""
+    """Return the columns; ``speed`` is the speedup over FP32, ``low`` the lower end of its interval."""
     by_batch = [
         (
             Column(f"batch {batch}: p50 ms", f"p50_ms_{batch}", "{:.4f}"),
@@ -323,7 +324,7 @@ def columns() -> tuple[Column, ...]:
 @part_option(CASES)
 @benchmark
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """The chosen variant beside what others make of the same model."""
+    """Compare the chosen variant with those of other tools for the same model."""
     for name in ["plain-mlp"] if quick else parts:
         with tempfile.TemporaryDirectory() as directory:
             yield compare(name, Path(directory), quick)

@@ -1,13 +1,13 @@
-"""How much of a run on spot machines is useful: four preemptions in 1,600 steps, after Ray's nightly test.
+"""Goodput of a run on spot machines: four preemptions in 1,600 steps, after Ray's nightly test.
 
     python benchmarks/goodput.py [--quick] [--json FILE]
 
 Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % useful steps with a checkpoint every 400
 steps and 94.6 % with a checkpoint on notice. Here two ranks of ``slipstream.train.run`` train a model whose steps take
-at least 50 ms; the faults come at times drawn from a seed, which the trainer cannot see. *periodic* saves every 400
-steps and is killed without notice; *auto* chooses its interval, told a mean time between failures of 400 steps, and is
-killed without notice; *notice* saves every 400 steps and gets SIGTERM first. Start-up is what passes until an attempt's
-first step has begun.
+at least 50 ms. The faults come at times drawn from a seed, which the trainer cannot see. *periodic* saves every 400
+steps and is killed without notice. *auto* chooses its interval from a mean time between failures of 400 steps, and is
+killed without notice. *notice* saves every 400 steps and gets SIGTERM first. Start-up is the time until an attempt's
+first step starts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ MODES = ("periodic", "auto", "notice")
 
 @dataclass(frozen=True)
 class Plan:
-    """A run of ``steps`` steps, each of at least ``step_s`` seconds, with ``faults`` on the way; its files lie in
-    ``place``."""
+    """A run of ``steps`` steps, each of at least ``step_s`` seconds, with ``faults``; its files are in ``place``."""
 
     place: Path
     steps: int
@@ -51,7 +50,7 @@ class Plan:
 
 
 def measure(plan: Plan, mode: str, seed: int) -> Figures:
-    """One run to its end: what of it was useful."""
+    """Run one training to its end and return its goodput."""
     draw = random.Random(seed)
     # Exponential gaps; capped so that all faults fall into the run.
     mean = plan.steps / (plan.faults + 1) * plan.step_s
@@ -88,12 +87,12 @@ COLUMNS = (
 @click.option("--steps", default=1600, show_default=True, help=f"A multiple of {STEPS_PER_EPOCH}.")
 @click.option("--seed", default=0, show_default=True, help="Of the times of the faults.")
 def main(quick: bool, steps: int, seed: int) -> Iterator[Table]:
-    """What of a run is useful, of three ways of saving."""
+    """Measure the goodput of three ways of saving."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         plan = Plan(place, 20, 0.03, faults=1) if quick else Plan(place, steps, 0.05, faults=4)
         prepare(place / "prepared", "", "", DataConfig(), {})
-        alone(len, "")  # starts the server that the ranks are forked from
+        alone(len, "")  # starts the fork server of the ranks
         rows = {}
         for mode in MODES:
             rows[mode] = measure(plan, mode, seed)

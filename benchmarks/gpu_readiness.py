@@ -1,18 +1,18 @@
-"""What a GPU would be asked for, counted without one: operations, casts, and memory in float32.
+"""Work that a GPU would get, counted without one: operations, casts, and memory in float32.
 
     python benchmarks/gpu_readiness.py [--quick] [--json FILE]
 
-*loss*: the cross-entropy of a language model's logits in bf16, forwards and backwards: in pieces, as the trainer takes
-it; of the logits as they lie, in float32; and transposed, as torch's own function wants the classes second, which takes
-the softmax over numbers that do not lie beside each other. Operations are what torch dispatches, without views;
-processor time is that of one core here, medians of runs in turns.
+*loss*: the cross-entropy of a language model's logits in bf16, forward and backward. The trainer computes it in chunks.
+The others convert all logits to float32, in their layout or transposed: torch's own function expects the classes second
+and then takes the softmax over a strided dimension. Operations are those that torch dispatches, without views; CPU time
+is that of one core here, medians of runs in turns.
 
-*clipping*: the gradients of a divided model scaled down, as the trainer does it, and one after the other.
+*clipping*: scaling the gradients of a sharded model, as the trainer does it, and one tensor at a time.
 
-*forward pass*: of a transformer, whose tables of rotary positions are kept, or made in each pass.
+*forward pass*: a transformer with cached tables of rotary positions, or with tables made in every pass.
 
-*snapshot*: the tensors of a checkpoint (weights and two moments of each) to the host's buffer, by one call or by one
-each. Either way a GPU copies tensor by tensor; what is counted is what Python asks for.
+*snapshot*: copying the tensors of a checkpoint (weights and two moments of each) to the host's buffer, in one call or
+in one call per tensor. A GPU copies tensor by tensor in both cases; only Python's calls are counted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def timed(work: Callable[[], object]) -> Figures:
 
 
 def figures(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Figures]:
-    """What each way asks for and takes."""
+    """Return the operations and the time of each way."""
     times = in_turns({name: partial(timed, work) for name, work in works.items()}, turns)
     found = {}
     for name, work in works.items():
@@ -99,7 +99,7 @@ def one_by_one(buffers: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def done_once(quick: bool) -> Iterator[Table]:
-    """What is done once for all passes or for all tensors, beside doing it each time."""
+    """Yield the tables of work that is done once for all passes or tensors, compared with repeating it."""
     blocks, length = (2, 32) if quick else (12, 512)
     signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next", buckets=500)
     model = build(ModelConfig("transformer", {"num_hidden_layers": blocks}), signature, 0)
@@ -124,7 +124,7 @@ def done_once(quick: bool) -> Iterator[Table]:
 
 
 def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) -> Table:
-    """What each of the works takes, after the first of them has run once."""
+    """Return a table of the costs of the works, after the first of them has run once."""
     next(iter(works.values()))()
     found = figures(works, 1 if quick else 5)
     return Table(title, CALLS, {name: {key: each[key] for key in ("kernels", "cpu")} for name, each in found.items()})
@@ -132,7 +132,7 @@ def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) ->
 
 @benchmark
 def main(quick: bool) -> Iterator[Table]:
-    """What the trainer asks of a device, beside what a GPU would pay more for."""
+    """Compare the trainer's work for a device with ways that cost a GPU more."""
     torch.set_num_threads(1)
     turns = 1 if quick else 5
     rows, length, tokens = (2, 32, 500) if quick else (8, 512, 32_000)

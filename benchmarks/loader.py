@@ -1,14 +1,14 @@
-"""The training loader beside what a user would pick or write instead, and beside the speed of memory.
+"""The training loader, compared with other loaders and with the memory bandwidth.
 
     python benchmarks/loader.py [--quick] [--json FILE] [--part bound|peers|shuffle] [--runs N]
 
-2 M rows of 200 float32 in shuffled segments, read in batches of 1024 by one process from a warm page cache, one thread
-per library. ``bound``: one epoch of ours, with and without verification, and contiguous copies of 1024 rows from the
-memory map into one reused buffer take turns in one process; medians of 7. ``peers``: libraries, and the few lines that
-an engineer would write instead of one, each in a fresh process, in turns, the first of which is discarded; medians;
-ours is compared with the fastest. Loaders that are not installed are left out (litdata is no part of ``[bench]``: it
-asks for torchvision; mosaicml-streaming asks for older libraries than ours). ``shuffle``: the variance of batch means
-over what drawing without replacement gives (1 is ideal), for a quantity that was sorted in the source.
+2 M rows of 200 float32 in shuffled segments are read in batches of 1024 by one process from a warm page cache, with one
+thread per library. ``bound``: one epoch of ours, with and without verification, and contiguous copies of 1024 rows from
+the memory map into one reused buffer take turns in one process; medians of 7. ``peers``: libraries, and the few lines
+that an engineer would write instead, each in a fresh process, in turns; the first turn is discarded; medians. Ours is
+compared with the fastest. Loaders that are not installed are skipped (litdata is not in ``[bench]``, as it needs
+torchvision; mosaicml-streaming needs older libraries than ours). ``shuffle``: the variance of batch means over that of
+drawing without replacement (1 is ideal), for a quantity that was sorted in the source.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from slipstream.prepare.shuffle import block_rows
 
 COLUMNS, BATCH = 200, 1024
 PAIRS = 7
-#: Slow loaders need not run through an epoch for a rate.
+#: Time limit for measuring a rate; slow loaders do not finish an epoch.
 SECONDS = 10.0
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (COLUMNS,)),), "classification", "y", ("a", "b"))
 
 
-# The data: the first column is the row's place in a source that was sorted
+# The data: the first column is the row's position in a sorted source
 
 
 def make(directory: Path, rows: int) -> None:
-    """Prepared data, and the same table as ``x.npy`` and ``y.npy`` for the others."""
+    """Write prepared data, and the same table as ``x.npy`` and ``y.npy`` for the others."""
     draw = np.random.default_rng(0)
     place = draw.permutation(rows)
     x = np.lib.format.open_memmap(directory / "x.npy", "w+", np.float32, (rows, COLUMNS))
@@ -68,7 +68,7 @@ def make(directory: Path, rows: int) -> None:
     y.flush()
 
 
-# The loaders: each gives batches of tensors or arrays, endlessly or for one epoch
+# The loaders: each yields batches of tensors or arrays, endlessly or for one epoch
 
 
 def ours(directory: Path) -> Iterator[Any]:
@@ -84,14 +84,14 @@ def ours(directory: Path) -> Iterator[Any]:
 
 
 def tensors(directory: Path) -> Any:
-    """The whole table in memory."""
+    """Return the whole table in memory."""
     import torch
 
     return tuple(torch.from_numpy(np.load(directory / f"{name}.npy")) for name in "xy")
 
 
 def indexed_tensor(directory: Path) -> Iterator[Any]:
-    """Tensors in memory, indexed by a permutation."""
+    """Yield batches from tensors in memory, indexed by a permutation."""
     import torch
 
     x, y = tensors(directory)
@@ -100,7 +100,7 @@ def indexed_tensor(directory: Path) -> Iterator[Any]:
 
 
 def index_select(directory: Path) -> Iterator[Any]:
-    """The same by ``index_select``, which copies whole rows where brackets go element by element."""
+    """Yield the same by ``index_select``, which copies whole rows; brackets copy single elements."""
     import torch
 
     x, y = tensors(directory)
@@ -109,7 +109,7 @@ def index_select(directory: Path) -> Iterator[Any]:
 
 
 def sorted_memory_map(directory: Path) -> Iterator[Any]:
-    """A memory map, read at a permutation's indices, those of a batch in the order of the file."""
+    """Yield random batches from a memory map, with the rows of a batch in file order."""
     import torch
 
     x, y = (np.load(directory / f"{name}.npy", mmap_mode="r") for name in "xy")
@@ -120,7 +120,7 @@ def sorted_memory_map(directory: Path) -> Iterator[Any]:
 
 
 def batch_sampler(directory: Path) -> Iterator[Any]:
-    """A DataLoader that asks its dataset for a whole batch at once."""
+    """Return a DataLoader that requests a whole batch from its dataset at once."""
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
     rows = TensorDataset(*tensors(directory))
@@ -180,7 +180,7 @@ def make_litdata(directory: Path) -> None:
 
 
 def plain_copies(directory: Path) -> Iterator[None]:
-    """No loader but the bound of one: contiguous copies of the stored rows into one reused buffer, endlessly."""
+    """Copy the stored rows contiguously into one reused buffer, endlessly: the upper bound of a loader."""
     raw = PreparedData.open(directory / "prepared").mapped("train-00000.rows")
     buffer = np.empty((BATCH, raw.shape[1]), np.uint8)
     for begin in itertools.cycle(range(0, len(raw) - BATCH + 1, BATCH)):
@@ -189,7 +189,7 @@ def plain_copies(directory: Path) -> Iterator[None]:
 
 
 class Loader(NamedTuple):
-    """Its batches, the module that it needs, and what writes its own kind of file."""
+    """A loader's batches, its required module, and the writer of its own file format."""
 
     batches: Callable[[Path], Iterator[Any]]
     module: str = "torch"
@@ -216,7 +216,7 @@ LOADERS = {
 
 
 def rate(batches: Iterator[Any], most: int, seconds: float = float("inf")) -> float:
-    """Rows per second over the next ``most`` batches, or those of ``seconds``, after one that starts everything."""
+    """Return rows per second, after one warm-up batch, over the next ``most`` batches or ``seconds``."""
     next(batches)
     count, started = 0, time.perf_counter()
     for _ in itertools.islice(batches, most):
@@ -227,7 +227,7 @@ def rate(batches: Iterator[Any], most: int, seconds: float = float("inf")) -> fl
 
 
 def bound_part(directory: Path, rows: int, runs: int) -> Table:
-    """Turns of an epoch of ours and of an epoch of plain copies."""
+    """Measure epochs of ours and of plain copies in turns."""
     import torch
 
     torch.set_num_threads(1)
@@ -266,7 +266,7 @@ KROWS = Column("krows/s", "rows_per_s", "{:.1f}", 1e3)
 
 
 def one_loader(name: str, directory: Path, rows: int, seconds: float) -> Figures:
-    """The rate of one loader in this process, and the anonymous memory that it took."""
+    """Return the rate of one loader in this process, and its anonymous memory."""
     import torch
 
     torch.set_num_threads(1)
@@ -279,7 +279,7 @@ def one_loader(name: str, directory: Path, rows: int, seconds: float) -> Figures
 
 
 def peers_part(directory: Path, rows: int, runs: int) -> Table:
-    """Each loader that is installed, in a fresh process, in turns."""
+    """Measure every installed loader in a fresh process, in turns."""
     contenders = {}
     for name, loader in LOADERS.items():
         if importlib.util.find_spec(loader.module) is None:
@@ -305,7 +305,7 @@ def peers_part(directory: Path, rows: int, runs: int) -> Table:
 
 
 def shuffle_part(directory: Path, rows: int, runs: int) -> Table:
-    """The variance of the batches' means of the sorted quantity, over an epoch."""
+    """Measure the variance of batch means of the sorted quantity over an epoch."""
     means = []
     for batch in itertools.islice(ours(directory), rows // BATCH):
         means.append(batch.inputs[0][:, 0].double().mean().item())
@@ -324,7 +324,7 @@ PARTS = {"bound": bound_part, "peers": peers_part, "shuffle": shuffle_part}
 @part_option(PARTS)
 @click.option("--runs", default=3, show_default=True, help="Turns that count, among peers.")
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
-    """Rates of loaders."""
+    """Measure rates of loaders."""
     rows = 20_000 if quick else 2_000_000
     turns = {"bound": 2 if quick else PAIRS + 1, "peers": 1 if quick else runs + 1}
     with tempfile.TemporaryDirectory(prefix="loader-") as directory:

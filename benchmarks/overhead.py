@@ -1,13 +1,12 @@
-"""What surviving costs while nothing goes wrong: the trainer's loop with everything on, beside the same loop without.
+"""Overhead of fault tolerance without faults: the trainer's loop with and without it.
 
     python benchmarks/overhead.py [--quick] [--json FILE]
 
-*Everything* is the guard's questions, the watcher, the goodput record, and a checkpoint every second or two; the stall
-of its snapshot is counted apart. *Without* is the same ``train_loop`` on the same model and process group with a guard
-and a goodput record that do nothing. Two ranks take turns with both, about 100 steps of 20 ms each, in an order that
-alternates; the figure is the median of the paired ratios with its distribution-free 95 % interval. On *a device* the
-host waits for the step, as with a GPU; on *the host* every core computes, so that what is written beside the steps
-shows most.
+*With*: the guard's checks, the watcher, the goodput record, and a checkpoint every second or two; the stall of its
+snapshot is counted separately. *Without*: the same ``train_loop`` on the same model and process group with a guard and
+a goodput record that do nothing. Two ranks run both in turns of about 100 steps of 20 ms, in alternating order; the
+figure is the median of the paired ratios with its distribution-free 95 % interval. On *a device* the host waits for the
+step, as with a GPU; on *the host* every core computes, so that concurrent writes show most.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
 from slipstream.train.telemetry.step_times import StepTimes
 
-#: In a turn.
+#: Saves per turn.
 SAVES = 2
 
 
 class NoGoodputRecorder(GoodputRecorder):
-    """Keeps nothing."""
+    """Goodput recorder that records nothing."""
 
     def __init__(self) -> None:
         pass
@@ -58,7 +57,7 @@ class NoGoodputRecorder(GoodputRecorder):
 
 
 class NoGuard(Guard):
-    """Neither asks nor saves."""
+    """Guard that neither checks nor saves."""
 
     def __init__(self) -> None:
         self.recorder, self.times = NoGoodputRecorder(), StepTimes(0, 1)
@@ -87,7 +86,7 @@ class NoGuard(Guard):
 
 class Bench(SteadyTrainer):
     def turn(self, guarded: bool, watcher: Watcher) -> tuple[float, float]:
-        """Seconds of a turn's steps without their stalls, and of the stalls."""
+        """Return a turn's seconds of steps without stalls, and those of the stalls."""
         if not guarded:
             return self.run(NoGuard()).wall, 0.0
         guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, self.recorder())
@@ -100,7 +99,7 @@ class Bench(SteadyTrainer):
 
 
 def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
-    """The pairs of turns of each kind of work, on each rank."""
+    """Return the pairs of turns of each kind of work, on every rank."""
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, list[Figures]] = {}
     with Watcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
@@ -117,7 +116,7 @@ def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
 
 
 def summary(rounds: list[Figures]) -> Figures:
-    """The median of a step's time over that without, and an interval that holds it in 95 of 100 cases."""
+    """Return medians: the step time, its ratio with/without and the 95 % interval, and the stall."""
     ratio, low, high = interval_of_median([round_["ratio"] for round_ in rounds])
     rest = medians(rounds)
     return {
@@ -141,7 +140,7 @@ COLUMNS = (
 @benchmark
 @click.option("--rounds", default=16, show_default=True, help="Pairs of turns for each kind of work.")
 def main(quick: bool, rounds: int) -> Iterator[Table]:
-    """What a step costs with everything on, over what it costs without."""
+    """Compare the step time with and without fault tolerance."""
     rounds, steps = (1, 4) if quick else (rounds, 100)
     with tempfile.TemporaryDirectory() as scratch:
         prepare(Path(scratch) / "prepared", "", "", DataConfig(), {}, 1)

@@ -1,12 +1,12 @@
-"""Whether ``slipstream plan`` says how long a training takes that is killed again and again.
+"""Accuracy of ``slipstream plan`` for the duration of a training that is killed repeatedly.
 
     python benchmarks/plan.py [--quick] [--runs N] [--json FILE]
 
-Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. By turns one is left alone and one
-is killed (SIGKILL) at times drawn from a seed until it ends. The plan starts from the two undisturbed ones around each,
-as ``--measured`` reads them. It is asked twice: *told* when the processes were there and when they were not, it says
-what that training takes; and knowing the rate alone, between which hours 90 of 100 of them end. What it took is from
-the start of its first attempt to the end of its last, as a report says it.
+Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Undisturbed trainings alternate
+with trainings that are killed (SIGKILL) at times drawn from a seed until they end. The plan uses the two undisturbed
+ones before and after, as ``--measured`` reads them. It predicts twice: the duration for the observed times with and
+without processes (*told*), and an interval for 90 of 100 trainings from the rate only. The actual duration is from the
+start of the first attempt to the end of the last, as in a report.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 
 STEP_S = 0.03
-#: More often is no training killed here.
+#: Largest number of kills of a training.
 MOST = 40
 
 
 class Told:
-    """When one training had its processes and when it had none, in hours; after the last of these it is left alone."""
+    """Observed hours of a training with and without processes; after the last of them it runs undisturbed."""
 
     def __init__(self, ups: Sequence[float], waits: Sequence[float]) -> None:
         self._ups, self._waits = iter(ups), iter(waits)
@@ -55,8 +55,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Killed:
-    """A training that came to its end: seconds on the clock, the times for which it had its processes before each kill,
-    and from each kill to the start of the next attempt."""
+    """A finished training: its seconds of wall time, the uptimes before each kill, and the waits after each kill."""
 
     clock_s: float
     ups: list[float]
@@ -64,7 +63,7 @@ class Killed:
 
 
 def killed(job: Job, seed: int, mean_s: float) -> Killed:
-    """Kill it ``mean_s`` seconds after the start of each attempt, on average."""
+    """Run a training that is killed ``mean_s`` seconds after the start of every attempt, on average."""
     draw, at = np.random.default_rng(seed), list[float]()
     while True:
         assert len(at) < MOST, "killed too often to get on"
@@ -75,7 +74,7 @@ def killed(job: Job, seed: int, mean_s: float) -> Killed:
         at.append(started + ended.fault_s)
     pages = job.pages()
     began = [page.began_at for page in pages]
-    # An attempt that was killed before it wrote of itself is a part of a wait.
+    # An attempt that was killed before its first record counts as waiting.
     last = [max([moment for moment in at if moment < following], default=began[0]) for following in began[1:]]
     ups = [max(0.0, moment - start) for start, moment in zip(began, last, strict=False)]
     waits = [following - moment for moment, following in zip(last, began[1:], strict=True)]
@@ -83,14 +82,14 @@ def killed(job: Job, seed: int, mean_s: float) -> Killed:
 
 
 def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) -> Measured:
-    """A training that is left alone, as a plan reads it."""
+    """Run an undisturbed training and return its figures as a plan reads them."""
     job = Job(place, name, steps, STEP_S, saving)
     attempt(job, None)
     return measured(name, read_figures(job.model))
 
 
 def compare(its: Killed, around: list[Measured], mean_s: float, seed: int) -> dict[str, float | str]:
-    """What the training took and what the plan says."""
+    """Return the duration of the training and the plan's predictions."""
     planned, time_s = around[0], time_of(around[0], around)
     job = job_of(planned, time_s.seconds, mean_s / HOUR_S)
     told = Told([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
@@ -125,12 +124,12 @@ COLUMNS = (
 @benchmark
 @click.option("--runs", default=6, show_default=True, help="Trainings that are killed.")
 def main(quick: bool, runs: int) -> Iterator[Table]:
-    """The plan of a training beside trainings that are killed."""
+    """Compare the plan of a training with trainings that are killed."""
     steps, runs, mean_s = (40, 1, 3.0) if quick else (400, runs, 8.0)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         prepare(place / "prepared", "", "", DataConfig(), {})
-        alone(len, "")  # starts the server that the ranks are forked from
+        alone(len, "")  # starts the fork server of the ranks
         rows, saving = {}, {"mean_time_between_failures": mean_s}
         before = undisturbed(place, "undisturbed", steps, saving)
         for seed in range(runs):

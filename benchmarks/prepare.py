@@ -1,19 +1,18 @@
-"""Preparing a table beside Polars (streaming).
+"""Preparation of a table, compared with Polars (streaming).
 
     python benchmarks/prepare.py [--quick] [--json FILE] [--part parquet|csv|linear] [--runs N]
 
 ``parquet``: 2 M rows of 150 float64, 30 int64 (one of them the id) and 20 texts become standardised float32 and codes,
-with statistics of the training rows, split by the id. Nobody computes medians. Ours also shuffles, hashes and checks;
-"Polars, the same work" puts the rows in random order and takes the SHA-256 of what it wrote, "Polars, bare" does
-neither. ``csv``: 500 k rows of 200 columns, one in a thousand with a value that is no number, become typed columns;
-ours sets the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows of 50
-columns, doubled again and again, against a straight line.
+with statistics of the training rows, split by the id. None computes medians. Ours also shuffles, hashes and checks.
+"Polars, the same work" puts the rows in random order and takes the SHA-256 of its output; "Polars, bare" does neither.
+``csv``: 500 k rows of 200 columns, one in a thousand with a value that is not a number, become typed columns; ours
+quarantines the bad rows by line, Polars' bare sink reads them as null. ``linear``: rows of 50 columns, doubled
+repeatedly, against a straight line.
 
-Contenders take turns, each in a fresh process; the first turn is discarded; reported are medians, and ratios between
-contenders of the same turn with an interval that holds their median in 95 of 100 cases. Before each turn as much memory
-is written to and freed as the greediest contender takes, so that none of them waits for the host of a virtual machine.
-Memory is the peak of the proportional set size of the process and its children, so that shared pages count once, in a
-run before the turns.
+Contenders take turns, each in a fresh process; the first turn is discarded. Reported are medians, and ratios between
+contenders of the same turn with a 95 % interval of their median. Before every turn, as much memory as the largest
+contender needs is written and freed, so that none of them waits for the host of a virtual machine. Memory is the peak
+of the proportional set size of the process and its children (shared pages count once), in a run before the turns.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from harness.table import Column, Table
 from harness.turns import Figures, in_turns, interval_of_median, settled
 from slipstream.distributed.child_processes import no_main_module
 
-#: How many columns hold numbers, whole numbers (the id among them) and texts (the target among them).
+#: Numbers of columns: floats, integers (with the id) and texts (with the target).
 WIDE, NARROW = (150, 30, 20), (38, 7, 5)
 GROUP_ROWS = 100_000
 BAD_SHARE = 1e-3
@@ -52,7 +51,7 @@ BAD_SHARE = 1e-3
 
 
 def columns(rows: int, first: int, widths: tuple[int, int, int]) -> dict[str, Any]:
-    """The rows from number ``first`` on: normal floats with gaps, whole numbers, categories of growing number."""
+    """Return rows from number ``first``: normal floats with gaps, integers, and categories of growing number."""
     floats, integers, texts = widths
     draw = np.random.default_rng(first)
     made: dict[str, Any] = {"id": np.arange(first, first + rows)}
@@ -79,7 +78,7 @@ def make_parquet(path: Path, rows: int, widths: tuple[int, int, int]) -> None:
 
 
 def make_csv(path: Path, rows: int, widths: tuple[int, int, int]) -> None:
-    """As CSV, with a text in place of a number in one row of a thousand."""
+    """Write a CSV with a text in place of a number in one row of a thousand."""
     draw = np.random.default_rng(1)
     writer = None
     for first in range(0, rows, GROUP_ROWS):
@@ -111,7 +110,7 @@ def processes_below(pid: int) -> list[int]:
 
 
 def proportional_bytes(pid: int) -> int:
-    """What a process and its children hold in memory, shared pages counted once."""
+    """Return the memory of a process and its children, with shared pages counted once."""
     total = 0
     try:
         for each in processes_below(pid):
@@ -124,7 +123,7 @@ def proportional_bytes(pid: int) -> int:
 
 @contextmanager
 def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.BaseProcess]:
-    """A contender in a fresh process, whose end is waited for."""
+    """Run a contender in a fresh process, and wait for its end."""
     with tempfile.TemporaryDirectory(dir=data.parent) as out:
         process = multiprocessing.get_context("spawn").Process(target=CONTENDERS[contender], args=(data, Path(out)))
         with no_main_module():
@@ -136,8 +135,10 @@ def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.Base
 
 
 def weigh(contender: str, data: Path) -> Figures:
-    """Peak bytes of one contender, and what it took. In a run of its own: who looks every 50 ms takes 15 % of two
-    cores."""
+    """Return peak bytes and times of one contender.
+
+    This is a run of its own, as polling every 50 ms takes 15 % of two cores.
+    """
     peak = 0
     with timed() as figures, at_work(contender, data) as process:
         assert process.pid is not None
@@ -150,7 +151,7 @@ def weigh(contender: str, data: Path) -> Figures:
 
 @contextmanager
 def timed() -> Iterator[Figures]:
-    """Seconds, and processor seconds of processes that end in the block, which are there at its end."""
+    """Measure seconds, and CPU seconds of processes that end in the block; they are set at its end."""
     figures: Figures = {}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     yield figures
@@ -162,16 +163,18 @@ def timed() -> Iterator[Figures]:
 def touch_free_memory(most: float) -> None:
     """Write to ``most`` bytes of free memory, and free them.
 
-    A virtual machine may return free memory to its host (free page reporting). Whoever writes to it first then waits
-    for the host, ten times as long as for the system: a contender would pay for it or not by who ran before.
+    A virtual machine may return free memory to its host (free page reporting). The first write then waits for the host,
+    ten times as long as for the system: a contender's cost would depend on its predecessor.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     np.ones(int(min(most, 0.75 * free)), np.uint8)
 
 
 def measure(contender: str, data: Path, memory: float) -> Figures:
-    """Seconds and processor seconds of one contender in a fresh process, start-up included. Before it,
-    :func:`touch_free_memory` of ``memory`` bytes."""
+    """Return seconds and CPU seconds of one contender in a fresh process, start-up included.
+
+    Calls :func:`touch_free_memory` for ``memory`` bytes first.
+    """
     touch_free_memory(memory)
     with timed() as figures, at_work(contender, data):
         pass
@@ -180,14 +183,16 @@ def measure(contender: str, data: Path, memory: float) -> Figures:
 
 
 def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, str]) -> dict[str, Figures]:
-    """The medians of each that is installed, and of its time over that of ``peers`` in the same turn, each with an
-    interval that holds it in 95 of 100 cases. ``peers`` are contenders, with the word for each in a key."""
+    """Return medians of every installed contender, and its times over those of ``peers`` in the same turn.
+
+    Ratios have a 95 % interval. ``peers`` maps contenders to the words for them in keys.
+    """
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
     if left_out := [name for name in contenders if name not in installed]:
         click.echo(f"  {', '.join(left_out)}: polars is not installed, left out", err=True)
     weighed = {name: weigh(name, data) for name in installed}
-    memory = max(each["bytes"] for each in weighed.values()) + data.stat().st_size  # what is written takes memory too
-    found = {name: [each] for name, each in weighed.items()}  # which is enough to see that it runs
+    memory = max(each["bytes"] for each in weighed.values()) + data.stat().st_size  # written files take memory, too
+    found = {name: [each] for name, each in weighed.items()}  # enough for a quick run
     if turns > 1:
         found = in_turns({name: functools.partial(measure, name, data, memory) for name in installed}, turns)
     figures = {name: {**settled(taken), "bytes": weighed[name]["bytes"]} for name, taken in found.items()}
@@ -210,7 +215,7 @@ COLUMNS = (
 
 
 def beside(words: Iterable[str]) -> tuple[Column, ...]:
-    """The columns of a comparison with peers that go by these words."""
+    """Return the columns of a comparison with the peers of these words."""
     columns: list[Column] = []
     for word in words:
         columns += [
@@ -264,7 +269,7 @@ PARTS = {"parquet": parquet_part, "csv": csv_part, "linear": linear_part}
 @part_option(PARTS)
 @click.option("--runs", default=3, show_default=True, help="Turns that count.")
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
-    """What preparing a table costs."""
+    """Measure the cost of preparing a table."""
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="prepare-") as data:
             yield PARTS[part](Path(data), quick, 1 if quick else runs + 1)

@@ -1,14 +1,14 @@
-"""Scoring a table beside its parts measured apart, and beside pandas with one call of the model.
+"""Scoring of a table, compared with the sum of its parts and with pandas and one call of the model.
 
     python benchmarks/scoring.py [--quick] [--json FILE] [--part 13|200] [--runs N]
 
-Parquet of 13 columns (8 floats, 2 whole numbers, 2 texts, an id) and of 200 (150, 29, 20, an id), through the raw model
-of an MLP of the default size, FP32, all with one thread. "ours" is everything that scoring does, with the model
-fetched and verified, rows counted for drift, parts hashed and published. "apart" is the sum of reading, converting,
-running (as many rows a call as ours) and writing, each over the same rows by itself. "pandas" reads the file, fills
-what is missing, calls the model once with all rows and writes the frame. Contenders take turns in fresh processes; the
-first turn is discarded; reported are medians of processor seconds, without imports, and of the largest resident memory,
-with them. "ours, a quarter" has a quarter of the rows.
+Parquet of 13 columns (8 floats, 2 integers, 2 texts, an id) and of 200 (150, 29, 20, an id) goes through the raw model
+of an MLP of the default size, FP32, with one thread. "ours" is the whole scoring: the model is fetched and verified,
+rows are counted for drift, parts are hashed and published. "apart" is the sum of reading, converting, running (with our
+number of rows per call) and writing, each over the same rows by itself. "pandas" reads the file, fills missing values,
+calls the model once with all rows and writes the frame. "ours, a quarter" has a quarter of the rows. Contenders take
+turns in fresh processes; the first turn is discarded. Reported are medians of CPU seconds, without imports, and of peak
+resident memory, with them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
-#: Floats, whole numbers and texts, besides the id.
+#: Numbers of floats, integers and texts, without the id.
 WIDTHS = {"13": (8, 2, 2), "200": (150, 29, 20)}
 ROWS = {"13": 1_000_000, "200": 120_000}
 TRAINING_ROWS, GROUP_ROWS = 6_000, 50_000
-#: No quantised variant is so much faster: the model stays FP32, whatever the machine.
+#: Speedup that no quantised variant reaches, so that the model stays FP32 on every machine.
 NEVER = 1e6
 
 
@@ -67,7 +67,7 @@ def columns(rows: int, seed: int, widths: tuple[int, int, int], target: bool) ->
 
 
 def make_package(directory: Path, widths: tuple[int, int, int], quick: bool) -> Path:
-    """A model trained for a moment on such a table, and exported."""
+    """Train a model briefly on such a table, and export it."""
     pq.write_table(columns(1_500 if quick else TRAINING_ROWS, 0, widths, target=True), directory / "train.parquet")
     prepared, trained = directory / "prepared", directory / "trained"
     prepare(prepared, str(directory / "train.parquet"), "y", DataConfig(id="id"), {}, 1)
@@ -78,7 +78,7 @@ def make_package(directory: Path, widths: tuple[int, int, int], quick: bool) -> 
 
 
 def write_rows(directory: Path, rows: int, widths: tuple[int, int, int]) -> Path:
-    """Four files of row groups of usual size; the first by itself is a quarter."""
+    """Write four files with row groups of usual size; the first file is a quarter of the rows."""
     directory.mkdir()
     for file in range(4):
         writer = None
@@ -96,7 +96,7 @@ def write_rows(directory: Path, rows: int, widths: tuple[int, int, int]) -> Path
 
 
 def measure(contender: str, package: Path, data: Path, start_method: str) -> Figures:
-    """One contender in a fresh process of one thread for linear algebra."""
+    """Measure one contender in a fresh process with one thread for linear algebra."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch, "figures.json")
@@ -135,7 +135,7 @@ def compare(name: str, directory: Path, quick: bool, turns: int) -> Table:
     rows = 8_000 if quick else ROWS[name]
     package = make_package(directory, WIDTHS[name], quick)
     data = write_rows(directory / "rows", rows, WIDTHS[name])
-    # An interpreter of its own has not loaded what another contender needs: only that is worth measuring.
+    # A new interpreter has no modules of another contender, so its memory is comparable.
     start_method = "forkserver" if quick else "spawn"
     work = {
         name: functools.partial(measure, name, package, data / "0.parquet" if name == QUARTER else data, start_method)
@@ -163,8 +163,8 @@ def compare(name: str, directory: Path, quick: bool, turns: int) -> Table:
 @part_option(WIDTHS)
 @click.option("--runs", default=5, show_default=True, help="Turns that count.")
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
-    """What scoring a table costs."""
-    for name in parts[:1] if quick else parts:  # of another width nothing else runs
+    """Measure the cost of scoring a table."""
+    for name in parts[:1] if quick else parts:  # other widths run the same code
         with tempfile.TemporaryDirectory(prefix="scoring-") as directory:
             yield compare(name, Path(directory), quick, 1 if quick else runs + 1)
 

@@ -1,13 +1,12 @@
-"""What starting costs: importing the workflows beside what they are made of, pods beside one with an empty task, and
-the main job when it was run before.
+"""Start-up costs: imports of the workflows, pods, and the main job with and without reuse.
 
     python benchmarks/startup.py [--quick] [--json FILE] [--part imports|pods|job]
 
 *imports*: fresh interpreters import ``workflows.training``, or only flytekit, its PyTorch plugin and torch, in turns;
-CPU seconds, and the median of the paired ratios with its distribution-free 95 % interval. *pods*: the same of
-``pyflyte-execute`` with an empty task, in a module that imports what the pod of a task imports, beside one that imports
-nothing; those of torch elastic's tasks beside one that imports the plugin and torch. *job*: ``make run`` in a fresh
-directory, and once more where every stage is reused; seconds of the clock, and of CPU with all child processes.
+CPU seconds, and the median of the paired ratios with its distribution-free 95 % interval. *pods*: the same for
+``pyflyte-execute`` with an empty task, in a module with the imports of a task's pod, compared with one without imports;
+torch elastic's tasks are compared with a task that imports plugin and torch. *job*: ``make run`` in a fresh directory,
+and again with every stage reused; wall seconds, and CPU seconds of all child processes.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ QUICK = (EMPTY, "prepare")
 RESOLVER = "flytekit.core.python_auto_container.default_task_resolver"
 COLUMNS = (Column("wall s", "wall"), Column("CPU s", "cpu"))
 RATIO = (Column("ratio", "ratio", "{:.3f}"), Column("95 % from", "low", "{:.3f}"), Column("to", "high", "{:.3f}"))
-#: The command that ``make run`` gives.
+#: The command of ``make run``.
 JOB = ("run", str(ROOT / "workflows/training.py"), "train_and_export")
 
 
 @benchmark
 @part_option(("imports", "pods", "job"))
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """Imports in turns, and the main job twice; quick: one turn of the imports and of two pods."""
+    """Measure imports in turns, pods, and the main job twice; quick: one turn of the imports and of two pods."""
     if "imports" in parts:
         yield imports(turns=1 if quick else 15)
     if "pods" in parts:
@@ -70,7 +69,7 @@ def imports(turns: int) -> Table:
 
 
 def pods(tasks: Mapping[str, str], turns: int) -> Table:
-    """CPU seconds of pods before and after their engines, in turns."""
+    """Return CPU seconds of pods before and after their engines, in turns."""
     with tempfile.TemporaryDirectory(prefix="startup-") as directory:
         write_no_inputs(Path(directory, "inputs.pb"))
         contenders = {name: partial(cost, empty_pod(code, directory), ROOT) for name, code in tasks.items()}
@@ -92,7 +91,7 @@ def write_no_inputs(path: Path) -> None:
 
 
 def empty_pod(imports: str, directory: str) -> tuple[str, ...]:
-    """The command of a pod with an empty task in a module that has these ``imports``."""
+    """Return the command of a pod with an empty task in a module that has these ``imports``."""
     environment = ("env", f"PYTHONPATH={ROOT}", f"{IMPORTS}={imports}")
     prefixes = ("--inputs", "--output-prefix", "--raw-output-data-prefix")
     places = (f"{directory}/inputs.pb", f"{directory}/out", f"{directory}/raw")
@@ -108,12 +107,12 @@ def main_job() -> Table:
 
 
 def beside(command: str) -> str:
-    """The path of a command of this interpreter's environment."""
+    """Return the path of a command of this interpreter's environment."""
     return str(Path(sys.executable).with_name(command))
 
 
 def cost(command: Sequence[str], directory: Path) -> Figures:
-    """Wall-clock seconds of a command, and CPU seconds of all its processes."""
+    """Return wall-clock seconds of a command, and CPU seconds of all its processes."""
     before, started = spent(), time.perf_counter()
     subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
     return {"wall": time.perf_counter() - started, "cpu": spent() - before}

@@ -1,12 +1,11 @@
-"""Whether ``slipstream rehearse PROFILE --storm`` says what preemptions cost: its model beside real trainings.
+"""Accuracy of ``slipstream rehearse PROFILE --storm``: its preemption simulation compared with real trainings.
 
     python benchmarks/storm.py [--quick] [--runs N] [--json FILE]
 
-Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Each run is preempted by a Poisson
-process of its own until it ends, by SIGKILL (*killed*) or by SIGTERM (*warned*), which it sees coming no earlier. The
-simulation is given the same times of preemption, and what was measured of these runs: the time of a step, of a start,
-and of a save. So both tell of the same weather, and what is left between them is the model's error; the interval
-of its mean is Student's over the runs, with 95 % confidence.
+Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Every run is preempted by its own
+Poisson process until it ends, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM (*warned*). The simulation
+gets the same preemption trace, and the measured times of a step, a start and a save. The remaining difference is the
+model's error; the interval of its mean is Student's over the runs, with 95 % confidence.
 """
 
 from __future__ import annotations
@@ -36,24 +35,26 @@ from slipstream.source.config import DataConfig
 
 STEP_S = 0.03
 SAVE_EVERY = 25
-#: More often is no training preempted here.
+#: Largest number of preemptions of a training.
 MOST = 40
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training that came to its end, and the figures by which the simulation is told of it."""
+    """A finished training, and the figures for its simulation."""
 
     attempts: list[Ended]
     executed: int
     step_s: float
-    #: From the snapshot of a checkpoint to its publication.
+    #: Seconds from the snapshot of a checkpoint to its publication.
     save_s: float
 
 
 def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
-    """Train to the end, however often it is preempted. An attempt that only makes the last steps saves nothing: a save
-    takes ``save_s`` then."""
+    """Train to the end, with preemptions.
+
+    An attempt that only runs the last steps saves nothing; a save then takes ``save_s``.
+    """
     draw, attempts = np.random.default_rng(seed), list[Ended]()
     while not attempts or not attempts[-1].finished:
         assert len(attempts) < MOST, "preempted too often to get on"
@@ -65,18 +66,18 @@ def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
 
 
 def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Courses:
-    """The same weather, simulated."""
+    """Simulate the same preemption trace."""
     return courses(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned, trainings=1)
 
 
 def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figures:
-    """What was observed and what the simulation says, as means over the runs."""
+    """Return observed and simulated figures, as means over the runs."""
     step_s = median(run.step_s for run in runs)
     ended = [each for run in runs for each in run.attempts]
     struck = [each for each in ended if not each.finished]
     starts = [each.start_s for each in ended if each.start_s < each.fault_s]
     save_s = median(run.save_s for run in runs)
-    if warned and struck:  # the last save, and the end of the processes
+    if warned and struck:  # the last save and the shutdown
         save_s = median(each.wall_s - each.fault_s for each in struck)
     pace = Pace(steps * step_s / HOUR_S, SAVE_EVERY * step_s, save_s, median(starts))
     told = [predicted(seed, mean_s, pace, warned=warned) for seed in range(len(runs))]
@@ -121,12 +122,12 @@ COLUMNS = (
 @benchmark
 @click.option("--runs", default=25, show_default=True, help="Of each kind.")
 def main(quick: bool, runs: int) -> Iterator[Table]:
-    """The simulation of preemptions beside trainings that are preempted."""
+    """Compare the preemption simulation with trainings that are preempted."""
     steps, runs = (40, 1) if quick else (200, runs)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         prepare(place / "prepared", "", "", DataConfig(), {})
-        alone(len, "")  # starts the server that the ranks are forked from
+        alone(len, "")  # starts the fork server of the ranks
         alone_job = Job(place, "undisturbed", steps, STEP_S, {"checkpoint_every": SAVE_EVERY})
         mean_s, rows = attempt(alone_job, None).wall_s, {}
         save_s = measured_save(alone_job.model).seconds

@@ -1,20 +1,20 @@
-"""What a sweep's decisions are worth in virtual time, and what a trial costs besides its steps.
+"""Quality of a sweep's decisions in virtual time, and overhead of a trial besides its steps.
 
     python benchmarks/sweep.py [--quick] [--json FILE] [--part simulated|real]
 
-*simulated*: trainings that are made up, with learning curves that cross; virtual time in whole trainings; the settings
-come from ``slipstream.sweep.study``, which also stops trials, and the records are the sweep's own, in memory. Each seed
-is another problem. Of one: one worker, eight, eight whose slots are preempted at times drawn from an exponential
-distribution, on average every half of a whole training, that resume from the last evaluation or start the trial again;
+*simulated*: synthetic trainings with learning curves that cross; virtual time in whole trainings. The settings come
+from ``slipstream.sweep.study``, which also stops trials; the records are the sweep's own, in memory. Every seed is
+another problem. Compared are: one worker; eight; eight whose slots are preempted at times drawn from an exponential
+distribution, on average every half of a whole training, that resume from the last evaluation or restart the trial;
 random search of whole trainings until it has cost as much as the eight workers; ``optuna.study.optimize`` with the
-sampler and the pruner that the sweep uses. The loss is the last one, without noise, of the settings that were found.
-*behind* is how much less or more than of the other search, paired by seed, with a distribution-free 95 % interval.
+sweep's sampler and pruner. The loss is the last one, without noise, of the best settings found. *behind* is the
+difference to the other search, paired by seed, with a distribution-free 95 % interval.
 
-*real*: a worker with one slot trains some settings of a model on the handwritten digits, and the Flyte task ``train``
-trains it by ``pyflyte run``, in turns: wall-clock seconds besides steps and evaluations, one process with one thread
-each. Of the worker these are the seconds from one trial's begin to the next one's, and before its first trial those
-since its command began, in which the server loads torch from which trials are forked. *in the stage* is what the task
-itself says that it took, without the start of ``pyflyte``.
+*real*: a worker with one slot trains some settings of a model on the handwritten digits, and ``pyflyte run`` trains it
+by the Flyte task ``train``, in turns: wall-clock seconds besides steps and evaluations, one process with one thread
+each. For the worker these are the seconds from one trial's start to the next one's. Its first trial also has the
+seconds since the start of its command, in which the fork server of the trials loads torch. *in the stage* is the task's
+own measurement, without the start of ``pyflyte``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ COSTS = (
 
 
 def searches(seed: int, trials: int) -> dict[str, Found]:
-    """What each way finds of one problem."""
+    """Return the results of each search for one problem."""
     problem, config = Problem(seed), config_of(seed, trials)
 
     def swept(workers: int, preemptions: Preemptions) -> Found:
@@ -121,7 +121,7 @@ def medians_of(found: Sequence[Found]) -> dict[str, float]:
 
 
 def behind(ours: Sequence[Found], theirs: Sequence[Found]) -> Mapping[str, str]:
-    """In words, as a difference may be negative."""
+    """Return differences as text, as they may be negative."""
     differences = [one.loss - other.loss for one, other in zip(ours, theirs, strict=True)]
     better = f"{sum(each < 0 for each in differences)} of {len(differences)}"
     words = (f"{each:+.5f}" for each in interval_of_median(differences))
@@ -155,7 +155,7 @@ def real(rounds: int, trials: int, epochs: int) -> Table:
 @benchmark
 @part_option(("simulated", "real"))
 def main(quick: bool, parts: tuple[str, ...]) -> Iterator[Table]:
-    """What a sweep's decisions are worth, and what a trial costs besides its steps."""
+    """Measure the quality of a sweep's decisions, and the overhead of a trial besides its steps."""
     if "simulated" in parts:
         yield from simulated(*((1, 12) if quick else (SEEDS, TRIALS)))
     if "real" in parts:

@@ -1,24 +1,24 @@
-"""Telemetry's verdicts beside TraceML's, and what telemetry costs.
+"""Telemetry's diagnosis compared with TraceML's, and the overhead of telemetry.
 
     python benchmarks/telemetry.py [--quick] [--json FILE] [--part peer|sampler|upload|marks|steps]
 
-*peer*: trainings of two processes on one table, each held back by one known fault. Ours is ``slipstream.train.run``;
-TraceML (the extra ``bench``) watches a plain DDP loop of the same model, which has the same fault, as its documentation
-says for such loops. Each says what it says first: ours the largest cause above its threshold, or none. Ours is made
-again, at most twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` leaves TraceML out.
+*peer*: trainings of two processes on one table, each with one known fault. Ours is ``slipstream.train.run``. TraceML
+(the extra ``bench``) watches a plain DDP loop of the same model with the same fault, as its documentation shows. The
+first diagnosis of each counts: for ours the largest cause above its threshold, or none. Ours is repeated, at most
+twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` skips TraceML.
 
-*sampler*: processor time and memory of the process beside the ranks, with the totals of 8 of them, scraped every 5 s.
+*sampler*: CPU time and memory of the sampler process, with the totals of 8 ranks, scraped every 5 s.
 
-*upload*: what the first rank of a pod spends twice a minute on reading what is new and condensing all samples, an hour
-after the begin, of 8 devices.
+*upload*: CPU time of the first rank of a pod, twice a minute, for reading new samples and condensing all of them, one
+hour after the start, with 8 devices.
 
-*marks*: what the marks of a step and adding up its times take of the thread that trains, over a step without, in turns:
-one step right after the other, and 20 ms apart, where caches have forgotten them.
+*marks*: CPU time that the marks of a step and adding up its times cost the training thread, over a step without, in
+turns: consecutive steps, and steps 20 ms apart, with cold caches.
 
-*steps*: two ranks take turns with telemetry and without, in an order that alternates: the marks of each step, the times
-that travel with the exchange, the totals that a thread writes every second, and a sampler beside them. *Without* is the
-same loop with marks and times that do nothing. The ratio is that of wall-clock times; CPU is that of the thread that
-trains, more of it with than without. Both are medians of the pairs with a distribution-free 95 % interval.
+*steps*: two ranks run turns with telemetry and without, in alternating order: the marks of every step, the times in the
+exchange, the totals that a thread writes every second, and a sampler process. *Without* is the same loop with marks and
+times that do nothing. The ratio is that of wall-clock times; CPU is the additional CPU time of the training thread.
+Both are medians of the pairs with a distribution-free 95 % interval.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ HOUR_S = 3600
 UPLOADED_EVERY_S = round(PERIOD_S)
 
 
-# Verdicts
+# Diagnoses
 
 
 def row_of(ours: Outcome, theirs: Diagnosis | None) -> dict[str, float | str]:
@@ -157,7 +157,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def sampled(place: Path) -> Iterator[int]:
-    """In the block a sampler keeps samples there, of which there is one already. Its process id."""
+    """Run a sampler that writes to ``place`` in the block, and yield its process id after the first sample."""
     sampler = start(place, LABELS, {})
     assert sampler is not None
     try:
@@ -169,7 +169,7 @@ def sampled(place: Path) -> Iterator[int]:
 
 
 def scrape(port: int) -> int:
-    """How many lines of metrics there are; none while nobody serves."""
+    """Return the number of lines of metrics; 0 if there is no server yet."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             return len(answer.read().splitlines())
@@ -216,7 +216,7 @@ UPLOAD = (Column("CPU ms each time", "cpu", "{:.0f}", 1e-3),)
 
 
 def marks_cost(steps: int, apart_s: float) -> Figures:
-    """Of a model whose step takes a few tenths of a millisecond."""
+    """Measure a model whose step takes a few tenths of a millisecond."""
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     rows, clock, wait, times = torch.randn(32, 64), DeviceClock(), ProcessorWait(), StepTimes(0, WORLD)
@@ -241,7 +241,7 @@ def marks_cost(steps: int, apart_s: float) -> Figures:
 
 
 def more(seconds: Sequence[float]) -> Figures:
-    """The median and its interval. Below nothing is noise."""
+    """Return the median and its interval. Negative values are noise and become 0."""
     found = (max(0.0, each) for each in interval_of_median(seconds))
     return dict(zip(("marks", "marks_low", "marks_high"), found, strict=True))
 
@@ -281,7 +281,7 @@ class NoTimes(StepTimes):
 
 
 class Unwatched(Guard):
-    """Marks and adds up nothing of the parts of a step."""
+    """Guard that marks and adds up no parts of a step."""
 
     def watch_nothing(self) -> None:
         self._processor_wait.close()
@@ -308,7 +308,7 @@ class Trainer(SteadyTrainer):
 
 
 def step_costs(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
-    """The pairs of turns of each kind of work, on each rank."""
+    """Return the pairs of turns of each kind of work, on every rank."""
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, list[Figures]] = {}
     with Watcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
@@ -355,7 +355,7 @@ def steps_table(quick: bool, rounds: int) -> Iterator[Table]:
 @part_option(("peer", "sampler", "upload", "marks", "steps"))
 @click.option("--rounds", default=16, show_default=True, help="Pairs of turns for each kind of work.")
 def main(quick: bool, parts: tuple[str, ...], rounds: int) -> Iterator[Table]:
-    """Telemetry's verdicts beside TraceML's, and what telemetry costs."""
+    """Compare telemetry's diagnosis with TraceML's, and measure the overhead of telemetry."""
     if "peer" in parts:
         yield from peer(quick)
     if "sampler" in parts:

@@ -1,17 +1,18 @@
-"""The trainer beside hand-written loops and libraries: same model, data, seed and optimiser, 2 processes.
+"""The trainer, compared with hand-written loops and libraries: same model, data, seed and optimiser, 2 processes.
 
     python benchmarks/trainer.py [--quick] [--json FILE] [--part same|usual|libraries] [--model table|transformer]
 
-A table like the census (6 numbers, 8 categories, 22,784 rows, batches of 256) and the default MLP; rows of 64 tokens in
-batches of 16 and a transformer of 4 layers. The trainer and a rival take turns of whole epochs (2 s or more) in
-alternating order, in several launches of their processes, in every other of which the rival is built first: the same
+Workloads: a table like the census (6 numbers, 8 categories, 22,784 rows, batches of 256) with the default MLP, and rows
+of 64 tokens in batches of 16 with a transformer of 4 layers. The trainer and a rival take turns of whole epochs (2 s or
+more) in alternating order, in several launches of their processes; in every other launch the rival is built first. One
 loop differs by some percent from launch to launch. A launch gives the medians of its paired ratios of wall and CPU time
-(of both processes); the figures are the medians of the launches, with their distribution-free 95 % interval. ``same``:
-a loop over tensors in memory with every setting as the trainer has it; the turns of a pair alternate epoch by epoch,
-because the load of a shared machine changes within the seconds of a turn (every epoch then pays for one more start and
-end of our loop), and the weights have to be equal, bit for bit, in the end. ``usual``: the loop as people write it,
-with a DataLoader and AdamW as it comes. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with that
-DataLoader and that AdamW; those that are not installed are left out.
+(of both processes). The figures are the medians of the launches, with their distribution-free 95 % interval.
+
+``same``: a loop over tensors in memory with all of the trainer's settings. The turns of a pair alternate epoch by
+epoch, because the load of a shared machine changes within the seconds of a turn; every epoch then includes one more
+start and end of our loop. The weights have to be equal, bit for bit, in the end. ``usual``: the common loop, with a
+DataLoader and AdamW with its defaults. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with that
+DataLoader and that AdamW; those that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ from slipstream.train.loop.train_loop import TrainLoop
 from slipstream.train.parallel.replicas import replicate
 
 SAME, USUAL = "the same, by hand", "as people write it"
-#: Published names and what has to be installed.
+#: Names of libraries, and their packages.
 LIBRARIES = {"Fabric": "lightning", "Lightning Trainer": "lightning", "Accelerate": "accelerate"}
 PARTS = {"same": [SAME], "usual": [USUAL], "libraries": list(LIBRARIES)}
 
 
 class Ours(Contender):
-    """The trainer with everything on that survival needs; a turn ends before a checkpoint is due."""
+    """The trainer with all of its fault tolerance; a turn ends before a checkpoint is due."""
 
     def __init__(self, data: PreparedData, workload: Workload, home: str) -> None:
         super().__init__(data, workload)
@@ -85,7 +86,7 @@ class Ours(Contender):
         self.guard.begin(0)
 
     def prepare(self) -> None:
-        # One evaluation, on a few rows, is the end of every turn; the course of training is to stay short.
+        # Every turn ends with one evaluation on a few rows; keep the history of the training short.
         self.state.progress.steps.clear()
         self.state.progress.evaluations.clear()
 
@@ -101,7 +102,7 @@ def quick_form(workload: Workload) -> Workload:
 
 
 def pair_of_turns(first: Contender, second: Contender, slices: int) -> dict[Contender, Figures]:
-    """A turn of each, had in so many slices that alternate: first, second, second, first, and so on."""
+    """Run a turn of each in ``slices`` alternating parts: first, second, second, first, and so on."""
     taken: dict[Contender, list[Figures]] = {first: [], second: []}
     for number in range(slices):
         for contender in (second, first) if number % 2 else (first, second):
@@ -110,10 +111,10 @@ def pair_of_turns(first: Contender, second: Contender, slices: int) -> dict[Cont
 
 
 def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int, launch: int) -> dict[str, Any]:
-    """The pairs of turns with each rival in a launch, and whether the weights are equal in the end."""
+    """Return the pairs of turns with each rival in a launch, and whether the weights are equal in the end."""
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")
-    # Lightning takes them for torchrun's.
+    # Lightning reads these as torchrun's.
     for variable, value in {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": WORLD}.items():
         os.environ[variable] = str(value)
     os.environ.update(TORCHELASTIC_RUN_ID="benchmark", LOCAL_WORLD_SIZE=str(WORLD), GROUP_RANK="0")
@@ -142,8 +143,7 @@ def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int,
 
 
 def summary(launches: list[list[Figures]], steps: int) -> Figures:
-    """Medians over the launches of our times over the rival's, each with an interval that holds it in 95 of 100
-    cases."""
+    """Return medians over the launches of our times over the rival's, with 95 % intervals."""
     figures: Figures = {"step_ms": 1e3 * statistics.median(medians(rounds)["ours_wall"] for rounds in launches) / steps}
     for clock in ("wall", "cpu"):
         ratios = [statistics.median(turn[f"ours_{clock}"] / turn[clock] for turn in rounds) for rounds in launches]
@@ -168,12 +168,12 @@ COLUMNS = (
 @click.option("--launches", default=12, show_default=True, help="Launches of the processes.")
 @click.option("--pairs", default=3, show_default=True, help="Pairs of turns with each rival in a launch.")
 def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], launches: int, pairs: int) -> Iterator[Table]:
-    """Our time for a step over that of hand-written loops and of libraries."""
+    """Compare our time for a step with that of hand-written loops and of libraries."""
     absent = {name for name, module in LIBRARIES.items() if not importlib.util.find_spec(module)}
     rivals = [name for part, names in PARTS.items() if part in parts for name in names if name not in absent]
     launches, pairs = (1, 1) if quick else (launches, pairs)
     for name in models:
-        if quick and name != models[0]:  # libraries are loaded once
+        if quick and name != models[0]:  # run libraries with the first model only
             rivals = [rival for rival in rivals if rival not in LIBRARIES] or rivals
         workload = quick_form(WORKLOADS[name]) if quick else WORKLOADS[name]
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""The Flyte tasks, one module per stage: each hands its inputs to an engine of :mod:`slipstream`, and its result on."""
+"""Flyte tasks, one module per stage; each calls an engine of :mod:`slipstream`."""
 
 import os
 import sys
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tasks.flyte.lazy_modules import stay_lazy
 
-# pyflyte has the project's root on the path while it imports a workflow, and then takes that entry out again; worker
-# processes are started later, with the path that there is then, and import the tasks again.
+# pyflyte removes the project's root from the path after importing a workflow. Worker processes start later, inherit the
+# path and import the tasks again.
 sys.path.append(str(Path(__file__).parents[1]))
-# Locally the content-addressed store serves (slipstream/artifacts/store.py); a hit of Flyte's own local cache would run
-# none of our code, so nothing could verify what it returns, or say that it was a hit.
+# Local runs use the content-addressed store (slipstream/artifacts/store.py). A hit of Flyte's local cache would run
+# none of our code, so nothing could verify the result or report the hit.
 os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")
 stay_lazy()

@@ -1,4 +1,4 @@
-"""The Flyte tasks of the collective benchmark."""
+"""Flyte tasks of the collective benchmark."""
 
 from __future__ import annotations
 
@@ -22,21 +22,29 @@ if TYPE_CHECKING:
 
 
 def parents() -> Distributed:
-    """The processes of a worker group join no process group themselves: their children do, in each launch another."""
+    """Return the task configuration of processes that start worker groups.
+
+    These processes join no process group; their children join a new one in each launch.
+    """
     return replace(distributed("collectives", returns=MadeByElement.of, starts_processes=True), patience=patience)
 
 
 def patience(inputs: TaskInputs) -> float:
-    """A main job can do without its benchmark, and may be waiting for the room that the benchmark holds."""
+    """Return the seconds after which the benchmark gives up waiting for its pods.
+
+    A main job does not need its benchmark, and may be waiting for the nodes that the benchmark holds.
+    """
     config: CollectivesConfig | RunConfig = inputs["config"]
     return (config.collectives if isinstance(config, RunConfig) else config).timeout
 
 
 @task(task_config=parents(), **on("collectives"))
 def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """The interconnect in the same kind of process group that training uses: a profile of the same hardware that is
-    younger than ``collectives.reuse_days``, or a new one. On the profile ``local`` it is a short one, unless the user
-    has set what to measure."""
+    """Measure the interconnect in the process group of training, or reuse a recent profile.
+
+    A profile is reused if it is of the same hardware and younger than ``collectives.reuse_days``. With the profile
+    ``local`` the benchmark is short, unless the user chose the measurements.
+    """
     if config.is_default and current_profile().name == "local":
         return measure(workspace, config.short, reuse=True)
     return measure(workspace, config, reuse=True)
@@ -44,15 +52,16 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
 
 @task(task_config=parents(), **on("collectives"))
 def measure_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """:func:`benchmark_collectives`, measured now in any case."""
+    """Measure the interconnect in the process group of training, without reusing a profile."""
     return measure(workspace, config, reuse=False)
 
 
 @task(task_config=parents(), **on("collectives"))
 def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """:func:`measure_collectives` with the launches that it takes to tell whether the network is slower than it was;
-    the answer stands above the table."""
+    """Measure the interconnect until it is clear whether it is slower than its history.
 
+    The answer stands above the table.
+    """
     config = with_lasting_history(config)
 
     def body() -> None:
@@ -65,8 +74,7 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
 
 @task(task_config=parents(), **on("collectives"))
 def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig) -> MadeByElement:
-    """Settings with which training steps of the configured model on the prepared data are faster."""
-
+    """Find interconnect settings with faster training steps for the configured model and the prepared data."""
     config = replace(config, collectives=with_lasting_history(config.collectives))
 
     def body() -> None:
@@ -78,7 +86,7 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
         from slipstream.models.arithmetic import Arithmetic
 
         signature = open_prepared(Path(prepared.path)).signature
-        # Until its ranks have met, names are looked up on this machine alone.
+        # Until the ranks have met, names are resolved on this machine only.
         workers = worker_group(workspace, config.collectives)
         rows = max(1, config.training.batch_size // workers.world)
         arithmetic = Arithmetic(config.training.precision, config.training.tf32)
@@ -98,7 +106,7 @@ def measure(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> 
         from slipstream.interconnect.fingerprint import fingerprint_on_cpu
 
         directory = Path(workspace.directory)
-        # What GPUs there are is known to processes that use them; everything else without starting any.
+        # Without GPUs the hardware is known before any process starts.
         known = reuse and workspace.processes and not visible_gpus()
         if known and take_earlier(fingerprint_on_cpu(workspace.processes), config, directory):
             return True

@@ -1,4 +1,4 @@
-"""The Flyte tasks of compression: what is done before, between and after the trainings of smaller models."""
+"""Flyte tasks before, between and after the trainings of smaller models."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOG = logger("compress")
 
 
 class Proposal(NamedTuple):
-    """The model that is trained next, and what became of those before."""
+    """The next model to train, and the results of the models before."""
 
     start: Trained
     tried: list[CompressionTrial]
 
 
 class Compressed(NamedTuple):
-    """The model to go on with, and why it was chosen."""
+    """The chosen model, and the reasons for the choice."""
 
     artifact: Trained
     compression: Compression
@@ -60,9 +60,11 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     seed: int,
     factory: str = "",
 ) -> Proposal:
-    """Judge the model that was trained last, if ``fine_tuned`` holds one, and make the next: it is little beside its
-    training, which is cached, as the same model is made of the same bytes. ``seed`` is that of a student's weights,
-    ``factory`` the one that the user's configuration names, if any.
+    """Evaluate the last trained candidate, if any, and make the next one.
+
+    ``seed`` is that of a student's weights, ``factory`` the one that the user's configuration names, if any. Not
+    cached: this takes little time compared with the training, and equal models have equal bytes, so the training is
+    cached.
     """
     from slipstream.compress import engine
     from slipstream.models.factory_code import fingerprint_model
@@ -92,7 +94,7 @@ def choose(
     config: CompressionConfig,
     factory: str = "",
 ) -> Compressed:
-    """Judge the model that was trained last, the last of ``fine_tuned``, and choose one of them or the trained one.
+    """Evaluate the last candidate of ``fine_tuned`` and choose one of them or the trained model.
 
     ``runs`` are those of their trainings, ``factory`` is the one that the user's configuration names, if any.
     """
@@ -106,7 +108,7 @@ def choose(
     directories = [uri_of(each) for each in (trained, *fine_tuned)]
     address = directories[[work.trained, *models].index(model)]
     LOG.info("%s: %s", found.taken or "the trained model stays", found.why)
-    # A pod hands its copy on, so that the cache goes by what it holds.
+    # A pod returns its copy, so that the cache is keyed by content.
     here = address if runs_locally() else str(model.artifact.directory)
     seconds, reused = sum(each.seconds for each in runs), all(each.reused for each in runs)
     return Compressed(FlyteDirectory(here), replace(found, model=address, seconds=seconds, reused=reused))
@@ -119,7 +121,7 @@ def judged(
     from slipstream.models.trained import TrainedModel
 
     for each, run in zip(fine_tuned, runs, strict=True):
-        # A smaller model is of the same factory as the trained one.
+        # A smaller model has the factory of the trained one.
         model = TrainedModel.open(local_path(each), work.trained.config.factory)
         tried = engine.judge(work, model, run.seconds, tried)
         LOG.info("%s: %s", tried[-1].name, tried[-1].answer)

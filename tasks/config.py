@@ -1,4 +1,4 @@
-"""What each stage gets of the configuration, and the Flyte task of it where no first task does more."""
+"""Sections of the configuration for each stage, and the Flyte tasks that return them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,20 @@ from tasks.flyte.stage import BY_VALUE, map_errors, runs_locally
 
 
 def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:
-    """The same with a history that outlives the pod: below Flyte's raw output, if the user named none."""
+    """Return the configuration with a history that outlives the pod, if the user named none.
+
+    That history is below Flyte's raw output.
+    """
     if runs_locally() or config.history != CollectivesConfig().history:
         return config
     return replace(config, history=shared_address("history"))
 
 
 class Sections(NamedTuple):
-    """The sections of a configuration, and the user's own factory and what identifies its code (both "" for built-in
-    models), or the base that is fine-tuned."""
+    """Sections of a configuration.
+
+    ``model_code`` identifies the code of the user's own factory, or the base to fine-tune; "" for built-in models.
+    """
 
     model: Annotated[ModelConfig, BY_VALUE]
     training: Annotated[TrainingConfig, BY_VALUE]
@@ -39,23 +44,26 @@ class Sections(NamedTuple):
     collectives: Annotated[CollectivesConfig, BY_VALUE]
     model_code: str
     compression: Annotated[CompressionConfig, BY_VALUE]
-    #: The same section's, for the trainer: how a smaller model is trained, and how much it learns from its teacher.
+    #: Training settings of a smaller model, and the influence of its teacher.
     fine_tuning: Annotated[TrainingConfig, BY_VALUE]
     teaching: Annotated[TeachingConfig, BY_VALUE]
-    #: Of the weights that a smaller model begins with.
+    #: Seed of a smaller model's initial weights.
     seed: int
-    #: Of that smaller model: "given" or "searched"; "none" if none is made.
+    #: Size of the smaller model: "given", "searched", or "none" without one.
     size: str
-    #: The only factory from outside this project that trained models may be made by.
+    #: The only untrusted factory that may build trained models.
     factory: str
-    #: The limit of ``export``, which training checks before it starts.
+    #: Largest number of parameters for an export to ONNX; checked before training.
     most_parameters: int
 
 
 @task(**on("fingerprint"))
 @map_errors
 def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
-    """The configuration of fine-tuning the model at ``base``: on text, with its tokenizer unless another is set."""
+    """Return the configuration for fine-tuning the language model at ``base``.
+
+    The base's tokenizer is used unless another is set.
+    """
     if not base:
         raise UserError("--base: is empty; expected a directory, here or in a store, with the model to fine-tune")
     if config.model.base not in ("", base):
@@ -68,22 +76,22 @@ def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
 @task(**on("fingerprint"))
 @map_errors
 def read_config(config: RunConfig, method: str = "") -> Sections:
-    """Hand the sections on. Never cached: edited model code is new work."""
+    """Return the sections of the configuration. Never cached: edited model code is new work."""
     return sections_of(config, method)
 
 
 def sections_of(config: RunConfig, method: str = "") -> Sections:
-    """The sections; ``method`` ("prune" or "distil") replaces that of ``compression``.
+    """Return the sections; ``method`` ("prune" or "distil") replaces that of ``compression``.
 
-    Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
-    model that is made smaller is to be divided among them or has adapters.
+    Raises ``UserError`` before other work starts if the parallel layout does not fit the number of processes, or if a
+    model to compress is sharded or has adapters.
     """
     from slipstream.models.base.fingerprint import fingerprint_origin
     from slipstream.models.factory_code import fingerprint_model
 
     config.model.check_base()
     if config.model.base and config.data.task == "language":
-        # Half a second, which others need not spend.
+        # Importing these takes half a second.
         from slipstream.prepare.resolve import check_ids_of_base
         from slipstream.train.checks import check_base
 
@@ -110,7 +118,7 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
         training,
         epochs=compression.epochs or training.epochs,
         learning_rate=compression.learning_rate or training.learning_rate,
-        checkpoint_uri="",  # one home for the checkpoints of one training
+        checkpoint_uri="",  # a checkpoint directory belongs to one training
     )
     return Sections(
         config.model,

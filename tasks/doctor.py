@@ -1,4 +1,4 @@
-"""The Flyte task that looks at the node on which it runs."""
+"""Flyte task that checks the node on which it runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slipstream.doctor.findings import Reading, readings_text
 from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import map_errors
 
-#: As training is placed, so that it lands where training does; but never cached, and it costs minutes.
+#: Placed on the same kind of node as training; never cached, takes minutes.
 PLACED = {**on("train"), "cache": False, "retries": 0, "timeout": timedelta(hours=1)}
 
 
 @dataclass(frozen=True)
 class NodeCheck:
-    """What one pod found."""
+    """Findings of one pod."""
 
     host: str
     problems: list[str]
@@ -28,7 +28,7 @@ class NodeCheck:
 @task(**WITH_DECK, **PLACED)
 @map_errors
 def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
-    """Read the node of pod number ``pod``; its table is in the deck and in the log."""
+    """Check the node of pod number ``pod``; the table is in the deck and in the log."""
     from slipstream.doctor.node import read_node
 
     readings = read_node(store, endpoint)
@@ -39,7 +39,7 @@ def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
 
 
 def as_html(readings: Iterable[Reading]) -> str:
-    """A table, in which all text is escaped."""
+    """Return a table with all text escaped."""
     import pandas as pd
 
     rows = [(reading.what, reading.found, reading.problem) for reading in readings]

@@ -1,4 +1,4 @@
-"""The evaluation, in the pod of the export: it scores one model where the export scores many, over the same rows."""
+"""Evaluation of the trained model, in the pod of the export, which scores many models on the same rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.model_and_data import ModelAndData
 
 
 def evaluate(given: ModelAndData) -> Made:
-    """Score the trained model on the test split, beside a baseline."""
+    """Score the trained model and a baseline on the test split."""
 
     def make(directory: Path, key: str) -> Artifact:
         from slipstream.evaluate import engine

@@ -1,4 +1,4 @@
-"""The Flyte tasks of the export: alone, or after the evaluation of the same model on the same data."""
+"""Flyte tasks of the export: by itself, or after the evaluation of the same model on the same data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.model_and_data import ModelAndData
 
 
 class EvaluatedAndExported(NamedTuple):
-    """What both stages made, and how they went."""
+    """Artifacts and runs of both stages."""
 
     evaluated: Evaluated
     evaluation: StageRun
@@ -33,7 +33,7 @@ class EvaluatedAndExported(NamedTuple):
 def evaluate_and_export(
     trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = "", code: str = ""
 ) -> EvaluatedAndExported:
-    """Evaluate the trained model, and export it as :func:`export` does."""
+    """Evaluate the trained model, and export it as ``export`` does."""
     given = ModelAndData(trained, prepared, factory)
     evaluated, exported = evaluate(given), make_export(given, config, code)
     return EvaluatedAndExported(*evaluated, *exported)
@@ -44,9 +44,11 @@ def evaluate_and_export(
 def export(
     trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = "", code: str = ""
 ) -> MadeExported:
-    """Export the trained model to ONNX, quantise it, measure the variants and choose one. ``machine`` is what the
-    first task says of the kind of pod in which this runs, ``factory`` the one that the user's configuration names, if
-    any, and ``code`` an input so that another state of its code makes another export of the same weights."""
+    """Export the trained model to ONNX, quantise it, measure the variants and choose one.
+
+    ``machine`` describes the kind of pod in which this runs. ``factory`` is the one that the user's configuration
+    names, if any. ``code`` is an input so that edited model code causes another export of the same weights.
+    """
     return MadeExported(*make_export(ModelAndData(trained, prepared, factory), config, code))
 
 

@@ -1,8 +1,7 @@
-"""The first tasks of workflows: what the user named is found, checked and described before any work begins.
+"""First tasks of workflows: find, check and describe the user's inputs before any work starts.
 
-None is cached, as new bytes behind an address, and edited model code, are new work. They run in a pod of the export's
-placement: which variant is the fastest depends on the machine, so it belongs to the key of the export's cache, and
-where this pod runs the export would.
+None is cached, as new bytes at the same address and edited model code are new work. They run in a pod with the export's
+placement: the fastest variant depends on the machine, so the machine is part of the export's cache key.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from tasks.prepare import list_and_divide, resolved_source
 if TYPE_CHECKING:
     from slipstream.source.resolved import Kind
 
-#: The built-in models for raw data of a kind; all other kinds are tables.
+#: Built-in models by kind of raw data; all other kinds are tables.
 FITTING: dict[Kind, BuiltIn] = {"images": "resnet", "language": "transformer"}
 
 
 class RunInputs(NamedTuple):
-    """The raw data as :class:`tasks.prepare.Listed` has it, :class:`tasks.config.Sections`, and the machine."""
+    """The raw data (:class:`tasks.prepare.Listed`), :class:`tasks.config.Sections`, and the machine."""
 
     listing: Part
     source: str
@@ -63,7 +62,7 @@ class RunInputs(NamedTuple):
 @task(**on("export", cached=False))
 @map_errors
 def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
-    """Of the main job: what each stage gets of the configuration, the raw data and what it is, and the machine."""
+    """Find and check the raw data, the settings of every stage, and the machine of the export."""
     sections = sections_of(config)
     listed = list_and_divide(data, target, config.data)
     check_model(FITTING.get(resolved_source(listed.listing).kind, "mlp"), config)
@@ -72,18 +71,18 @@ def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
 
 
 def check_model(fitting: BuiltIn, config: RunConfig) -> None:
-    """Raise ``UserError`` for a built-in model that is for other data, or is certainly too large to leave as ONNX."""
+    """Raise ``UserError`` for a built-in model that does not fit the data or is too large for an ONNX export."""
     name = config.model.name_for(fitting)
     exported = config.compression.method == "none"
     if exported and (config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters):
-        # A second or two, which others need not spend.
+        # Importing this takes a second or two.
         from slipstream.export.before_training import check_for_any_data
 
         check_for_any_data(config.model, name, config.export)
 
 
 class ModelInputs(NamedTuple):
-    """A trained model and prepared data that a user named, and the machine."""
+    """A trained model and prepared data that the user named, and the machine."""
 
     trained: Trained
     prepared: Prepared
@@ -93,9 +92,9 @@ class ModelInputs(NamedTuple):
 @task(**on("export", cached=False))
 @map_errors
 def open_inputs(model: str, data: str) -> ModelInputs:
-    """Of what goes on from a trained model: the artifacts at two addresses, and the machine.
+    """Find and check a trained model and prepared data at two addresses, and the machine of the export.
 
-    Raises ``UserError`` if one of them is not what it should be.
+    Raises ``UserError`` if one of them is not the expected artifact.
     """
     return ModelInputs(
         given("--model", model, "train", "a trained model, as .slipstream/train/… or training's output holds one"),
@@ -105,8 +104,10 @@ def open_inputs(model: str, data: str) -> ModelInputs:
 
 
 def given(option: str, address: str, kind: str, expected: str) -> FlyteDirectory:
-    """The artifact at an address, its manifest checked; on one machine with a store's files fetched, or rows as they
-    are read."""
+    """Return the artifact at an address, after checking its manifest.
+
+    Local runs download a trained model from a store, but fetch rows of prepared data only as they are read.
+    """
     found = FlyteDirectory(address) if address.startswith(STORES) else FlyteDirectory(str(Path(address).absolute()))
     path = rows_path(found) if kind == "prepare" else local_path(found) if address.startswith(STORES) else Path(address)
     try:

@@ -1,4 +1,4 @@
-"""What tasks after training are given: a trained model, and the prepared data whose rows it is run over."""
+"""Inputs of tasks after training: a trained model and the prepared data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelAndData:
-    """``factory`` is the one that the user's configuration names, if any."""
+    """Trained model and prepared data; ``factory`` is the one that the user's configuration names, if any."""
 
     trained: FlyteDirectory
     prepared: FlyteDirectory
@@ -26,18 +26,18 @@ class ModelAndData:
 
     @cached_property
     def trained_path(self) -> Path:
-        """Where the model is on this machine, fetched when a stage first needs it."""
+        """Path of the model on this machine, downloaded on first use."""
         return local_path(self.trained)
 
     @cached_property
     def data(self) -> PreparedData:
-        """Its rows are fetched as they are read, and once for all stages of a task."""
+        """The prepared data, shared by all stages of a task; rows are fetched as they are read."""
         from slipstream.artifacts.prepared.streamed import open_prepared
 
         return open_prepared(rows_path(self.prepared))
 
     def open(self) -> tuple[TrainedModel, PreparedData]:
-        """Both as a stage reads them; each stage gets a model of its own."""
+        """Open both for a stage; every call returns a new model."""
         from slipstream.models.trained import TrainedModel
 
         return TrainedModel.open(self.trained_path, self.factory), self.data

@@ -1,4 +1,4 @@
-"""Preparing data as Flyte tasks: in one pod, or shared by several."""
+"""Flyte tasks that prepare data in one pod or in several."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 
 class Listed(NamedTuple):
-    """The files in their versions and what they are, what identifies their bytes, how several pods divide the work on
-    them, the shares of text files that these parse, and the settings that the user gave."""
+    """The listed and described files, a fingerprint of their bytes, and the user's settings.
+
+    ``division`` says how several pods divide the work; ``texts`` are the shares of text files that they parse.
+    """
 
     listing: Part
     source: str
@@ -41,13 +43,15 @@ class Listed(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def list_data(data: str, target: str, config: RunConfig) -> Listed:
-    """List the raw data, fingerprint it and find out what it is. Never cached: new bytes behind the same name are new
-    work."""
+    """List the raw data, fingerprint it and determine its format.
+
+    Never cached: new bytes behind the same name are new work.
+    """
     return list_and_divide(data, target, config.data)
 
 
 def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
-    """What :func:`list_data` finds, with files of text cut into shares if several pods parse them."""
+    """Return the result of :func:`list_data`, with text files cut into shares if several pods parse them."""
     from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import resolve
     from slipstream.prepare.sharded import shares
@@ -68,7 +72,7 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
 
 
 def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
-    """What :func:`list_and_divide` found."""
+    """Return the source that :func:`list_and_divide` wrote."""
     from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import SourceToPrepare
 
@@ -78,7 +82,7 @@ def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
 @task(**on("fingerprint"))
 @map_errors
 def address_of(dataset: StructuredDataset) -> str:
-    """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
+    """Return the address of the Parquet of a dataset, which an upstream task returned as such or as a DataFrame."""
     from slipstream.source.files import parquet_address
 
     written = dataset.literal
@@ -89,8 +93,11 @@ def address_of(dataset: StructuredDataset) -> str:
 @task(**on("prepare", besides=("listing",)))
 @map_errors
 def prepare(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
-    """Make the prepared data. The fingerprint ``source`` stands for the listed files in the cache: the same bytes at
-    another address are no new work."""
+    """Prepare the data in one pod.
+
+    The cache key has the fingerprint ``source`` instead of the listed files: the same bytes at another address are no
+    new work.
+    """
 
     def make(directory: Path, key: str) -> Artifact:
         from slipstream.prepare import engine
@@ -108,17 +115,17 @@ def made_by(target: str, config: DataConfig, source: str) -> dict[str, object]:
 
 # On several pods
 
-#: Shares of the work for each pod that the profile gives: small ones lose less with a pod and end at the same time.
+#: Shares per pod. Small shares lose less with a pod and balance the load.
 SHARES_OF_A_POD = 4
 
 
 def pods() -> int:
-    """How many pods prepare a table."""
+    """Return the number of pods that prepare a table."""
     return current_profile().placement("prepare").nodes
 
 
 class OpenSharesOutputs(NamedTuple):
-    """Outputs of :func:`open_shares`: an opened table, its shares, and the spool of each share."""
+    """An opened table, its shares, and the spool of each share."""
 
     table: Part
     shares: list[Part]
@@ -126,8 +133,7 @@ class OpenSharesOutputs(NamedTuple):
 
 
 class FitSharesOutputs(NamedTuple):
-    """Outputs of :func:`fit_shares`: what was fitted on all shares, the plan of the remaining work, and the numbers
-    of its partitions."""
+    """The fitted columns, the plan of the remaining work, and the numbers of its partitions."""
 
     fitted: Part
     plan: Part
@@ -137,7 +143,7 @@ class FitSharesOutputs(NamedTuple):
 @task(**on("prepare"))
 @map_errors
 def parse_share(share: Part) -> Part:
-    """Make the files of one share columnar."""
+    """Convert the text files of one share to columns."""
     from slipstream.prepare.sharded import shares
 
     parsed = fresh_directory("parsed")
@@ -148,7 +154,7 @@ def parse_share(share: Part) -> Part:
 @task(**on("prepare"))
 @map_errors
 def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOutputs:
-    """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
+    """Open the table, with its text files ``parsed``, and cut the work into at most ``number`` shares."""
     from slipstream.artifacts import exchange
     from slipstream.prepare.sharded import shares
 
@@ -163,7 +169,7 @@ def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOut
 @task(**on("prepare"))
 @map_errors
 def scan_share(share: Part, spool: Part) -> Part:
-    """The first pass over one share."""
+    """Run the first pass over one share."""
     from slipstream.prepare.sharded import shares
 
     scanned = fresh_directory("scanned")
@@ -174,7 +180,7 @@ def scan_share(share: Part, spool: Part) -> Part:
 @task(**on("prepare"))
 @map_errors
 def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutputs:
-    """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions."""
+    """Fit on the scans of all shares, and plan the merge in at most ``number`` partitions."""
     from slipstream.prepare.sharded import shares
 
     fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
@@ -185,7 +191,7 @@ def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutput
 @task(**on("prepare"))
 @map_errors
 def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
-    """The second pass over one share."""
+    """Run the second pass over one share."""
     from slipstream.prepare.sharded import shares
 
     encoded = fresh_directory("encoded")
@@ -196,7 +202,7 @@ def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
 @task(**on("prepare"))
 @map_errors
 def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
-    """Merge some parts of the prepared data, of which every share has a piece."""
+    """Merge one partition of the prepared data from the encoded shares."""
     from slipstream.prepare.sharded import merge_partitions
 
     merged, name = fresh_directory("merged"), merge_partitions.directory_of(partition)
@@ -207,9 +213,9 @@ def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
 @task(**on("prepare"))
 @map_errors
 def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged: list[Part]) -> MadePrepared:
-    """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
+    """Assemble the merged partitions to the same bytes that ``prepare`` makes from these inputs.
 
-    Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
+    Rows on S3 are copied there, and the rest of the artifact is uploaded next to them. Rows from other stores pass
     through this pod.
     """
     from slipstream.artifacts import exchange
@@ -240,12 +246,12 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
 
 
 def map_over_shares(work: Callable[..., object]) -> Callable[..., Promise]:
-    """Run a task for each share. All or nothing: without one of them the data would be other data."""
+    """Run a task for every share. All must succeed: without one share the data would be other data."""
     return map_task(work, concurrency=pods(), min_success_ratio=1.0)
 
 
 def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, source: str) -> MadePrepared:
-    """The part of a workflow after the table was opened; the arguments are promises."""
+    """Build the nodes of a workflow after the table was opened; the arguments are promises."""
     scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
     fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
     encode = map_over_shares(partial(encode_share, plan=fitted.plan))
@@ -257,22 +263,25 @@ def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, s
 
 @workflow
 def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
-    """Prepare a table of which each pod reads some of the units."""
+    """Prepare a table from which every pod reads some of the units."""
     opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=[])
     return prepare_opened(opened, target, config, source)
 
 
 @workflow
 def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str, texts: list[Part]) -> MadePrepared:
-    """Prepare a table of which each pod first parses some of the files, cut into ``texts``."""
+    """Prepare a table after every pod has parsed some of the text files, cut into ``texts``."""
     parsed = map_over_shares(parse_share)(share=texts)
     opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=parsed)
     return prepare_opened(opened, target, config, source)
 
 
 def prepare_listed(listed: Listed, target: Promise) -> Promise:
-    """The part of a workflow that makes the prepared data: one task, or several pods if the profile has them and there
-    is work to divide. ``listed`` are promises, and may have more than :class:`Listed`."""
+    """Build the nodes of a workflow that prepare the data.
+
+    It is one task, or several pods if the profile has them and the work can be divided. The fields of ``listed`` are
+    promises; it may have more fields than :class:`Listed`.
+    """
     table = {"listing": listed.listing, "target": target, "config": listed.data, "source": listed.source}
     if pods() == 1:
         return prepare(**table)
@@ -292,7 +301,7 @@ def flyte_directory(directory: Path) -> FlyteDirectory:
 
 
 def inner(directory: FlyteDirectory, name: str) -> Path:
-    """A directory in the output of another task; it is downloaded without the others."""
+    """Return the path of a directory in another task's output, downloading only that directory."""
     if not directory.remote_source:
         return Path(directory.path) / name
     return local_path(FlyteDirectory.from_source(f"{directory.remote_source}/{name}"))

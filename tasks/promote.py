@@ -1,4 +1,4 @@
-"""The Flyte tasks of promotion. None is cached: what is in service changes."""
+"""Flyte tasks of promotion. None is cached: the model in service changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.flyte.stage import local_path, map_errors, rows_path
 @task(**on("promote"))
 @map_errors
 def open_registry(registry: str, config: RunConfig) -> str:
-    """Read what is in service, so that a registry or a key that cannot be used is found before the training."""
+    """Check the registry and the signing key, so that unusable ones are found before the training."""
     from slipstream.export.package.sign import private_key
     from slipstream.promote.store import Registry
 
@@ -29,10 +29,10 @@ def open_registry(registry: str, config: RunConfig) -> str:
 
 
 class JudgedPromotion(NamedTuple):
-    """The verdict, and its answer by itself: Flyte branches on plain values only.
+    """The decision of the gate; ``passed`` repeats its answer, as Flyte branches on plain values only.
 
-    A branch also gets from here what was judged: of inputs from several nodes flytekit writes the nodes down in random
-    order, and Flyte refuses the second registration of the same code.
+    A branch also gets the evaluated artifacts from here. If its inputs came from several nodes, flytekit would write
+    these in random order, and Flyte would refuse the second registration of the same code.
     """
 
     passed: bool
@@ -61,7 +61,7 @@ def judge(
 @task(**on("promote"))
 @map_errors
 def put_in_service(request: PromotionRequest, config: RunConfig, verdict: PromotionDecision) -> Promotion:
-    """Store a model that has passed in the registry, and promote it."""
+    """Store a model that has passed the gate in the registry, and promote it."""
     from slipstream.artifacts.prepared.streamed import open_prepared
     from slipstream.promote import engine as promote
     from slipstream.promote.store import Registry
@@ -74,5 +74,5 @@ def put_in_service(request: PromotionRequest, config: RunConfig, verdict: Promot
 @task(**on("promote"))
 @map_errors
 def leave_in_service(request: PromotionRequest, verdict: PromotionDecision) -> Promotion:
-    """Say why the promoted model stays."""
+    """Return the reason why the promoted model stays."""
     return Promotion(False, request.registry, "", verdict.why)

@@ -1,4 +1,4 @@
-"""The report as Flyte tasks."""
+"""Flyte tasks of the report."""
 
 from __future__ import annotations
 
@@ -51,12 +51,11 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     promotion: Promotion | None,
     sweep: Sweep | None,
 ) -> RunSummary:
-    """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
+    """Write the page, the figures and the model into a directory of this run. Never cached: every run has its own.
 
-    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed; ``compression`` is ``None`` if the
-    trained model was not to become smaller. The schedule ``cron`` started the run
-    for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service,
-    ``sweep`` if no settings were searched.
+    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed. ``compression``, ``promotion`` and
+    ``sweep`` are ``None`` if the run had no such stage. The schedule ``cron`` started the run for ``kickoff``; they are
+    "" and ``None`` without a schedule.
     """
     from slipstream.report.engine import build
     from slipstream.report.figures import schedule_figures
@@ -68,7 +67,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     results = Results.open(rows_path(prepared), *made, *profiles)
     smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
     searched = [StageRun("sweep", sweep.seconds, reused=False)] if sweep else []
-    # In the order in which they ran: the search between preparation and training, what makes the model smaller after.
+    # In the order of execution: the sweep runs between preparation and training, the compression after training.
     runs_of_stages = [stages[0], *searched, stages[1], *smaller, *stages[2:], *(network.run for network in measured)]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
@@ -80,7 +79,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
-    """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
+    """Write the data card and the prepared data into a directory of this run. Never cached, as ``report``."""
     from slipstream.artifacts.prepared.data import PreparedData
     from slipstream.report.data_engine import build_data
 
@@ -92,7 +91,7 @@ def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
-    """Put the page and the model into a directory of this run. Never cached, as :func:`report`."""
+    """Write the page and the model into a directory of this run. Never cached, as ``report``."""
     from slipstream.report.engine import build_export
 
     summary = build_export(runs_here(), local_path(exported), stages)
@@ -102,7 +101,7 @@ def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_compression(compression: Compression) -> CompressionSummary:
-    """The report of a model that was to become smaller: what was tried, what was taken, and where it lies."""
+    """Report a compression: the candidates, the chosen model, and its address."""
     found = CompressionSummary(compression)
     Deck("Compression", f"<pre>{escape(str(found))}</pre>")
     return found
@@ -111,7 +110,7 @@ def report_compression(compression: Compression) -> CompressionSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_network(network: MadeByElement) -> NetworkSummary:
-    """Put a network profile and its page into a directory of this run. Never cached, as :func:`report`."""
+    """Write a network profile and its page into a directory of this run. Never cached, as ``report``."""
     from slipstream.report.network_engine import build_network
 
     summary = build_network(runs_here(), local_path(network.artifact))
@@ -121,7 +120,7 @@ def report_network(network: MadeByElement) -> NetworkSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_tuning(tuned: MadeByElement) -> TuningSummary:
-    """Put the tuner's result and its page into a directory of this run. Never cached, as :func:`report`."""
+    """Write the tuner's result and its page into a directory of this run. Never cached, as ``report``."""
     from slipstream.report.network_engine import build_tuning
 
     summary = build_tuning(runs_here(), local_path(tuned.artifact))
@@ -129,13 +128,15 @@ def report_tuning(tuned: MadeByElement) -> TuningSummary:
 
 
 def runs_here() -> Path:
-    """Where the directories of runs are: beside the user, or on the disk of a pod."""
+    """Return the directory of all runs: in the current directory, or on the disk of a pod."""
     return RUNS if runs_locally() else Path(current_context().working_directory) / RUNS
 
 
 def shown(summary: Summary, title: str, page: str) -> Summary:
-    """The summary, whose ``page`` is shown as the task's deck. A pod's directory is uploaded, as its disk goes with
-    the pod."""
+    """Show ``page`` as the task's deck and return the summary.
+
+    A pod uploads the directory, as its disk is lost with the pod.
+    """
     Deck(title, Path(summary.directory, page).read_text(encoding="utf-8"))
     if runs_locally():
         return summary

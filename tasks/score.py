@@ -1,4 +1,4 @@
-"""Scoring as Flyte tasks: by files on several pods. None is cached: a table is published once by itself."""
+"""Flyte tasks of scoring, divided by files among pods. None is cached: publishing is idempotent."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tasks.prepare import SHARES_OF_A_POD, flyte_directory
 
 
 def pods() -> int:
-    """How many pods score the files."""
+    """Return the number of pods that score the files."""
     return current_profile().placement("score").nodes
 
 
 class OpenedScoring(NamedTuple):
-    """The plan of a scoring, and its shares; of a table that is there already one without files."""
+    """The plan of a scoring, and its shares; one share without files if the table is already published."""
 
     plan: Part
     shares: list[Part]
@@ -36,8 +36,10 @@ class OpenedScoring(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def open_scoring(registry: str, model: str, data: str, output: str, config: RunConfig) -> OpenedScoring:
-    """Look at the model and the files, and cut the work. Never cached: the model in service changes, and new bytes
-    behind the same name are new work."""
+    """Check the model and the files, and cut the work into shares.
+
+    Never cached: the model in service changes, and new bytes behind the same name are new work.
+    """
     from slipstream.artifacts import exchange
     from slipstream.score.plan import plan_scoring
     from slipstream.score.publish import published
@@ -46,7 +48,7 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
         raise UserError(f"output: {output!r} would be lost with its pod; expected a store's address, or a mounted path")
     plan = plan_scoring(registry, model, data, output, config.data, config.scoring)
     number = SHARES_OF_A_POD * pods() if pods() > 1 else 1
-    # One share of nothing, as nobody says what Flyte makes of a map over an empty list.
+    # One empty share: Flyte does not document a map over an empty list.
     shares = [replace(plan, portions=())] if published(output, plan.key) else plan.shares(number)
     written = [exchange.write(fresh_directory(f"share-{index:05d}"), share) for index, share in enumerate(shares)]
     return OpenedScoring(
@@ -67,7 +69,7 @@ def score_share(share: Part) -> Part:
 
 
 class PublishedScoring(NamedTuple):
-    """What was published; and whether it drifted by itself, as Flyte branches on plain values only."""
+    """The publication; ``drifted`` repeats its alarm, as Flyte branches on plain values only."""
 
     summary: ScoringSummary
     drifted: bool
@@ -76,7 +78,7 @@ class PublishedScoring(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
-    """Publish the table, unless it is there already."""
+    """Publish the table, unless it is already published."""
     from slipstream.artifacts import exchange
     from slipstream.score.engine import ScoredShare, fetched
     from slipstream.score.plan import ScoringPlan
@@ -97,7 +99,7 @@ def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
 @task(**on("report"))
 @map_errors
 def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
-    """Say what became of the model that was trained as rows drifted."""
+    """Add the outcome of the retraining after a drift to the summary."""
     promotion = run.promotion
     done = f"version {promotion.version} is in service" if promotion and promotion.promoted else "the model stays"
     why = f": {promotion.why}" if promotion else ""
@@ -107,14 +109,14 @@ def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
 @task(**on("report"))
 @map_errors
 def without_training(summary: ScoringSummary) -> ScoringSummary:
-    """Say that nothing drifted."""
+    """Add to the summary that nothing was retrained."""
     unknown = "as it is not known whether rows drift" if summary.scored.drift.unknown else "as nothing drifted"
     return replace(summary, retrained=f"no, {unknown}")
 
 
 def score_rows(registry: Promise, model: Promise, data: Promise, output: Promise, config: Promise) -> Promise:
-    """The part of a workflow that scores and publishes; the arguments are promises."""
+    """Build the nodes of a workflow that score and publish; the arguments are promises."""
     opened = open_scoring(registry=registry, model=model, data=data, output=output, config=config)
-    # All or nothing: without one of them it would be another table.
+    # All must succeed: without one share it would be another table.
     score = map_task(score_share, concurrency=pods(), min_success_ratio=1.0)
     return publish_scores(plan=opened.plan, scored=score(share=opened.shares))

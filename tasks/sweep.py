@@ -1,5 +1,7 @@
-"""The Flyte tasks of a sweep. None is cached: what was tried lies in the sweep's own store, and a sweep that is started
-again goes on with it."""
+"""Flyte tasks of a sweep.
+
+None is cached: the trials are in the sweep's own store, and a restarted sweep resumes from there.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Begun(NamedTuple):
-    """Where the record of the sweep lies, and the numbers of its workers."""
+    """The address of the sweep's store, and the numbers of its workers."""
 
     store: str
     workers: list[int]
@@ -39,8 +41,11 @@ class Begun(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
-    """Begin a sweep or go on with it. Raises ``UserError`` before any trial begins if the space names what is no
-    setting, or values that a setting does not have, or if another sweep lies in the store."""
+    """Start or resume a sweep.
+
+    Raises ``UserError`` before any trial starts if the space names an unknown setting or a value that is not allowed,
+    or if the store holds another sweep.
+    """
     from slipstream.sweep.engine import begin, identity_of
 
     data = open_data(prepared)
@@ -60,7 +65,7 @@ def open_data(prepared: Prepared) -> PreparedData:
 @task(**on("sweep"))
 @map_errors
 def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> float:
-    """Work on the trials of a sweep until there is none left to begin. Returns the seconds that this took."""
+    """Run trials of a sweep until none is left to start. Returns the seconds that this took."""
     from slipstream.sweep.engine import work
     from slipstream.sweep.worker import Pod
 
@@ -71,14 +76,14 @@ def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> fl
         prepared=here,
         scratch=fresh_directory("trials"),
         slots=placement.processes,
-        # Attempts of one worker follow each other; those of different workers are at work at the same time.
+        # Attempts of one worker follow each other; different workers run at the same time.
         holder=Holder(f"{who.execution} worker {worker}", who.attempt, who.prefix),
         execution=who.execution,
         notices=placement.notices,
         grace_s=placement.grace_seconds - ENDING_S,
     )
     if runs_locally():
-        start_server("train")  # whose processes come from the same server
+        start_server("train")  # trials are forked from the same server
     try:
         work(config, store, pod)
     except Preempted as error:
@@ -98,7 +103,7 @@ class Chosen(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def choose_settings(store: str, searched: list[float | None], config: RunConfig) -> Chosen:
-    """The settings of the best trial, once no worker is at work any more.
+    """Return the configuration with the settings of the best trial, after all workers have ended.
 
     Raises ``UserError`` if all workers failed, the first trials all failed, or none is complete.
     """
@@ -123,10 +128,10 @@ def choose_settings(store: str, searched: list[float | None], config: RunConfig)
 def compare_with_given(
     trained: Trained, prepared: Prepared, store: str, config: RunConfig, factory: str, seconds: float
 ) -> Sweep:
-    """Return what the sweep found in so many ``seconds``.
+    """Return the result of the sweep, which took ``seconds``.
 
-    On the test rows the model that was trained with the best settings is compared with the one that was trained with
-    the settings as given. ``config`` has the latter; ``factory`` is that of the best settings, if it is the user's.
+    The model trained with the best settings is compared on the test rows with the one trained with the given settings.
+    ``config`` has the given settings; ``factory`` is the user's own factory of the best ones, if any.
     """
     from slipstream.models.trained import TrainedModel
     from slipstream.sweep.engine import search_of

@@ -1,4 +1,4 @@
-"""The Flyte task of training."""
+"""Flyte task of training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import local_path
 
 LOG = logger("train")
-#: Of the seconds from SIGTERM to SIGKILL, those in which nothing is saved any more but the processes end.
+#: Seconds of the grace period, between SIGTERM and SIGKILL, that are reserved for shutting down after the last save.
 ENDING_S = 5
 
 
@@ -49,7 +49,7 @@ def check(inputs: TaskInputs, placement: Placement) -> None:
     start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
     model = start.config if start else inputs["model"]
     check_training(prepared, model, inputs["training"], placement.world_size, placement.nodes)
-    if start is None:  # a pruned model takes less than its factory's
+    if start is None:  # a pruned model takes less memory than its factory's
         check_fits(prepared, model, inputs["training"], placement.world_size, placement.nodes)
     if most_parameters := inputs.get("most_parameters"):
         from slipstream.export.before_training import check_exportable
@@ -58,7 +58,7 @@ def check(inputs: TaskInputs, placement: Placement) -> None:
 
 
 class TrainedModels(TypedDict, total=False):
-    """The fields of the request that say what training goes on from and learns from."""
+    """Fields of the request for a given start and a teacher."""
 
     start: Path
     teacher: Path
@@ -74,7 +74,7 @@ def run_in(
     made_by: Mapping[str, object],
     **lineage: Unpack[TrainedModels],
 ) -> MadeTrained:
-    """Train in a worker, from scratch and on labels alone without ``lineage``."""
+    """Train in a worker; without ``lineage`` from scratch and on labels only."""
 
     def body() -> None:
         from slipstream.train.run import run
@@ -106,7 +106,7 @@ def run_in(
 
 
 def watch(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
-    """The deck of a training, in the pod of rank 0."""
+    """Return the page of a training's deck, in the pod of rank 0."""
     from slipstream.report.pages.training_page import training_page
     from slipstream.train.so_far import read
     from slipstream.train.telemetry.pods import devices_so_far
@@ -137,7 +137,7 @@ def train(
 
 
 def fetch_data_and_models(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
-    """As :func:`fetch_prepared`, and models as a whole."""
+    """Fetch prepared data as :func:`fetch_prepared` does, and download models completely."""
     return fetch_prepared(directory, placement, fresh) if fresh.suffix == ".prepared" else local_path(directory)
 
 
@@ -155,8 +155,10 @@ def fine_tune(
     teaching: TeachingConfig,
     factory: str = "",
 ) -> MadeTrained:
-    """Train the model of ``start`` from its weights on, with another one as its teacher, in a process group.
-    ``factory`` is the one that the user's configuration names."""
+    """Train the model of ``start`` further, with another model as its teacher, in a process group.
+
+    ``factory`` is the one that the user's configuration names.
+    """
     made_by = {
         "start": fingerprint_of(start),
         "teacher": fingerprint_of(teacher),

@@ -1,4 +1,4 @@
-"""The interconnect alone: measured by itself, so that a slow link is seen before a training pays for it."""
+"""Workflows that measure only the interconnect, to find a slow link before a training."""
 
 from __future__ import annotations
 
@@ -17,18 +17,32 @@ prepare_pyflyte()
 
 @workflow
 def benchmark(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
-    """Measure the collectives in the process group that the profile gives training, and keep the network profile."""
+    """Measure the collectives in the process group that the profile gives training, and write the network profile.
+
+    Args:
+        config: settings of the benchmark (the section "collectives")
+    """
     return report_network(network=measure_collectives(config=config))
 
 
 @workflow
 def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
-    """:func:`benchmark`, until it is clear whether the network is slower than the history says it was."""
+    """Measure as ``benchmark`` does, until it is clear whether the interconnect is slower than its history.
+
+    Args:
+        config: settings of the benchmark (the section "collectives")
+    """
     return report_network(network=compare_collectives(config=config))
 
 
 @workflow
 def tune(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> TuningSummary:  # noqa: B008
-    """Find settings with which the training of :func:`workflows.training.train_and_export` takes faster steps."""
+    """Find interconnect settings with faster training steps for ``train_and_export``.
+
+    Args:
+        data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn
+        target: the column to predict
+        config: the configuration of the training
+    """
     prepared = prepare_listed(list_data(data=data, target=target, config=config), target)
     return report_tuning(tuned=tune_collectives(prepared=prepared.artifact, config=config))

@@ -1,10 +1,8 @@
-"""pyflyte's command line for this project: how it reads ``--config`` and ``--dataset``, runs nested conditionals, and
-explains a Flyte that refuses or cannot be reached. A mistake is one line, not flytekit's traceback, which ``-v`` prints
-as before.
+"""pyflyte's command line for this project: options, nested conditionals, and errors of a Flyte backend.
 
-flytekit chooses the click type of an option in one function and has no registry to add to, so that function is wrapped:
-for settings and datasets it answers with the types below, for all else as before. So are the one function that makes an
-option, and the one in which it prints exceptions.
+A mistake is one line, not flytekit's traceback, which ``-v`` still prints. flytekit chooses the click type of an option
+in one function and has no registry to extend, so that function is wrapped: settings and datasets get the types below.
+The functions that make an option and print exceptions are wrapped, too.
 """
 
 from __future__ import annotations
@@ -44,14 +42,14 @@ class SettingsParam(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, (self.settings, ArtifactQuery)):
             return value
-        if not isinstance(value, str):  # a section of flytekit's own --inputs-file
+        if not isinstance(value, str):  # from flytekit's --inputs-file
             return self.settings.from_dict(value)
         inline = value.lstrip().startswith(("{", "["))
         return self.settings.from_json(value) if inline else self.settings.from_file(Path(value))
 
 
 class DatasetParam(click_types.StructuredDatasetParamType):
-    """A Parquet file or directory, which must be there if it is a local one."""
+    """A Parquet file or directory; a local one must exist."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not FileAccessProvider.is_remote(value) and not Path(value).exists():
@@ -64,7 +62,10 @@ flytekits_option = run.to_click_option
 
 
 def option_of(*arguments: Any, **named: Any) -> click.Option:
-    """flytekit's option. It hands click a default of None, for which click does not miss a value that is required."""
+    """Return flytekit's option, with an error for a missing required value.
+
+    flytekit gives click a default of None, with which click does not notice that the value is missing.
+    """
     option = flytekits_option(*arguments, **named)
     convert = option.callback
 
@@ -87,11 +88,10 @@ def click_type_of(literal_type: LiteralType, python_type: Any) -> click.ParamTyp
 
 
 def prepare_pyflyte() -> None:
-    """Adapt ``pyflyte`` to this project.
+    """Adapt ``pyflyte`` to this project; calling it again changes nothing.
 
     It reads options by the types above, explains a backend's errors and failed executions, computes the versions of
-    all that is registered, and runs only the branch of a nested conditional that is taken. Calling it again changes
-    nothing.
+    registered entities, and runs only the chosen branch of a nested conditional.
     """
     click_types.literal_type_to_click_type = click_type_of
     run.to_click_option = option_of
@@ -101,14 +101,14 @@ def prepare_pyflyte() -> None:
     allow_nested_conditions()
 
 
-#: The module of flytekit through which every call of the backend goes.
+#: flytekit's module for all calls of the backend.
 REMOTE = "flytekit.remote.remote"
 LOGIN = (AccessTokenNotFoundError, AuthenticationError, AuthenticationPending)
 MEND_LOGIN = "log in again, or mend `authType` and what belongs to it in the configuration file"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, the latest first."""
+    """Yield the error and its causes, the latest first."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -116,14 +116,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def explain(error: Exception, endpoint: str) -> UserError | None:
-    """The one line, if a call of the backend at ``endpoint`` is behind the error; a task's own error is none."""
+    """Return one line about an error if a call of the backend at ``endpoint`` caused it, None otherwise."""
     if not any(frame.f_globals.get("__name__") == REMOTE for frame, _ in walk_tb(error.__traceback__)):
         return None
     return line_about(error, endpoint)
 
 
 def line_about(error: Exception, endpoint: str) -> UserError | None:
-    """The one line about an error that a call of the backend at ``endpoint`` raised, if it is of the backend."""
+    """Return one line about an error of a call to the backend at ``endpoint``, if the backend caused it."""
     for cause in causes(error):
         if isinstance(cause, grpc.RpcError) and isinstance(cause, grpc.Call):
             return UserError(f"Flyte at {endpoint} {said(cause.code(), cause.details() or '')}")
@@ -140,7 +140,7 @@ def line_about(error: Exception, endpoint: str) -> UserError | None:
 
 
 def said(code: grpc.StatusCode, details: str) -> str:
-    """What the status of a call means, and what mends it."""
+    """Return the meaning of a call's status, and a fix."""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return f"has a certificate that is not trusted ({details}); name its authority in `admin.caCertFilePath`"
     if "WRONG_VERSION_NUMBER" in details:
@@ -152,7 +152,7 @@ def said(code: grpc.StatusCode, details: str) -> str:
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return f"does not accept the login ({details}); {MEND_LOGIN}"
     what, another, _ = details.partition(" with different structure already exists")
-    if another:  # after it comes all that differs, as JSON
+    if another:  # all differences follow as JSON
         return (
             f"has another {what} under this version, of another profile, other schedules, another image or other code; "
             "leave `--version` out, as it then follows from all of these, or give a new one"
@@ -161,7 +161,7 @@ def said(code: grpc.StatusCode, details: str) -> str:
 
 
 def endpoint_of(context: click.Context | None) -> str:
-    """Where this command line finds Flyte."""
+    """Return the address of Flyte for this command line."""
     file = (context.obj or {}).get(constants.CTX_CONFIG_FILE) if context else None
     return Config.auto(file).platform.endpoint
 
@@ -170,7 +170,7 @@ flytekits_printer = utils.pretty_print_exception
 
 
 def print_exception(error: Exception, verbosity: int = 1) -> None:
-    """Raises ``UserError`` for what :func:`explain` knows, and leaves the rest to flytekit."""
+    """Raise ``UserError`` for errors that :func:`explain` knows; let flytekit print the rest."""
     if verbosity == 0 and not isinstance(error, click.ClickException):
         explained = explain(error, endpoint_of(click.get_current_context(silent=True)))
         if explained:
@@ -179,5 +179,5 @@ def print_exception(error: Exception, verbosity: int = 1) -> None:
 
 
 def explain_backend_errors() -> None:
-    """Let ``pyflyte`` explain them; calling it again changes nothing."""
+    """Let ``pyflyte`` explain errors of the backend; calling it again changes nothing."""
     utils.pretty_print_exception = print_exception

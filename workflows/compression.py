@@ -1,4 +1,7 @@
-"""Between training and export: a smaller model with the trained one as its teacher; its size given, or searched."""
+"""Compression between training and export: a smaller model with the trained one as its teacher.
+
+Its size is given or searched.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,10 @@ prepare_pyflyte()
 
 
 class ChosenModel(NamedTuple):
-    """The model to go on with, how its training went (of a smaller one that of its teacher), and why it was chosen:
-    None if no smaller one was asked for."""
+    """The chosen model, the run of its training, and the compression.
+
+    The run of a smaller model is that of its teacher. ``compression`` is None if none was requested.
+    """
 
     artifact: Trained
     run: StageRun
@@ -33,11 +38,11 @@ class ChosenModel(NamedTuple):
 def rounds(
     number: int, given: dict[str, Promise], seed: Promise, fine_tuning: Promise, teaching: Promise
 ) -> Compressed:
-    """Train ``number`` smaller models one after another, each by what became of those before, and choose. ``given``
-    are the trained model, the prepared data, the configuration and the user's factory; all but ``number`` are
-    promises.
+    """Build the nodes that train ``number`` smaller models in sequence and choose one.
 
-    Once the search or its time is over, the same model is proposed again, and its training is in the cache.
+    Every model depends on the results of those before. ``given`` are the trained model, the prepared data, the
+    configuration and the user's factory; all but ``number`` are promises. Once the search or its time is over, the same
+    model is proposed again, and its training is in the cache.
     """
     again = {"teacher": given["trained"], "prepared": given["prepared"], "factory": given["factory"]}
     again |= {"training": fine_tuning, "teaching": teaching}
@@ -65,7 +70,7 @@ def compress_to_size(
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
-    """Make a trained model as small as the configuration says."""
+    """Make a trained model smaller, to the configured size."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
     return rounds(1, given, seed, fine_tuning, teaching)
 
@@ -85,8 +90,8 @@ def compress_by_search(
     return rounds(ROUNDS, given, seed, fine_tuning, teaching)
 
 
-# The branches below read the inputs of a workflow of their own: Flyte's compiler sorts what a node of a workflow waits
-# for, but not within a branch, so that one that read of several nodes would register as another workflow each time.
+# The branches below read the inputs of their own workflow. Flyte's compiler sorts the upstream nodes of a node, but not
+# within a branch: a branch with several upstream nodes would register as another workflow every time.
 
 
 @workflow
@@ -117,7 +122,10 @@ def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
 def train_alone(
     prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, most_parameters: int
 ) -> ChosenModel:
-    """Train, with the outputs of :func:`train_and_compress`, as both are branches of one conditional."""
+    """Train a model, without compression.
+
+    It has the outputs of ``train_and_compress``, as both are branches of one conditional.
+    """
     trained = train(prepared=prepared, model=model, training=training, code=code, most_parameters=most_parameters)
     return ChosenModel(trained.artifact, trained.run, None)
 
@@ -135,7 +143,7 @@ def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one 
     teaching: TeachingConfig,
     factory: str,
 ) -> ChosenModel:
-    """Train, and make the model smaller."""
+    """Train a model, and make it smaller."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
     how = {
         "size": size,
@@ -163,7 +171,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     factory: str,
     most_parameters: int,
 ) -> ChosenModel:
-    """Train and, unless ``size`` is "none", make the model smaller."""
+    """Train a model and, unless ``size`` is "none", make it smaller."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
     how = {
         "size": size,
@@ -184,7 +192,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
 
 
 def how_to_compress(sections: Sections) -> dict[str, Promise]:
-    """What :func:`compress` and :func:`train_as_asked` take of the configuration's sections; promises."""
+    """Return the inputs of :func:`compress` and :func:`train_as_asked` from the sections; promises."""
     return {
         "size": sections.size,
         "config": sections.compression,

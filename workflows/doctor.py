@@ -1,5 +1,4 @@
-"""What will go wrong with the nodes of training, before it does; ``slipstream doctor`` looks at a package and at this
-machine."""
+"""Checks of the nodes before a training; ``slipstream doctor`` checks a package and this machine."""
 
 from __future__ import annotations
 
@@ -15,5 +14,10 @@ PODS = list(range(current_profile().placement("train").nodes))
 
 @workflow
 def check_nodes(store: str = "", endpoint: str = "") -> list[NodeCheck]:
-    """Look at as many nodes as training has, each from a pod placed as training's; the tables are in the decks."""
+    """Check as many nodes as training uses, each from a pod with training's placement; the tables are in the decks.
+
+    Args:
+        store: a directory or URI to write to and read from
+        endpoint: an HTTP(S) address whose clock is compared with the nodes'
+    """
     return map_task(functools.partial(check_node, store=store, endpoint=endpoint))(pod=PODS)

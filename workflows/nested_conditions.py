@@ -1,7 +1,7 @@
-"""Conditionals within branches of conditionals, run on one machine.
+"""Conditionals within branches of conditionals, in local runs.
 
-flytekit lets an inner conditional share the outer one's state of execution: cases of it that are not taken run all the
-same, and what follows it in its branch does not. On a cluster Flyte itself decides, and does so rightly.
+In flytekit an inner conditional shares the outer one's execution state: its skipped cases run all the same, and nodes
+after it in its branch do not. On a cluster Flyte itself decides, correctly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ enter_section = FlyteContext.Builder.enter_conditional_section
 
 
 def enter_with_own_state(builder: FlyteContext.Builder) -> FlyteContext.Builder:
-    """flytekit's, except that every conditional begins with a state of its own, in which no case is taken yet."""
+    """Enter a conditional with its own state, in which no case is chosen yet."""
     state = builder.execution_state
     if state and state.is_local_execution():
         builder.execution_state = state.with_params(branch_eval_mode=BranchEvalMode.BRANCH_SKIPPED)

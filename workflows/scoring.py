@@ -1,4 +1,4 @@
-"""Scoring: the model in service on new rows, as a table; and a new training if they are distributed otherwise."""
+"""Workflows that score new rows with the model in service, and retrain if the rows drift."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ def score(
     model: str = "",
     config: RunConfig = RunConfig(),  # noqa: B008
 ) -> ScoringSummary:
-    """Score ``data`` with the model in service in ``registry`` (or the exported ``model``, a directory or a store's
-    address) and publish the table in ``output``, unless the same was published before.
+    """Score rows with a model and publish the table, unless the same table is already published.
 
-    Of ``config`` only the sections ``data`` (how rows are read) and ``scoring`` count, so the file of a training will
-    do.
+    Args:
+        data: the rows: a file, a directory or a URI
+        output: a directory or a store's address for the table
+        registry: the registry with the model in service
+        model: an exported model (a directory or a store's address) instead of a registry
+        config: only the sections "data" (how rows are read) and "scoring" count, so the file of a training works
     """
     return score_rows(registry, model, data, output, config).summary
 
 
 @workflow
 def train_again(summary: ScoringSummary, registry: str, data: str, target: str, config: RunConfig) -> ScoringSummary:
-    """:func:`train_and_promote`, as rows that were scored drifted."""
+    """Run ``train_and_promote`` after scored rows drifted."""
     return after_training(
         summary=summary, run=train_and_promote(registry=registry, data=data, target=target, config=config)
     )
@@ -47,7 +50,16 @@ def retrain_if_drifted(
     target: str,
     config: RunConfig = RunConfig(),  # noqa: B008
 ) -> ScoringSummary:
-    """:func:`score`, and if a column or the predictions drifted, :func:`train_and_promote` on ``training_data``."""
+    """Score rows as ``score`` does, and run ``train_and_promote`` if a column or the predictions drifted.
+
+    Args:
+        registry: the registry with the model in service
+        data: the rows to score: a file, a directory or a URI
+        output: a directory or a store's address for the table
+        training_data: the data for a new training
+        target: the column to predict
+        config: the configuration of the scoring and of a new training
+    """
     scored = score_rows(registry, "", data, output, config)
     return (
         conditional("drift")

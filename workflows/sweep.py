@@ -1,4 +1,4 @@
-"""Many short trainings with other settings, of which the best are then trained, exported and reported as usual."""
+"""Hyperparameter search by many short trainings; the best settings are then trained, exported and reported."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ prepare_pyflyte()
 
 @workflow
 def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
-    """Search settings by many trainings (section ``sweep`` of the configuration), then train, export and report with
-    the best ones. Started again, it goes on where it stopped.
+    """Search settings by many trainings, then train, export and report with the best ones.
 
-    ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
-    the column to predict.
+    A restarted sweep resumes.
+
+    Args:
+        data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn
+        target: the column to predict
+        config: the configuration; the section "sweep" has the search space
     """
     return report(**sweep_stages(data, target, config), cron="", kickoff=None, promotion=None)
 
 
 def sweep_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
+    """Build the nodes of all stages but the report, and return the report's inputs."""
     given = resolve_inputs(data=data, target=target, config=config)
     prepared = prepare_listed(given, target)
     begun = begin_sweep(prepared=prepared.artifact, config=config)
-    # What one worker leaves undone others go on with: all trials are there if any worker found none left.
+    # Other workers run the trials of a failed one: all trials are done if one worker found none left.
     work = map_task(
         partial(search, store=begun.store, prepared=prepared.artifact, config=config), min_success_ratio=0.0
     )

@@ -1,4 +1,4 @@
-"""The main job, raw data to a quantised, measured, deployable model, and into service; and its parts alone."""
+"""The main job, from raw data to a quantised model in service, and its parts as workflows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workflows.compression import compress, how_to_compress, train_as_asked
 
 prepare_pyflyte()
 
-#: How a language model is fine-tuned if nothing else is said.
+#: Default configuration for fine-tuning a language model.
 BY_ADAPTERS = RunConfig(
     model=ModelConfig(lora=LoraConfig(rank=16)),
     training=TrainingConfig(epochs=2, batch_size=16, learning_rate=2e-4, weight_decay=0.0),
@@ -32,23 +32,30 @@ BY_ADAPTERS = RunConfig(
 
 @workflow
 def train_and_export(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
-    """Prepare, train (and make the model smaller, if asked), evaluate, export, benchmark the interconnect, report.
+    """Prepare, train (and compress, if requested), evaluate, export, benchmark the interconnect, report.
 
-    ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
-    the column to predict.
+    Args:
+        data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn
+        target: the column to predict
+        config: the configuration of all stages
     """
     return report(**run_stages(data, target, config), cron="", kickoff=None, promotion=None)
 
 
 @workflow
 def fine_tune(base: str, data: str = "", config: RunConfig = BY_ADAPTERS) -> RunSummary:
-    """Fine-tune the language model in ``base`` (a directory or a store's address, with its tokenizer) on documents or
-    conversations, and go on as :func:`train_and_export` does; by default with adapters of rank 16."""
+    """Fine-tune a language model on documents or conversations, then run the stages of ``train_and_export``.
+
+    Args:
+        base: the model and its tokenizer: a directory or a store's address
+        data: a file, a directory or a URI
+        config: the configuration of all stages; the default trains adapters of rank 16
+    """
     return train_and_export(data=data, target="", config=with_base(base=base, config=config))
 
 
 def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
+    """Build the nodes of all stages but the report, and return the report's inputs."""
     given = resolve_inputs(data=data, target=target, config=config)
     prepared = prepare_listed(given, target)
     return {
@@ -61,7 +68,10 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
 
 
 def stages_after_preparation(prepared: Promise, sections: Promise, machine: Promise) -> dict[str, Any]:
-    """The nodes from training on, with the ``sections`` of a configuration, on a pod of export's of this kind."""
+    """Build the nodes from training on, and return their outputs.
+
+    ``sections`` are those of a configuration; ``machine`` is the kind of pod of the export.
+    """
     trained = train_as_asked(
         prepared=prepared.artifact,
         model=sections.model,
@@ -78,9 +88,9 @@ def stages_after_preparation(prepared: Promise, sections: Promise, machine: Prom
         factory=sections.factory,
         code=sections.model_code,
     )
-    # An element of a map task may fail: a finished training is not lost because its network could not be measured.
+    # An element of a map task may fail: a failed benchmark must not lose a finished training.
     networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
-    # Both are PyTorchJobs that want every GPU of the profile: side by side each could hold half and wait for ever.
+    # Both are PyTorchJobs that need all GPUs of the profile: in parallel each could hold half and deadlock.
     trained.artifact >> networks
     return {
         "prepared": prepared.artifact,
@@ -100,13 +110,21 @@ def train_and_promote(
     target: str = "",
     config: RunConfig = RunConfig(),  # noqa: B008
 ) -> RunSummary:
-    """:func:`train_and_export`, and its model goes into service in ``registry`` (a directory, or a store's address) if
-    it is shown not to be worse than the one that is there; otherwise the report says why."""
+    """Run ``train_and_export``, and promote the model if it is shown not to be worse than the one in service.
+
+    Otherwise the report says why.
+
+    Args:
+        registry: a directory or a store's address
+        data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn
+        target: the column to predict
+        config: the configuration of all stages
+    """
     return report(**promotion_stages(registry, data, target, config), cron="", kickoff=None)
 
 
 def promotion_stages(registry: str, data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """As :func:`run_stages`, and the nodes that put the model into service, or say why not."""
+    """Build the nodes of :func:`run_stages` and of the promotion, and return the report's inputs."""
     found = open_registry(registry=registry, config=config)
     stages = run_stages(data, target, config)
     judged = judge(exported=stages["exported"], prepared=stages["prepared"], registry=found, config=config)
@@ -122,9 +140,12 @@ def promotion_stages(registry: str, data: str, target: str, config: RunConfig) -
 
 @workflow
 def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> DataSummary:  # noqa: B008
-    """Prepare the data as :func:`train_and_export` does, and stop: the prepared data and the data card.
+    """Prepare the data as ``train_and_export`` does, and write the data card.
 
-    Of ``config`` only the section ``data`` counts, so the file of a training will do.
+    Args:
+        data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn
+        target: the column to predict
+        config: only the section "data" counts, so the file of a training works
     """
     prepared = prepare_listed(list_data(data=data, target=target, config=config), target)
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
@@ -132,10 +153,12 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
 
 @workflow
 def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> ExportSummary:  # noqa: B008
-    """Export a trained model as :func:`train_and_export` does, and stop.
+    """Export a trained model as ``train_and_export`` does.
 
-    ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
-    the section ``export`` counts, and, for a model of your own, ``model.name``: no other factory is called.
+    Args:
+        model: the trained model: a directory or a store's address
+        data: the prepared data: a directory or a store's address
+        config: only the section "export" counts, and "model.name" for a model of your own: no other factory is called
     """
     sections = read_config(config=config)
     given = open_inputs(model=model, data=data)
@@ -154,9 +177,11 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
 def prune(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
     """Remove units of a trained model and train it further with the unpruned one as its teacher.
 
-    ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
-    the sections ``compression`` and ``training`` count, and, for a model of your own, ``model.name``: no other
-    factory is called.
+    Args:
+        model: the trained model: a directory or a store's address
+        data: the prepared data: a directory or a store's address
+        config: only the sections "compression" and "training" count, and "model.name" for a model of your own: no other
+            factory is called
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
     made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
@@ -165,7 +190,13 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
 
 @workflow
 def distil(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
-    """Train a smaller model with a trained model as its teacher; the arguments are those of :func:`prune`."""
+    """Train a smaller model with a trained model as its teacher.
+
+    Args:
+        model: the trained model: a directory or a store's address
+        data: the prepared data: a directory or a store's address
+        config: the sections that ``prune`` reads
+    """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="distil")
     made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
     return report_compression(compression=made.compression)
@@ -173,11 +204,23 @@ def distil(model: str, data: str, config: RunConfig = RunConfig()) -> Compressio
 
 @workflow
 def train_on_dataset(dataset: StructuredDataset, target: str, config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
-    """:func:`train_and_export` on what an upstream task returned: a StructuredDataset of Parquet or a DataFrame."""
+    """Run ``train_and_export`` on a dataset that an upstream task returned.
+
+    Args:
+        dataset: a StructuredDataset of Parquet or a DataFrame
+        target: the column to predict
+        config: the configuration of all stages
+    """
     return train_and_export(data=address_of(dataset=dataset), target=target, config=config)
 
 
 @workflow
 def prepare_dataset(dataset: StructuredDataset, target: str, config: RunConfig = RunConfig()) -> DataSummary:  # noqa: B008
-    """:func:`prepare` on what an upstream task returned: a StructuredDataset of Parquet or a DataFrame."""
+    """Run ``prepare`` on a dataset that an upstream task returned.
+
+    Args:
+        dataset: a StructuredDataset of Parquet or a DataFrame
+        target: the column to predict
+        config: only the section "data" counts
+    """
     return prepare(data=address_of(dataset=dataset), target=target, config=config)

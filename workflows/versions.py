@@ -1,8 +1,8 @@
-"""The version that pyflyte gives to what it registers: it follows from all that is registered, not from the code alone.
+"""pyflyte's versions of registered entities, which depend on the entities and not only on the code.
 
-flytekit hashes the code, the image and its own settings. The same code makes other tasks and launch plans of another
-profile, of other schedules, on a machine with GPUs or with another torch, and Flyte refuses those under a version that
-it has. So what is about to be registered is serialised first, without a version, and is part of the hash.
+flytekit hashes the code, the image and its own settings. The same code makes other tasks and launch plans under another
+profile or other schedules, on a machine with GPUs or with another torch, and Flyte refuses those under an existing
+version. So the entities to register are first serialised without a version and added to the hash.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ flytekits_version = FlyteRemote._version_from_hash
 def version_of(
     code: bytes, settings: SerializationSettings, default_inputs: dict[str, Any] | None = None, *context: str
 ) -> str:
-    """flytekit's version, of the structure of all loaded entities, too."""
+    """Return flytekit's version, with the structure of all loaded entities added."""
     return flytekits_version(code, settings, default_inputs, *context, structure(settings))
 
 
 def structure(settings: SerializationSettings) -> str:
-    """A digest of the tasks, workflows and launch plans that are loaded in this process, as Flyte compares them."""
+    """Return a digest of the loaded tasks, workflows and launch plans, as Flyte compares them."""
     serialising = FlyteContextManager.current_context().with_serialization_settings(replace(settings, version=""))
     with FlyteContextManager.with_context(serialising) as context:
         entities = [entity.to_flyte_idl() for entity in get_registrable_entities(context)]
@@ -39,7 +39,7 @@ def structure(settings: SerializationSettings) -> str:
 
 
 def canonical(spec: Message) -> bytes:
-    """The same bytes for the same entity: flytekit lists the nodes that a node waits for in random order."""
+    """Return the same bytes for equal entities: flytekit lists upstream nodes in random order."""
     if isinstance(spec, WorkflowSpec):
         for template in (spec.template, *spec.sub_workflows):
             for _, node in nodes_of(template):
@@ -48,5 +48,5 @@ def canonical(spec: Message) -> bytes:
 
 
 def version_by_structure() -> None:
-    """Let ``pyflyte`` compute versions so; calling it again changes nothing."""
+    """Let ``pyflyte`` compute versions by structure; calling it again changes nothing."""
     FlyteRemote._version_from_hash = staticmethod(version_of)

@@ -1,4 +1,4 @@
-"""``pyflyte run --remote --wait``: how a failed execution is told, the one line that says why instead of its trace."""
+"""``pyflyte run --remote --wait``: one line about a failed execution instead of its trace."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from flytekit.remote import FlyteRemote, FlyteWorkflowExecution
 
 from slipstream.errors import UserError
 
-#: Propeller's, before the message of a task's last attempt.
+#: Propeller's prefix of the message of a task's last attempt.
 LAST_ATTEMPT = re.compile(r"^\[\d+/\d+\] currentAttempt done\. Last Error: \w+::")
-#: After the line with which ``tasks/flyte/last_line.py`` lets the message of every task begin.
+#: Separator after the first line, which ``tasks/flyte/last_line.py`` writes.
 TRACE = "\n\nTrace:\n"
 
 flytekits_run = run.run_remote
 
 
 def run_remote(remote: FlyteRemote, *what: Any, **how: Any) -> None:
-    """flytekit's, with a remote that raises ``UserError`` if the execution that it waits for has failed. With ``-v``
-    the trace is told as well."""
+    """Run flytekit's function with a remote that raises ``UserError`` if the awaited execution failed.
+
+    With ``-v`` flytekit also prints the trace.
+    """
     wait, (*_, options) = remote.wait, what
 
     def wait_for(execution: FlyteWorkflowExecution, *arguments: Any, **named: Any) -> FlyteWorkflowExecution:
@@ -36,7 +38,7 @@ def run_remote(remote: FlyteRemote, *what: Any, **how: Any) -> None:
 
 
 def cause_of(execution: FlyteWorkflowExecution) -> str:
-    """Why it failed; empty if it has not, or if no task of this project says why."""
+    """Return why the execution failed; "" if it did not, or if no task of this project gave a reason."""
     error = execution.closure.error
     if execution.closure.phase != WorkflowExecutionPhase.FAILED or error is None:
         return ""
@@ -45,5 +47,5 @@ def cause_of(execution: FlyteWorkflowExecution) -> str:
 
 
 def one_line_of_a_failure() -> None:
-    """Let ``pyflyte`` tell it so; calling it again changes nothing."""
+    """Let ``pyflyte`` print one line about a failure; calling it again changes nothing."""
     run.run_remote = run_remote

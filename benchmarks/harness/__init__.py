@@ -1,1 +1,1 @@
-"""What all benchmarks share: the command line, tables, turns and fresh processes. Each benchmark only measures."""
+"""Shared parts of all benchmarks: the command line, tables, turns and fresh processes."""

@@ -1,4 +1,4 @@
-"""The command line of a benchmark: ``--quick``, ``--json FILE``, and each table printed as soon as it is there."""
+"""Command line of a benchmark: ``--quick``, ``--json FILE``, and tables printed as soon as they are ready."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from slipstream.artifacts.versions import installed
 from slipstream.machine.description import this_machine
 from slipstream.machine.limits import usable_cores
 
-#: Whose versions are told beside the figures.
+#: Libraries whose versions are reported with the figures.
 LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "datasets", "grain", "litdata", "traceml-ai")
 
 
 def benchmark(measure: Callable[..., Iterator[Table]]) -> click.Command:
-    """``measure(quick, **options of its own)`` as a command; its docstring is the help."""
+    """Return ``measure(quick, **options of its own)`` as a command; its docstring is the help."""
 
     @click.option("--quick", is_flag=True, help="Seconds on little data: whether it runs, not what it costs.")
     @click.option("--json", "target", type=click.Path(path_type=Path), help="Also write the figures to this file.")
@@ -41,14 +41,14 @@ def benchmark(measure: Callable[..., Iterator[Table]]) -> click.Command:
 
 
 def part_option(parts: Iterable[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``--part``, for benchmarks of several: those that were named, or all."""
+    """Add ``--part``, which selects parts of a benchmark; the default is all."""
     names = list(parts)
     kind = click.Choice(names)
     return click.option("--part", "parts", type=kind, multiple=True, default=names, help="Only this part.")
 
 
 def describe() -> dict[str, Any]:
-    """What the figures were measured on; ``load`` is what ran there beside them, a minute's average."""
+    """Return the machine and library versions; ``load`` is the load average of the last minute."""
     versions = {library: installed(library) for library in LIBRARIES}
     load = os.getloadavg()[0]
     return {

@@ -1,4 +1,4 @@
-"""What code asks of a device, counted on any: each operation that torch dispatches is a kernel or so there."""
+"""Counts of the operations that torch dispatches: each is about one kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Operations that compute nothing: they look at the same memory in another way.
+#: Operations that compute nothing: views of the same memory.
 VIEWS = (
     "view",
     "_unsafe_view",
@@ -28,7 +28,7 @@ CASTS = ("_to_copy",)
 
 
 class Counted(TorchDispatchMode):
-    """Counts what runs within it: operations that compute, casts among them, and the largest float32 tensor."""
+    """Counter of operations that compute, of casts among them, and of the largest float32 tensor in bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Links whose rate is known, because who measures sets it: each rank in a network namespace of its own.
+"""Links with a known rate: each rank has its own network namespace.
 
-All namespaces belong to one user namespace, so no root is needed, and they are gone with the processes that
-keep them. A veth pair joins each rank's ``eth0`` to a bridge; ``tc tbf`` limits a rank and ``tc htb`` with a u32 filter
-a pair of ranks. ``netem`` is not used, because many kernels come without it.
+All namespaces belong to one user namespace, so no root is needed, and they end with the processes that keep them. A
+veth pair joins each rank's ``eth0`` to a bridge. ``tc tbf`` limits a rank, and ``tc htb`` with a u32 filter a pair of
+ranks. ``netem`` is not used, because many kernels lack it.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-#: Where a process finds this project and its benchmarks.
+#: Search path with this project and its benchmarks.
 SEARCH_PATH = f"{REPOSITORY / 'benchmarks'}:{REPOSITORY}"
-#: Without a list of its own of what the server loads: the one that was set last counts for the whole process.
+#: It sets no list of preloaded modules: the last list set counts for the whole process.
 FORK = multiprocessing.get_context("forkserver")
 INTERFACE, NETWORK = "eth0", "10.77.0"
-#: The share of a link's rate that is left for data in packets of 1,500 bytes: 20 are IP's and 32 TCP's with timestamps,
-#: and ``tc`` counts Ethernet's 14, too.
+#: Fraction of a link's rate that carries data in packets of 1,500 bytes: IP takes 20 bytes and TCP with timestamps 32,
+#: and ``tc`` also counts the 14 of Ethernet.
 PAYLOAD = 1448 / 1514
 QUEUE = "burst 128k latency 400ms"
 TIMEOUT_S, COMMAND_TIMEOUT_S = 240, 480
-#: Free, as a namespace has no other processes.
+#: A free port, as a namespace has no other processes.
 PORT = 29500
 
 
 @dataclass(frozen=True)
 class Links:
-    """Namespaces of ranks, by the process that keeps each; ``switch`` keeps the one of the bridge."""
+    """Namespaces of ranks by their keeper processes; ``switch`` is the keeper of the bridge's namespace."""
 
     switch: int
     ranks: Sequence[int]
 
     def limit_sending(self, rank: int, mbit: float) -> None:
-        """Let ``rank`` send at most so many 1e6 bit/s."""
-        # With a burst of less, packets wait for their turn longer than the processor wakes up late.
+        """Limit the sending rate of ``rank`` to ``mbit`` 1e6 bit/s."""
+        # With a smaller burst, late wakeups of the CPU would limit the rate.
         self._in(self.ranks[rank], "tc", f"qdisc replace dev {INTERFACE} root tbf rate {mbit}mbit {QUEUE}")
 
     def limit_rank(self, rank: int, mbit: float) -> None:
-        """Let ``rank`` send and receive at most so many 1e6 bit/s."""
+        """Limit the sending and receiving rates of ``rank`` to ``mbit`` 1e6 bit/s."""
         self.limit_sending(rank, mbit)
         self._in(self.switch, "tc", f"qdisc replace dev port{rank} root tbf rate {mbit}mbit {QUEUE}")
 
     def limit_pair(self, one: int, other: int, mbit: float) -> None:
-        """Let two ranks exchange at most so many 1e6 bit/s in each direction; their other peers are not limited."""
+        """Limit the rate between two ranks to ``mbit`` 1e6 bit/s in each direction; other peers are not limited."""
         for sender, receiver in ((one, other), (other, one)):
             self._in(
                 self.ranks[sender],
@@ -79,14 +79,16 @@ class Links:
             raise NotAllowed(f"{tool} {commands[0]}: {done.stderr.strip()}")
 
     def in_world(self, function: Callable[..., Any], *arguments: Any, world: int = 0) -> list[Any]:
-        """What ``function(*arguments)`` gives on each rank of a gloo group over the links; of the first ``world`` ranks
-        if it is given. Raises ``AssertionError`` with the trace of a rank that failed."""
+        """Return the results of ``function(*arguments)`` on each rank of a gloo group over the links.
+
+        ``world`` restricts it to the first ranks. Raises ``AssertionError`` with the trace of a rank that failed.
+        """
         with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:
             found: dict[Connection, int] = {}
             for rank in range(world or len(self.ranks)):
                 theirs, ours = FORK.Pipe(duplex=False)[::-1]
                 what = (rank, world or len(self.ranks), self.ranks[rank], scratch, theirs)
-                # Pickled apart, because a module that is imported with it may start threads, see enter_namespaces().
+                # Pickled separately: unpickling imports modules that may start threads, see enter_namespaces().
                 work = pickle.dumps((function, arguments))
                 process = FORK.Process(target=rank_main, args=(*what, work), daemon=True)
                 process.start()
@@ -106,8 +108,7 @@ class Links:
             return [results[rank] for rank in sorted(results)]
 
     def command(self, words: Sequence[str], directory: Path) -> list[tuple[int, str]]:
-        """Exit code and output of a command on each rank, in ``directory``, with the environment that torchrun would
-        give it."""
+        """Return exit code and output of a command on each rank, run in ``directory`` with torchrun's environment."""
         here = {"WORLD_SIZE": len(self.ranks), "LOCAL_WORLD_SIZE": len(self.ranks), "MASTER_ADDR": address(0)}
         here |= {"MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": INTERFACE, "PYTHONPATH": SEARCH_PATH}
         with ExitStack() as running:
@@ -130,13 +131,15 @@ class Links:
 
 
 class NotAllowed(Exception):
-    """This machine makes no namespaces or no limited links; the message says what it said."""
+    """Namespaces or limited links cannot be made on this machine; the message has the tool's error."""
 
 
 @contextmanager
 def linked(world: int, mbit: float = 0) -> Iterator[Links]:
-    """So many ranks on one switch, each of which sends at most ``mbit`` if it is given. Raises ``NotAllowed`` where
-    namespaces or ``tc`` are not there or not allowed."""
+    """Connect ``world`` ranks by one switch; each sends at most ``mbit`` if it is given.
+
+    Raises ``NotAllowed`` where namespaces or ``tc`` are missing or not allowed.
+    """
     with ExitStack() as kept:
         links = build(world, kept)
         for rank in range(world if mbit else 0):
@@ -157,14 +160,14 @@ def build(world: int, kept: ExitStack) -> Links:
         links._in(switch, "ip", veth, f"link set port{rank} master bridge0 up")
         own = f"addr add {address(rank)}/24 dev {INTERFACE}"
         links._in(pid, "ip", own, f"link set {INTERFACE} up", "link set lo up")
-        # A host may have BBR, which sends slower than the link again and again to see whether it is free; every kernel
-        # has Reno, which a link that drops nothing does not slow.
+        # A host's default may be BBR, which repeatedly sends below the link's rate to probe it. Every kernel has Reno,
+        # which does not slow down on a link without drops.
         links._in(pid, "ip", f"route replace {NETWORK}.0/24 dev {INTERFACE} src {address(rank)} congctl reno")
     return links
 
 
 def keeper(command: Sequence[str], kept: ExitStack) -> int:
-    """The id of a process in fresh namespaces, which it keeps until its input, this process, ends."""
+    """Return the id of a process that keeps fresh namespaces until its input, this process, ends."""
     process = subprocess.Popen(
         [*command, "sh", "-c", "echo kept; exec cat"],
         stdin=subprocess.PIPE,
@@ -190,7 +193,7 @@ def address(rank: int) -> str:
 
 
 def rank_main(rank: int, world: int, keeper: int, scratch: str, end: Connection, work: bytes) -> None:
-    """One rank, in the namespaces of its keeper."""
+    """Run one rank in the namespaces of its keeper."""
     try:
         enter_namespaces(keeper)
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
@@ -210,7 +213,10 @@ def rank_main(rank: int, world: int, keeper: int, scratch: str, end: Connection,
 
 
 def enter_namespaces(keeper: int) -> None:
-    """Only a process with a single thread may enter a user namespace; one that was just forked is."""
+    """Enter the keeper's namespaces.
+
+    Only a process with a single thread may enter a user namespace; a newly forked one has a single thread.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     opened = [os.open(Path(f"/proc/{keeper}/ns/{kind}"), os.O_RDONLY) for kind in ("user", "net")]
     for descriptor in opened:

@@ -1,4 +1,4 @@
-"""The contenders of the trainer: a loop by hand over tensors in memory, the loop as people write it, and libraries."""
+"""Contenders of the trainer: a hand-written loop over tensors in memory, the common loop, and libraries."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Workload:
     steps: int
     epochs: int
     write: Callable[[Path, int], object]
-    #: Of outputs and targets: the sum of the rows' losses as the trainer adds them, and their mean.
+    #: The sum of the rows' losses from outputs and targets, as the trainer adds them, and their mean.
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     loss_mean: Callable[[Tensor, Tensor], Tensor]
 
 
 def write_table(directory: Path, rows: int) -> None:
-    """A table like the census: 6 numbers and 8 categories."""
+    """Write a table like the census: 6 numbers and 8 categories."""
     inputs = (TensorSpec("numeric", "float32", (6,)), TensorSpec("categorical", "int32", (len(CARDINALITIES),)))
     signature = Signature(inputs, "classification", "income", ("below", "above"), CARDINALITIES)
     draw, record = np.random.default_rng(0), signature.record
@@ -68,7 +68,10 @@ def write_table(directory: Path, rows: int) -> None:
 
 
 def write_tokens(directory: Path, rows: int) -> None:
-    """Rows of random tokens; a row of validation for each rank, because the trainer's turn ends with an evaluation."""
+    """Write rows of random tokens.
+
+    Each rank gets a row of validation, because the trainer's turn ends with an evaluation.
+    """
     draw = np.random.default_rng(0)
     splits = {"train": rows, "validation": WORLD, "test": WORLD}
     write_token_rows(directory, {name: draw.integers(0, TOKENS, (n, LENGTH + 1)) for name, n in splits.items()}, TOKENS)
@@ -86,7 +89,7 @@ WORKLOADS = {
             {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4},
         ),
         *(16, 32, 2, write_tokens),
-        # The trainer's own function: torch's has the same value and another last place of the gradient.
+        # The trainer's own function: torch's gradient differs in the last digit.
         loss_sum=lambda outputs, target: (
             token_losses(outputs.flatten(0, 1), target.flatten()).view(target.shape).mean(dim=1).sum()
         ),
@@ -96,7 +99,7 @@ WORKLOADS = {
 
 
 class Contender(ABC):
-    """Trains a model of its own from turn to turn; a turn is so many epochs more."""
+    """Contender that continues training its own model in every turn of ``epochs`` epochs."""
 
     def __init__(self, data: PreparedData, workload: Workload) -> None:
         self.data, self.workload, self.epochs, self.done = data, workload, workload.epochs, 0
@@ -107,19 +110,19 @@ class Contender(ABC):
 
     @property
     def total(self) -> int:
-        """Steps until the end of the next turn, by which the learning rate goes."""
+        """Steps until the end of the next turn, for the learning rate schedule."""
         return (self.done + self.epochs) * self.order.steps_per_epoch
 
     @abstractmethod
     def prepare(self) -> None:
-        """What is not timed, before a turn."""
+        """Do the untimed work before a turn."""
 
     @abstractmethod
     def run(self) -> None:
-        """What is timed: ``epochs`` epochs."""
+        """Train ``epochs`` epochs; this is timed."""
 
     def turn(self) -> Figures:
-        """Wall seconds of a turn, and CPU seconds of all processes."""
+        """Return wall seconds of a turn, and CPU seconds of all processes."""
         self.prepare()
         dist.barrier()
         wall, cpu = time.perf_counter(), time.process_time()
@@ -133,7 +136,7 @@ class Contender(ABC):
 
 
 class HandWritten(Contender):
-    """A loop over tensors in memory, with the trainer's settings."""
+    """Loop over tensors in memory, with the trainer's settings."""
 
     def __init__(self, data: PreparedData, workload: Workload) -> None:
         super().__init__(data, workload)
@@ -165,7 +168,7 @@ class HandWritten(Contender):
 
 
 class Usual(Contender):
-    """The loop as people write it."""
+    """The common loop, with a DataLoader and AdamW."""
 
     def __init__(self, data: PreparedData, workload: Workload) -> None:
         super().__init__(data, workload)
@@ -186,7 +189,7 @@ class Usual(Contender):
         loss.backward()
 
     def prepare(self) -> None:
-        """As people write it, all of it is part of the loop."""
+        """Do nothing: in the common loop all work is timed."""
 
     def run(self) -> None:
         for epoch in range(self.done, self.done + self.epochs):
@@ -223,7 +226,7 @@ class Accelerate(Usual):
         from accelerate import Accelerator
 
         self.accelerator = Accelerator(cpu=True)
-        # It gives each process its share of the batches of a plain loader.
+        # Accelerate divides the batches of a plain loader among the processes.
         self.loader = DataLoader(self.loader.dataset, batch_size=self.workload.batch // WORLD, shuffle=True)
         wrapped, self.optimizer, self.loader = self.accelerator.prepare(self.model, self.optimizer, self.loader)
         return wrapped
@@ -288,7 +291,7 @@ class LightningTrainer(Usual):
 
 
 def tensors_of(data: PreparedData) -> tuple[list[Tensor], Tensor]:
-    """Inputs and targets of the training split, in memory."""
+    """Return inputs and targets of the training split, in memory."""
     records = data.split("train")
     inputs = [torch.from_numpy(np.array(records[spec.name])) for spec in data.signature.inputs]
     return inputs, torch.from_numpy(np.array(records[TARGET])).long()

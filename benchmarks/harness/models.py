@@ -20,12 +20,12 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
 
-#: What ``model.name`` is for :func:`plain_mlp`.
+#: ``model.name`` of :func:`plain_mlp`.
 PLAIN_MLP = "harness.models:plain_mlp"
 
 
 class PlainMLP(nn.Module):
-    """Linear layers and ReLU, nothing else: what integers are best at."""
+    """Linear layers and ReLU only, which profit most from integer arithmetic."""
 
     def __init__(self, features: int, outputs: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def plain_mlp(signature: Signature, hidden: Sequence[int] = (512, 256, 64)) -> n
 
 
 def write_table(path: Path, rows: int, features: int) -> None:
-    """A table whose label is a noisy function of products and thresholds of its columns."""
+    """Write a table whose label is a noisy function of products and thresholds of its columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -56,7 +56,7 @@ def write_table(path: Path, rows: int, features: int) -> None:
 
 
 def train(prepared: Path, directory: Path, model: ModelConfig, training: TrainingConfig, **more: Any) -> TrainedModel:
-    """Train in a process group of one, in a process of its own; ``more`` goes into the request."""
+    """Train in a process group of one, in a fresh process; ``more`` goes into the request."""
     alone(train_here, prepared, directory, model, training, more)
     return TrainedModel.open(directory, model.factory)
 

@@ -1,7 +1,7 @@
-"""Two ranks of ``slipstream.train.run`` whose steps take at least a given time, and that are preempted.
+"""Preempted trainings of two ranks of ``slipstream.train.run`` with a minimum step time.
 
-Executed steps are counted by the model and times are taken from outside. The processes are forked from one that has
-imported torch, which takes seconds otherwise.
+The model counts executed steps, and times are measured from outside. The processes are forked from one that has
+imported torch, which otherwise takes seconds.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ STEPS_PER_EPOCH = 20
 
 @dataclass(frozen=True)
 class Job:
-    """A training of ``steps`` steps, each of at least ``step_s`` seconds, on the data ``prepared`` in ``place``. All
-    that it writes there begins with ``name``; ``saving`` are its settings of checkpoints."""
+    """A training of ``steps`` steps, each of at least ``step_s`` seconds, on the data ``prepared`` in ``place``.
+
+    The names of its files there start with ``name``; ``saving`` are its checkpoint settings.
+    """
 
     place: Path
     name: str
@@ -56,17 +58,16 @@ class Job:
 
     @property
     def executed(self) -> int:
-        """Steps that were begun in all attempts so far."""
+        """Started steps of all attempts."""
         return self.counter.stat().st_size if self.counter.exists() else 0
 
     def pages(self) -> list[AttemptRecord]:
-        """What its attempts wrote of themselves. A killed attempt's page is some seconds old; what is on it belongs
-        together."""
+        """Return the records of its attempts. A killed attempt's record is some seconds old, but consistent."""
         return read_attempts(storage_for(f"{self.place}/{self.name}.home"))
 
 
 class Fault(NamedTuple):
-    """The end of an attempt, seconds after its start or after its first step; ``warned``: by SIGTERM."""
+    """End of an attempt, in seconds after its start or after its first step; SIGTERM if ``warned``."""
 
     at_s: float
     warned: bool
@@ -74,8 +75,10 @@ class Fault(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an attempt went: whether it finished, and the seconds until its first step had begun (all of them, if it did
-    not come so far), until the fault, and until all its processes had ended."""
+    """Result of an attempt: seconds until its first step started, until the fault, and until its processes ended.
+
+    ``start_s`` is the time until the fault if there was no first step.
+    """
 
     finished: bool
     start_s: float
@@ -84,7 +87,7 @@ class Ended(NamedTuple):
 
 
 class Steady(nn.Module):
-    """A network whose training steps take ``step_s``, and which notes in ``counter`` each that rank 0 begins."""
+    """Network whose training steps take ``step_s``; ``counter`` records the steps that rank 0 starts."""
 
     def __init__(self, pixels: int, outputs: int, counter: str, step_s: float) -> None:
         super().__init__()
@@ -94,7 +97,7 @@ class Steady(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        # Smaller are the trainer's passes before the first step, which tell about the model and settle the buckets.
+        # The trainer's passes before the first step, which probe the model and settle the buckets, have fewer rows.
         if self.training and len(inputs) > ROWS:
             if dist.get_rank() == 0:
                 with self.counter.open("ab", buffering=0) as executed:
@@ -104,18 +107,18 @@ class Steady(nn.Module):
 
 
 def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
-    """The factory that the trainer is told of."""
+    """Build the network; the trainer's factory."""
     return Steady(math.prod(signature.inputs[0].shape), signature.outputs, counter, step_s)
 
 
 def rank_main(rank: int, port: int, job: Job) -> None:
-    """One rank of one attempt."""
+    """Run one rank of one attempt."""
     from slipstream.train.fault_tolerance.guard import Preempted
     from slipstream.train.run import run
     from slipstream.train.setup import TrainingRequest
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    # As under torch elastic, whose agent holds the store.
+    # As in torch elastic, whose agent hosts the store.
     where["TORCHELASTIC_USE_AGENT_STORE"] = True
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(1)
@@ -167,6 +170,6 @@ def attempt(job: Job, fault: Fault | None) -> Ended:
                 ranks[0].kill()
     for process in ranks:
         process.join()
-    # One that was hit after it had written its model has nothing left to do.
+    # A rank that was killed after it had written its model is finished.
     finished = all(process.exitcode == 0 for process in ranks) or (job.model / MANIFEST).exists()
     return Ended(finished, start_s, fault_s, passed())

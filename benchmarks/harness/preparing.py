@@ -1,6 +1,6 @@
 """Contenders of ``prepare.py``: each reads the table ``data`` and writes below ``out``.
 
-Each imports what it needs by itself and is charged for that: nobody pays for the imports of another.
+Each imports its own modules, and their import time counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def ours(data: Path, out: Path, shuffle: bool = True) -> None:
     from slipstream.prepare.engine import prepare
     from slipstream.source.config import DataConfig
 
-    # In the main job another task has taken the fingerprint.
+    # In the main job another task computes the fingerprint.
     made_by = {"source": "benchmarks/prepare.py"}
     prepare(out / "prepared", str(data), "y", DataConfig(id="id", shuffle=shuffle), made_by, usable_cores())
 
@@ -35,7 +35,7 @@ def ours_ingest(data: Path, out: Path) -> None:
     from slipstream.source.config import DataConfig
     from slipstream.source.files import list_source
 
-    # The fingerprint is taken by others.
+    # Other tasks compute the fingerprint.
     source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/prepare.py")
     with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as scratch:
         table = OPENERS[source.kind](source, scratch)
@@ -43,9 +43,9 @@ def ours_ingest(data: Path, out: Path) -> None:
 
 
 def polars(data: Path, out: Path, the_same_work: bool = False) -> None:
-    """Two streaming passes: statistics of the training rows, then one uncompressed file per split.
+    """Run two streaming passes: statistics of the training rows, then one uncompressed file per split.
 
-    ``the_same_work`` as ours: rows in random order, and the SHA-256 of what was written.
+    ``the_same_work`` as ours: rows in random order, and the SHA-256 of the output.
     """
     import polars as pl
 

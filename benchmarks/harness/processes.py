@@ -1,4 +1,4 @@
-"""Functions in fresh processes, alone or as the ranks of a process group."""
+"""Functions in fresh processes, single or as the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-#: Forked from a server that has imported what the benchmarks import, so that starting one takes no seconds.
+#: Forked from a server with the benchmarks' imports, so that processes start fast.
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(
     ["torch._dynamo", "slipstream.train.run", "slipstream.prepare.engine", "scipy.stats", "click"]
@@ -18,15 +18,15 @@ FRESH.set_forkserver_preload(
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``function(*arguments)`` gives in a process that has done nothing else."""
+    """Return the result of ``function(*arguments)`` in a fresh process."""
     with ProcessPoolExecutor(1, FRESH) as process:
         return process.submit(function, *arguments).result()
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``function(*arguments)`` gives on rank 0 of a gloo group of ``world`` fresh processes with a thread each.
+    """Return the result of ``function(*arguments)`` on rank 0 of a gloo group of ``world`` fresh processes.
 
-    Has to be something that JSON can hold.
+    Every process has one thread. JSON must be able to hold the result.
     """
     from torch.multiprocessing import start_processes
 

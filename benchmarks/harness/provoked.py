@@ -1,7 +1,7 @@
-"""Trainings of two processes that are held back by one known cause, of which the verdict has to be that cause.
+"""Trainings of two processes with one known fault, which the diagnosis has to name.
 
-Each rank is a fresh process with one thread: ``python -m harness.provoked SETTINGS.json``. The step of a healthy
-run takes about 25 ms, nearly all of it computing.
+Each rank is a fresh process with one thread: ``python -m harness.provoked SETTINGS.json``. A step of a healthy run
+takes about 25 ms, nearly all of it computing.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.bottleneck import Bottleneck
 
 WORLD, COLUMNS, BATCH = 2, 64, 2048
-#: An epoch is so many batches of the training split.
+#: ``EPOCH`` is the number of batches of an epoch.
 STEPS, EPOCH, VALIDATION = 160, 20, 8 * BATCH
 LINK_MBIT = 200.0
-#: A run in which other processes used more CPUs than this is made again, at most so often.
+#: CPUs used by other processes above which a run is repeated, and the largest number of runs.
 QUIET_CPUS, TRIES = 0.3, 3
-#: Below this ratio of a run's time to a healthy one's the fault did not bite.
+#: Ratio of a run's time to a healthy one's below which the fault had no effect.
 BITES = 1.3
 
 
 @dataclass(frozen=True)
 class Provocation:
-    """What is wrong with a run, and which cause the verdict has to name; "" for none."""
+    """Fault of a run, and the cause that the diagnosis has to name; "" for none."""
 
     name: str
     cause: str
@@ -51,13 +51,13 @@ class Provocation:
     layers: tuple[int, ...] = (256, 256, 256)
     evaluate_every: int = 10**6
     checkpoint_every: int = 10**6
-    #: Seconds that gathering the rows of one batch takes longer, and on which ranks.
+    #: Additional seconds for gathering the rows of one batch, and the ranks that have them.
     gathering_s: float = 0.0
     slow_ranks: tuple[int, ...] = ()
-    #: Seconds of more work in the backward pass of rank 1.
+    #: Seconds of additional work in the backward pass of rank 1.
     backward_s: float = 0.0
     mbit: float = 0.0
-    #: CPUs that both processes may use together.
+    #: CPU quota of both processes together.
     cpus: float = 0.0
 
 
@@ -75,7 +75,7 @@ PROVOCATIONS = (
 
 
 def varied(provocation: Provocation, seed: int) -> Provocation:
-    """The same fault, up to a fifth stronger or weaker."""
+    """Return the same fault, up to a fifth stronger or weaker."""
     by = random.Random(f"{provocation.name} {seed}").uniform(0.85, 1.2)
     return replace(
         provocation,
@@ -88,7 +88,7 @@ def varied(provocation: Provocation, seed: int) -> Provocation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run says of itself, seconds of its training for each row, and how many CPUs other processes used."""
+    """A run's diagnosis, training seconds per row, and the CPUs that other processes used."""
 
     bottleneck: Bottleneck
     row_s: float
@@ -96,17 +96,17 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, with its part of what lies between steps."""
+        """Seconds of a step, including its fraction of the time between steps."""
         return self.bottleneck.seconds / self.bottleneck.steps
 
     @property
     def predicted_s(self) -> float:
-        """The same without the cause that it names."""
+        """Seconds of a step without the diagnosed cause."""
         return self.step_s / self.bottleneck.gain
 
 
 def prepared_table(directory: Path, rows: int) -> Path:
-    """Standard normal numbers of two classes that a plane divides."""
+    """Write standard normal numbers of two classes that a plane separates."""
     signature = Signature((TensorSpec("numeric", "float32", (COLUMNS,)),), "classification", "y", ("a", "b"))
     writer = ArtifactWriter(directory)
     for seed, (name, count) in enumerate({"train": rows, "validation": VALIDATION, "test": 64}.items()):
@@ -121,8 +121,10 @@ def prepared_table(directory: Path, rows: int) -> Path:
 
 
 def run_with(provocation: Provocation, tables: Path, place: Path, steps: int = STEPS) -> Outcome:
-    """Train so, on a table that is made in ``tables`` if it is not there. Raises ``NotAllowed`` where the fault cannot
-    be made."""
+    """Train with a fault, on a table that is made in ``tables`` if it is missing.
+
+    Raises ``NotAllowed`` where the fault cannot be provoked.
+    """
     from slipstream.artifacts.results.training import read_attempt
 
     words = [sys.executable, "-m", "harness.provoked", str(written_settings(provocation, tables, place, steps))]
@@ -142,7 +144,7 @@ def run_with(provocation: Provocation, tables: Path, place: Path, steps: int = S
 
 
 def quiet_run(provocation: Provocation, tables: Path, place: Path, steps: int = STEPS) -> Outcome:
-    """The same, made again if other processes used more than :data:`QUIET_CPUS`: at most :data:`TRIES` times."""
+    """Run again if other processes used more than :data:`QUIET_CPUS`: at most :data:`TRIES` times."""
     for number in range(TRIES):
         found = run_with(provocation, tables, place / str(number), steps)
         if found.others_cpus < QUIET_CPUS:
@@ -151,7 +153,7 @@ def quiet_run(provocation: Provocation, tables: Path, place: Path, steps: int = 
 
 
 def written_settings(provocation: Provocation, tables: Path, place: Path, steps: int) -> Path:
-    """The file that says to ranks what is wrong with them. Makes ``place``, and the table if it is not there."""
+    """Write the settings file for the ranks. Makes ``place``, and the table if it is missing."""
     place.mkdir(parents=True)
     prepared = tables / f"batch-{provocation.batch_size}"
     if not prepared.exists():
@@ -162,13 +164,13 @@ def written_settings(provocation: Provocation, tables: Path, place: Path, steps:
 
 
 def machine_cpu_s() -> float:
-    """Seconds for which all processors of this machine were busy so far."""
+    """Return the busy seconds of all CPUs of this machine."""
     times = psutil.cpu_times()
     return float(times.user + times.system)
 
 
 def children_cpu_s() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """Return CPU seconds of this process and of its children that have ended."""
     own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime
 
@@ -203,7 +205,7 @@ def free_port() -> int:
 
 @contextmanager
 def quota(cpus: float) -> Iterator[Path]:
-    """A control group of so many CPUs, version 1 or 2. Raises ``NotAllowed`` where none can be made."""
+    """Make a control group of ``cpus`` CPUs, version 1 or 2. Raises ``NotAllowed`` where this is impossible."""
     hierarchy = Path("/sys/fs/cgroup")
     version_2 = (hierarchy / "cgroup.controllers").exists()
     group = (hierarchy if version_2 else hierarchy / "cpu") / f"quota-{uuid.uuid4().hex[:8]}"
@@ -224,7 +226,7 @@ def quota(cpus: float) -> Iterator[Path]:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """One rank."""
+    """Run one rank."""
     import torch
 
     torch.set_num_threads(1)
@@ -258,7 +260,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def slow_gathering(seconds: float) -> None:
-    """As from a disk that takes so long for each batch."""
+    """Delay every batch, as a slow disk does."""
     from slipstream.train.data_loader import StoredRows
 
     gather = StoredRows.gather
@@ -271,7 +273,7 @@ def slow_gathering(seconds: float) -> None:
 
 
 def slow_backward(seconds: float) -> None:
-    """More products of matrices in the backward pass of every step."""
+    """Add matmuls to the backward pass of every step."""
     import torch
 
     from slipstream.train.telemetry.marks import StepMarks
@@ -286,7 +288,7 @@ def slow_backward(seconds: float) -> None:
 
 
 def products(seconds: float) -> Callable[[object], None]:
-    """So much computing, as a hook of a tensor's gradient."""
+    """Return a gradient hook that computes matmuls for ``seconds``."""
     import torch
 
     matrix = torch.ones(128, 128)

@@ -1,4 +1,4 @@
-"""A trainer whose steps always take the same time, so that what is done beside them shows."""
+"""Trainer with constant step times, so that the overhead of other work shows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from slipstream.train.parallel.replicas import replicate
 WORLD = 2
 STEP_S = 0.02
 WIDTH = 256
-#: On a device the host waits for a step, as with a GPU; on the host every core computes.
+#: "device": the host waits for a step, as with a GPU; "host": every core computes.
 WORKS = ("device", "host")
 
 
 class Steady(nn.Module):
-    """A network of about 4 MB of state whose training steps take at least :data:`STEP_S`."""
+    """Network of about 4 MB of state whose training steps take at least :data:`STEP_S`."""
 
     def __init__(self, pixels: int, outputs: int, work: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Steady(nn.Module):
 
 
 def busy(seconds: float) -> None:
-    """As much computing as takes this long on an idle core; the same amount every time."""
+    """Compute for this long on an idle core; the same amount of work every time."""
     matrix = torch.ones(128, 128)
     for _ in range(round(seconds / multiplication_s())):
         matrix @ matrix
@@ -73,14 +73,14 @@ def multiplication_s(known: list[float] = []) -> float:  # noqa: B006  (measured
 
 
 class Spent(NamedTuple):
-    """Seconds of a turn: by the clock, and of processor time of the thread that trains."""
+    """Wall seconds of a turn, and CPU seconds of the training thread."""
 
     wall: float
     cpu: float
 
 
 class SteadyTrainer:
-    """One rank of :data:`WORLD`, which goes on from turn to turn of ``steps`` steps each."""
+    """One rank of :data:`WORLD`, which continues training in turns of ``steps`` steps."""
 
     def __init__(self, data: PreparedData, work: str, home: str, steps: int) -> None:
         self.data, self.steps = data, steps
@@ -108,9 +108,9 @@ class SteadyTrainer:
         return GoodputRecorder(home, attempt, WORLD, writes=self.group.rank == 0, started=time.perf_counter())
 
     def run(self, guard: Guard) -> Spent:
-        """A turn's steps."""
+        """Run a turn's steps."""
         self.turns += 1
-        # The course of training grows from turn to turn; what a checkpoint holds is to stay the same.
+        # The history of the training would grow, but checkpoints must keep their size.
         self.state.progress.steps.clear()
         self.state.progress.evaluations.clear()
         training = replace(self.training, epochs=self.turns)

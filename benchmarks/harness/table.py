@@ -1,4 +1,4 @@
-"""What a benchmark found, as text to read and as JSON to compare."""
+"""Results of a benchmark, as text to read and as JSON to compare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Column(NamedTuple):
-    """One figure or word of every row: its key, and how a figure is printed in units of ``unit``. A row may lack it."""
+    """One figure or word of every row: its key, and the format of a figure in units of ``unit``. A row may lack it."""
 
     title: str
     key: str
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of figures and words by name, of which ``columns`` are printed; ``remarks`` stand below.
+    """Rows of figures and words by name; ``columns`` are printed, and ``remarks`` below them.
 
     Figures are finite and not negative: durations, rates, bytes, counts and ratios.
     """

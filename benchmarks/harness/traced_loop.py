@@ -1,4 +1,4 @@
-"""A loop as people write it, watched as TraceML's documentation says.
+"""A common training loop, watched as TraceML's documentation shows.
 
     traceml run traced_loop.py --args SETTINGS.json
 
@@ -30,7 +30,7 @@ from slipstream.models.factory import build
 
 
 class Rows(Dataset[Any]):
-    """The table in memory; a batch takes ``gathering_s`` longer, as from a disk."""
+    """Table in memory; a batch takes ``gathering_s`` longer, as from a disk."""
 
     def __init__(self, inputs: Tensor, target: Tensor, gathering_s: float) -> None:
         self.inputs, self.target, self.gathering_s = inputs, target, gathering_s
@@ -54,7 +54,7 @@ def main(settings: dict[str, Any]) -> None:
     rows = Rows(inputs, target, settings["gathering_s"] if rank in settings["slow_ranks"] else 0.0)
     sampler: Any = DistributedSampler(rows)
     batch = settings["batch_size"] // WORLD
-    # A batch is gathered as a whole: row by row the loader would hold back the healthy run, too.
+    # A batch is gathered as a whole: row by row the loader would slow the healthy run, too.
     loader: Any = DataLoader(rows, batch_size=batch, sampler=sampler, collate_fn=lambda batch: batch)
     model = DistributedDataParallel(build(ModelConfig("mlp", {"hidden": settings["layers"]}), data.signature, seed=0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -1,5 +1,8 @@
-"""TraceML's verdict on a training that is held back by a known cause. It is run as its documentation says: by
-``traceml run --nproc-per-node`` on one machine, and by one ``traceml run --nnodes`` on each end of a limited link."""
+"""TraceML's diagnosis of a training with a known fault.
+
+It runs as its documentation says: by ``traceml run --nproc-per-node`` on one machine, and by one ``traceml run
+--nnodes`` on each end of a limited link.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ NAME, TIMEOUT_S = "run", 120
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What it says first: its words, and seconds of a step."""
+    """TraceML's first diagnosis, and the seconds of a step."""
 
     status: str
     summary: str
@@ -30,7 +33,7 @@ class Diagnosis:
 
 
 class Failed(Exception):
-    """TraceML's run did not come to a verdict; the message is what it said."""
+    """TraceML's run had no diagnosis; the message is its output."""
 
 
 def installed() -> bool:
@@ -38,7 +41,10 @@ def installed() -> bool:
 
 
 def diagnosed(provocation: Provocation, tables: Path, place: Path, steps: int) -> Diagnosis:
-    """Raises ``NotAllowed`` where the fault cannot be made, and ``Failed`` with its output."""
+    """Run TraceML on a training with a fault.
+
+    Raises ``NotAllowed`` where the fault cannot be provoked, and ``Failed`` with TraceML's output.
+    """
     settings = written_settings(provocation, tables, place, steps)
     its = ["--run-name", NAME, "--logs-dir", str(place), "--args", str(settings)]
     traceml = [sys.executable, "-m", "traceml_ai.launcher.cli", "run", str(LOOP)]
@@ -60,7 +66,7 @@ def diagnosed(provocation: Provocation, tables: Path, place: Path, steps: int) -
 
 
 def alone(words: list[str]) -> tuple[int, str]:
-    """Exit code and output of a command, which is killed with all that it started if it takes too long."""
+    """Return exit code and output of a command; after a timeout it and its children are killed."""
     process = subprocess.Popen(
         words,
         cwd=REPOSITORY,

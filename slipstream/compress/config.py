@@ -25,29 +25,30 @@ class CompressionConfig(Settings):
     section = "compression"
 
     method: Literal["none", "prune", "distil"] = "none"
-    """What the main job does after training: "prune" removes units (neurons, channels), "distil" trains a smaller
-    model from scratch."""
+    """Compression after training: "prune" removes units (neurons, channels), "distil" trains a smaller model from
+    scratch."""
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of the units of each layer that "prune" removes; 0 searches the largest that loses little enough."""
+    """Fraction of the units of every layer that "prune" removes; 0 searches the largest whose loss is small enough."""
     # Bare dicts, as in slipstream.models.config.
     students: Annotated[list[dict], Field(max_length=MOST_CANDIDATES)] = field(default_factory=list)
-    """Arguments of the smaller models for "distil", laid over those of the trained one, such as {"hidden": [96, 48]};
-    of several the smallest that loses little enough is searched. Without any, the built-in models are made narrower,
+    """Arguments of the smaller models for "distil" that replace those of the trained one, such as {"hidden": [96, 48]}.
+    With several, the smallest whose loss is small enough is searched. Without any, the built-in models are narrowed
     step by step."""
     epochs: Natural = 0
-    """The most passes over the training split for a smaller model; 0: as ``training.epochs``."""
+    """Maximum number of epochs for a smaller model; 0: as ``training.epochs``."""
     learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    """The largest learning rate for a smaller model; 0: as ``training.learning_rate``."""
+    """Largest learning rate for a smaller model; 0: as ``training.learning_rate``."""
     max_loss: Annotated[float, Field(ge=0)] = 1.0
-    """Points of accuracy (or percent of RMSE) that a searched model may lose against the trained one: the one-sided
-    95 % limit has to lie below."""
+    """Points of accuracy (or percent of RMSE) that a searched model may lose against the trained one: the one-sided 95
+    % limit has to be below."""
     when_in_doubt: Literal["keep", "take"] = "keep"
-    """What is done if the rows cannot tell whether a searched model loses more: keep the trained one, or take it."""
+    """Choice if the loss of a searched model is not significant: "keep" the trained model, or "take" the searched
+    one."""
     minutes: Annotated[float, Field(gt=0)] = 60.0
-    """No further model is trained once those before have taken so long."""
+    """Minutes of training after which no further model is trained."""
 
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
-    """How much the smaller model learns from the trained one."""
+    """Distillation of the trained model into the smaller one."""
 
     def check(self) -> None:
         if not is_storable(self.students):

@@ -58,30 +58,30 @@ class Placement(Settings):
     section = "profile"
 
     nodes: Positive = 1
-    """Pods at a time: the nodes of a process group; for prepare, those that share the work on a table."""
+    """Number of parallel pods: the nodes of a process group; for prepare, those that share the work on a table."""
     processes: Natural = 1
     """Processes per node. 0 is one per GPU of the placement; if it names none, one per GPU of the machine on which it
-    runs, or two without GPUs. That machine is known where the stage runs, so 0 goes with one node only."""
+    runs, or two without GPUs. That machine is known only where the stage runs, so 0 requires one node."""
     cpu: str = "1"
-    """Also the number of threads: a process gets its whole share of these, whatever the node has."""
+    """CPUs, also the number of threads: the processes share these, whatever the node has."""
     memory: str = "2Gi"
     disk: str = ""
     """Ephemeral storage; empty is data_cache_gib + 20 GiB."""
 
     gpu: str = "0"
     gpu_resource: str = ""
-    """The resource that ``gpu`` counts, where it does not follow from the other fields: ``amd.com/gpu`` on AMD."""
+    """Resource that ``gpu`` counts, if it does not follow from the other fields: ``amd.com/gpu`` on AMD."""
     accelerator: str = ""
-    """The NVIDIA GPU's name as the label that Flyte's configuration names spells it. Flyte selects nodes by it for
+    """Name of the NVIDIA GPU, spelled as in the node label of Flyte's configuration. Flyte selects nodes by it for
     ``nvidia.com/gpu`` only; for other resources use node_selector."""
     mig: str = ""
-    """A partition, such as "1g.5gb". A process sees one partition, and NCCL does not join several."""
+    """MIG partition, such as "1g.5gb". A process sees one partition, and NCCL does not join several."""
     mig_strategy: Literal["mixed", "single"] = "mixed"
-    """The device plugin's: with "mixed" each kind of partition is a resource (``nvidia.com/mig-1g.5gb``), with "single"
-    partitions count as ``nvidia.com/gpu`` and the accelerator's partition size selects the node."""
+    """Strategy of the device plugin: with "mixed" every kind of partition is a resource (``nvidia.com/mig-1g.5gb``),
+    with "single" partitions count as ``nvidia.com/gpu`` and the accelerator's partition size selects the node."""
     shared_gpu: Literal["", "time-slicing", "mps"] = ""
-    """How a GPU is shared with other pods, as ``nvidia.com/gpu.shared`` (the device plugin's ``renameByDefault``; name
-    it in gpu_resource where it is switched off). A share of its memory is guaranteed by "mps" only."""
+    """Sharing of a GPU with other pods, as ``nvidia.com/gpu.shared`` (the device plugin's ``renameByDefault``; name it
+    in gpu_resource if that is off). Only "mps" guarantees a fraction of its memory."""
     groups: list[Natural] = field(default_factory=list)
     """Supplementary groups by number: on AMD nodes those of ``video`` and ``render``."""
 
@@ -90,33 +90,33 @@ class Placement(Settings):
     efa: Natural = 0
     """Elastic Fabric Adapters (AWS) per pod."""
     rdma: dict[str, str] = field(default_factory=dict)
-    """RDMA devices by the resource name of the cluster's plugin, with their number; adds the capability IPC_LOCK."""
+    """Numbers of RDMA devices by the resource name of the cluster's plugin; adds the capability IPC_LOCK."""
     hugepages: str = ""
-    """Pages of 2 MiB, besides the memory; EFA needs them."""
+    """Pages of 2 MiB, in addition to the memory; EFA needs them."""
     numa: bool = False
-    """Whole CPUs, which the kubelet's static CPU manager gives to one pod alone, on the NUMA nodes of its devices if
-    the topology manager is set so. Requests equal limits in all cases, so the pod's class is Guaranteed."""
+    """Request whole CPUs, which the kubelet's static CPU manager reserves for one pod, on the NUMA nodes of its devices
+    if the topology manager is set so. Requests always equal limits, so the pod's class is Guaranteed."""
 
     interruptible: bool = False
     preemptions_per_day: Annotated[float, Field(ge=0, le=MOST_PREEMPTIONS)] = 0.0
-    """How often one pod is preempted on average: sizes ``retries`` where they are not set."""
+    """Mean number of preemptions of one pod per day; determines ``retries`` if they are not set."""
     retries: Natural = 0
-    """Flyte's budget for user failures. If it is not set and preemptions_per_day is: enough for 99 of 100 executions
-    that take as long as they may, and two for other causes."""
+    """Flyte's budget for user failures. If it is not set and preemptions_per_day is: enough for 99 of 100 executions of
+    maximum duration, and two for other causes."""
     restarts: Natural = 0
-    """How often a process group whose worker died is started again in the same pods, before that costs a retry."""
+    """Number of restarts of a process group in the same pods after a worker died, before a retry is used."""
     price_per_hour: float = 0.0
-    """Dollars per hour of one pod on demand, 0 if not given: then by slipstream/telemetry/prices.toml, if it knows the
-    node. Given here, also the spot price counts only if it is given."""
+    """Dollars per hour of one pod on demand; 0 takes the price in slipstream/telemetry/prices.toml, if it has the node.
+    If this is set, the spot price is unknown unless it is set, too."""
     spot_price_per_hour: float = 0.0
-    """The same on spot capacity."""
+    """Dollars per hour of one pod on spot capacity."""
     timeout_minutes: Positive = 60
-    """Of one attempt, from its creation: time in which its pods are Pending counts. The stage as a whole ends after
-    twice as long over all its attempts, whatever retries are left."""
+    """Timeout of one attempt from its creation, including the time in which its pods are Pending. The whole stage ends
+    after twice this time over all its attempts, whatever retries are left."""
     grace_seconds: Positive = 30
-    """From SIGTERM to SIGKILL. Training saves within it."""
+    """Seconds from SIGTERM to SIGKILL. Training saves within them."""
     notices: Literal["none", "auto", "aws", "gcp", "azure"] = "none"
-    """Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server."""
+    """Cloud whose preemption notices a process watches; "auto" finds the cloud by asking its metadata server."""
 
     tolerations: list[Toleration] = field(default_factory=list)
     node_selector: dict[str, str] = field(default_factory=dict)
@@ -126,19 +126,19 @@ class Placement(Settings):
     priority: str = ""
     """The pod's PriorityClass."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the pods. The PyTorchJob itself carries the labels of the execution only."""
+    """Labels of the pods. The PyTorchJob itself carries the labels of the execution only."""
     annotations: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     termination_message_policy: Literal["File", "FallbackToLogsOnError"] = "FallbackToLogsOnError"
-    """Whether Kubernetes shows the end of the log of a pod that failed."""
+    """Policy by which Kubernetes shows the end of a failed pod's log."""
     checkpoints: str = ""
-    """A directory or a store's address, reached by all pods, below which trainings keep their checkpoints. Empty: where
-    Flyte keeps its raw output; on one machine ``.slipstream``."""
+    """Directory or store address, reachable from all pods, below which trainings keep their checkpoints. Empty: Flyte's
+    raw output; on one machine ``.slipstream``."""
     checkpoint_days: Annotated[float, Field(gt=0)] = 14.0
-    """Days after its last sign of life from which on a training's checkpoints may be freed."""
+    """Days after its last heartbeat from which a training's checkpoints may be deleted."""
     data_cache_gib: Annotated[float, Field(gt=0, le=LARGEST)] = 100.0
-    """Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
-    from S3 ahead of use."""
+    """Local disk for prepared data (GiB per node). Data that fits is downloaded before the first step; other data is
+    streamed from S3 ahead of use."""
 
     @property
     def world_size(self) -> int:

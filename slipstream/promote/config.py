@@ -16,9 +16,10 @@ class PromotionConfig(Settings):
     section = "promotion"
 
     max_loss: Annotated[float, Field(ge=-100, le=100)] = 1.0
-    """Points of accuracy (or percent of RMSE) that it may lose against the promoted one, shown with 95 % confidence on
-    the same test rows; below 0 it has to gain."""
+    """Points of accuracy (or percent of RMSE) that a new model may lose against the promoted one, shown with 95 %
+    confidence on the same test rows; below 0 it has to gain."""
     when_in_doubt: Literal["keep", "take"] = "keep"
-    """What happens if the test rows are too few to tell."""
+    """Choice if the test rows are too few for a significant result: "keep" the promoted model, or "take" the new
+    one."""
     signing_key: str = ""
-    """The file of an Ed25519 private key (PEM) that signs what goes into the registry; in pods a mounted secret."""
+    """File of an Ed25519 private key (PEM) that signs models in the registry; in pods a mounted secret."""

@@ -12,18 +12,18 @@ from slipstream.settings import Settings, settings
 
 @settings
 class ScoringConfig(Settings):
-    """How the model in service is applied to new rows. They are read as the section data says."""
+    """Settings for scoring new rows with the model in service; the section "data" says how they are read."""
 
     section = "scoring"
 
     keep: list[str] = field(default_factory=list)
-    """Columns of the rows that are written beside what the model says, as they are stored: an id, say."""
+    """Columns of the rows, such as an id, that are written unchanged next to the predictions."""
     drift: Annotated[float, Field(gt=0, le=10)] = 0.2
-    """The population stability index above which a column, or the predictions, counts as drifted, if it is also more
-    than the number of rows gives by chance."""
+    """Population stability index above which a column, or the predictions, counts as drifted, if it also exceeds the
+    value expected by chance for the number of rows."""
     public_key: str = ""
-    """The file of the Ed25519 public key (PEM) by which the model has to be signed; in pods a mounted secret. Empty:
-    signatures are not looked at."""
+    """File of the Ed25519 public key (PEM) that verifies the model's signature; in pods a mounted secret. Empty:
+    signatures are not checked."""
 
     def check(self) -> None:
         if len(set(self.keep)) < len(self.keep):

@@ -19,14 +19,14 @@ class SplitConfig(Settings):
     section = "data.split"
 
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """The share of rows by which training decides when to stop."""
+    """Fraction of rows for the validation split, which decides when training stops."""
     test: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """The share of rows that the trained model is measured on."""
+    """Fraction of rows for the test split, on which the trained model is measured."""
     seed: Seed = 0
-    """Another seed holds out other rows."""
+    """Seed of the split; another seed holds out other rows."""
     validation_from: str = ""
     """With data.time: rows from this time on (ISO 8601), up to test_from, are the validation split. Empty: the latest
-    rows, by the shares above."""
+    rows, by the fractions above."""
     test_from: str = ""
     """With data.time: rows from this time on (ISO 8601) are the test split."""
 
@@ -69,73 +69,74 @@ class DataConfig(Settings):
     section = "data"
 
     format: Format = "auto"
-    """What the data is; "auto" goes by the file's extension."""
+    """Format of the data; "auto" uses the file's extension."""
     header: bool = True
-    """Whether the first line of a CSV names the columns."""
+    """The first line of a CSV names the columns."""
     columns: list[str] = field(default_factory=list)
     """Names of the columns, for a CSV without a header."""
     delimiter: str = ""
-    """What separates the fields of a CSV. Empty: a tab in .tsv, else a comma; or ";", "|" or a tab if the first lines
-    leave no doubt, which is said."""
+    """Delimiter of the fields of a CSV. Empty: a tab in .tsv, else a comma; or ";", "|" or a tab if the first lines are
+    unambiguous, which is logged."""
     quote: str = '"'
-    """What surrounds values that hold delimiters or line breaks, doubled inside them. Empty: nothing does."""
+    """Character around values with delimiters or line breaks, doubled inside them. Empty: no quoting."""
     escape: str = ""
-    """What goes before a quote or delimiter that is part of a value, where they are not doubled."""
+    """Character before a quote or delimiter that is part of a value, if quotes are not doubled."""
     encoding: str = "utf-8"
-    """The encoding of a CSV."""
+    """Encoding of a CSV."""
     missing: list[str] = field(default_factory=lambda: ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
     """Cells that mean "missing", compared after surrounding spaces are removed; numbers and times by their values."""
     decimal: Literal[".", ","] = "."
-    """The mark between whole and fraction of a number in text."""
+    """Decimal mark of numbers in text."""
     thousands: Literal["", ",", ".", " ", "'", "_"] = ""
-    """The mark between the thousands of a number in text; empty: none."""
+    """Thousands separator of numbers in text; empty: none."""
     types: dict[str, ColumnType] = field(default_factory=dict)
-    """What columns hold, where that is not to be worked out: "number", "date" (ISO 8601, UTC unless it says otherwise),
-    "boolean", "text", "category" (an input whatever its values look like) or "document" (learned from by its words).
-    A value that is no such thing puts its row into quarantine."""
+    """Types of columns that should not be inferred: "number", "date" (ISO 8601, UTC unless stated otherwise),
+    "boolean", "text", "category" (an input, whatever its values look like) or "document" (learned from by its words). A
+    row with a value of another type is quarantined."""
     drop: list[str] = field(default_factory=list)
-    """Columns to leave out."""
+    """Columns to ignore."""
     id: str = ""
-    """The column that identifies a row; never a feature."""
+    """Column that identifies a row; never a feature."""
     group: str = ""
-    """The column whose values stay together: all rows of a customer, say, fall into one split. Never a feature."""
+    """Column whose values stay together: for example, all rows of a customer are in one split. Never a feature."""
     time: str = ""
-    """The column by which rows are split in time instead: older rows train, the latest test. Never a feature."""
+    """Column for a split by time instead: older rows train, the latest test. Never a feature."""
     weight: str = ""
-    """The column of numbers by which rows weigh in the training loss: 2 counts as the row twice, 0 not at all. Never a
-    feature, and no part of a row's content when that decides its split. Evaluation does not weigh."""
+    """Column with the rows' weights in the training loss: 2 counts as the row twice, 0 not at all. Never a feature, and
+    no part of a row's content if that decides its split. Evaluation is unweighted."""
     task: Literal["auto", "classification", "regression", "language"] = "auto"
-    """What is learned: "auto" takes a text target, or a numeric one with few distinct whole values, as classes;
-    "language" takes files as documents, or a column "text", or conversations, and learns each next token."""
+    """Learning task: "auto" takes a text target, or a numeric one with few distinct whole values, as classes;
+    "language" reads files as documents, or a column "text", or conversations, and learns to predict the next token."""
     tokenizer: Annotated[str, Field(min_length=1)] = "train"
-    """Of language: "train" (byte-level BPE, from the training split), "bytes", or the directory of one."""
+    """For language: "train" (byte-level BPE, from the training split), "bytes", or the directory of a tokenizer."""
     date: str = "2024-07-26"
-    """Of language: the date that chat templates are given as today's, so that no text depends on the day; by default
-    the one that Llama's templates have without a clock."""
+    """For language: the current date for chat templates, so that no text depends on the day; the default is the date in
+    Llama's templates without a clock."""
     vocabulary: Annotated[int, Field(ge=260, le=1 << 24)] = 8192
-    """Token ids of a tokenizer that is trained here; of little text there are fewer."""
+    """Number of token ids of a tokenizer that is trained here; short texts give fewer."""
     length: Annotated[int, Field(ge=2, le=1 << 20)] = 512
-    """Of language: the tokens of a row. Documents are packed into rows; a longer conversation is set aside."""
+    """For language: the tokens of a row. Documents are packed into rows; a longer conversation is quarantined."""
     across_documents: bool = False
-    """Whether documents that share a row attend to each other; off, each attends to itself alone."""
+    """Documents in the same row attend to each other; otherwise each attends only to itself."""
     image_size: list[Annotated[int, Field(ge=1, le=1 << 14)]] = field(default_factory=list)
-    """The [height, width] that images as files are brought to. Empty: as they are, and they must then be alike."""
+    """Size [height, width] to which image files are resized. Empty: unchanged; all must then have the same size."""
     image_channels: Literal[0, 1, 3] = 0
-    """The channels that images as files are brought to: 1 grey, 3 RGB; 0 as they are, and they must then be alike."""
+    """Channels to which image files are converted: 1 grey, 3 RGB; 0: unchanged; all must then have the same
+    channels."""
     text_length: Annotated[int, Field(ge=8, le=8192)] = 256
-    """Words and pairs of words that are kept of a document."""
+    """Number of words and word pairs that are kept of a document."""
     quarantine_limit: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """The share of rows that may be set aside as unreadable before the run stops."""
+    """Fraction of rows that may be quarantined before the run stops."""
     memory: Annotated[float, Field(ge=0.25)] = 1.5
-    """GiB that each process may take for data. Less means smaller batches, samples and counts, and so other last
-    digits; the same setting gives the same bytes on any machine."""
+    """Memory of each process for data, in GiB. Less means smaller batches, samples and counts, and so different last
+    digits; the same setting gives the same bytes on every machine."""
     earlier: str = ""
-    """An earlier prepared set of the same table (a directory or a store's address): its statistics are taken, its rows
-    stay as they are, and only files that it has not seen are prepared, into further segments."""
+    """Earlier prepared data of the same table (a directory or a store's address): its statistics are used, its rows are
+    unchanged, and only new files are prepared, as further segments."""
     shuffle: bool = True
-    """Whether rows are stored in random order. Off keeps their order, for data that is random already."""
+    """Store rows in random order. Off keeps their order, for data that is random already."""
     split: SplitConfig = field(default_factory=SplitConfig)
-    """Which rows are held out."""
+    """Held-out rows."""
 
     @property
     def identity(self) -> str:

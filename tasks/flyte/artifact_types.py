@@ -1,9 +1,9 @@
-"""Artifacts as types of Flyte: one for each kind, so that no task that takes a trained model is given an evaluation.
+"""Artifacts as Flyte types, one for each kind, so that a task cannot get an artifact of another kind.
 
-The kind is the format of Flyte's blob. The backend compares formats, exactly, when a workflow is registered. flytekit
-does not, neither when it compiles a workflow nor when it calls a task; :class:`ArtifactOf` does so in local runs and in
-pods. A directory without a format, as a user's own, is taken for any kind. What lies in a dataclass, as the results of
-map tasks do, is a plain directory to Flyte.
+The kind is the format of Flyte's blob. The backend compares formats when a workflow is registered. flytekit compares
+them neither when it compiles a workflow nor when it calls a task; :class:`ArtifactOf` does so in local runs and in
+pods. A directory without a format, such as a user's own, is accepted as any kind. Directories inside a dataclass, such
+as the results of map tasks, have no format.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ArtifactOf(FlyteDirToMultipartBlobTransformer):
 
 
 def fingerprint_of(directory: FlyteDirectory) -> str:
-    """Return what Flyte's cache keys on: the artifact's content, not its location or the code that made it."""
+    """Return the value for Flyte's cache key: the artifact's content, not its location or the code that made it."""
     path = Path(directory.path)
     if not (path / MANIFEST).exists():
         return uri_of(directory)
@@ -55,7 +55,7 @@ def fingerprint_of(directory: FlyteDirectory) -> str:
 
 
 def uri_of(directory: FlyteDirectory) -> str:
-    """Where the artifact lies: an address in a store, or a path on this machine."""
+    """Return where the artifact lies: an address in a store, or a path on this machine."""
     return str(directory.remote_source or directory.path)
 
 
@@ -64,12 +64,12 @@ Prepared = Annotated[FlyteDirectory, ArtifactOf("prepare"), BY_CONTENT]
 Trained = Annotated[FlyteDirectory, ArtifactOf("train"), BY_CONTENT]
 Evaluated = Annotated[FlyteDirectory, ArtifactOf("evaluate"), BY_CONTENT]
 Exported = Annotated[FlyteDirectory, ArtifactOf("export"), BY_CONTENT]
-#: A listing of the raw data, or what pods that prepare one table hand each other.
+#: A listing of the raw data, or a partial result of pods that prepare one table.
 Part = Annotated[FlyteDirectory, BY_CONTENT]
 
 
 class Made(NamedTuple):
-    """What a stage passes on: its artifact, and how the stage went. A task names its kind by one of the types below."""
+    """A stage's artifact and its run. Tasks declare the artifact's kind by one of the types below."""
 
     artifact: FlyteDirectory
     run: StageRun

@@ -1,4 +1,4 @@
-"""What has to hold in a pod before a process group is started there: its shape is the profile's, its GPUs will do."""
+"""Checks of a pod before a process group starts there: its shape and its GPUs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ LOG = logger("flyte")
 
 
 def check_pod(profile: str, placement: Placement, *, local: bool) -> None:
-    """Raise ``UserError`` unless this machine or pod can do its part of a process group that ``profile`` places so.
-    What stands out about its GPUs is logged."""
+    """Raise ``UserError`` unless this machine or pod fits the placement that ``profile`` gives its process group.
+
+    Conspicuous findings about its GPUs are logged.
+    """
     refuse_other_shape(profile, placement, os.environ, local=local)
     seen = visible_gpus()
     check_gpus(placement.processes, seen)

@@ -1,16 +1,16 @@
-"""How a pod of a PyTorchJob leaves: not before there is a verdict, and with one verdict for all.
+"""Coordinated shutdown of the pods of a PyTorchJob, with one recorded result for all.
 
-To the training operator (1.8, 1.9) a job with an elastic policy has succeeded as soon as any one of its pods exits
-with 0, and failed as soon as one exits otherwise; either way it ends the pods that still run: SIGTERM, and SIGKILL
-after the grace period. So a pod whose work is done waits until the pod of rank 0 has handed on the result, and a pod
-that lost its peers gives the one that may know why the time to say so.
+To the training operator (1.8, 1.9) a job with an elastic policy has succeeded as soon as any of its pods exits with 0,
+and failed as soon as one exits otherwise. Either way it ends the pods that still run: SIGTERM, and SIGKILL after the
+grace period. So a pod that has finished waits until the pod of rank 0 has uploaded the result. A pod that lost its
+peers first gives a peer that may know the cause the time to record it.
 
-The verdict is what the pods, together, leave at the output prefix of the attempt, which all of them share. Flyte reads
-it once the operator calls the job succeeded: an error before the outputs, and of the errors ``error.pb`` or, with its
-distributed error aggregation switched on, the earliest of ``error*.pb``. flytekit's own way is that every pod
-overwrites ``error.pb``, or adds one. Then a neighbour's "peer lost" competes with the "out of memory" that brought it
-about, and whether the attempt is repeated is chance. Here there is one ``error.pb`` under either setting: a consequence
-is put only where there is nothing, which the store decides atomically, and a cause replaces a consequence.
+All pods share the output prefix of the attempt. Flyte reads the result there once the operator calls the job succeeded:
+errors before outputs, and of the errors ``error.pb`` or, with its distributed error aggregation, the earliest of
+``error*.pb``. In flytekit itself, every pod overwrites ``error.pb`` or adds a file. A peer's "peer lost" then competes
+with the "out of memory" that caused it, and chance decides whether the attempt is retried. Here there is one
+``error.pb`` under either setting: a consequence is written only if nothing is there, which the store decides
+atomically, and a cause replaces a consequence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ERROR, OUTPUTS = "error.pb", "outputs.pb"
 
 
 class Verdict(Enum):
-    """What lies at the prefix."""
+    """Recorded result of the job at the output prefix."""
 
     NONE = "nothing yet"
     SUCCESS = "outputs"
@@ -48,12 +48,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class OutputPrefix:
-    """The output prefix of one attempt, a path or URI. Methods raise ``UserError`` and ``StorageUnavailable``."""
+    """Output prefix of one attempt, a path or URI. Methods raise ``UserError`` and ``StorageUnavailable``."""
 
     uri: str
 
     def look(self) -> Verdict:
-        """The verdict so far: errors count before outputs, and causes before consequences, whoever wrote them."""
+        """Return the current result: errors count before outputs, and causes before consequences, from any pod."""
         keys = storage_for(self.uri).list()
         errors = [key for key in keys if key.startswith("error") and key.endswith(".pb")]
         kinds = {self._kind(key) for key in errors}
@@ -64,11 +64,11 @@ class OutputPrefix:
         return Verdict.SUCCESS if OUTPUTS in keys else Verdict.NONE
 
     def leave(self, error: Exception) -> None:
-        """Make ``error`` the verdict, unless there is one that counts more."""
+        """Record ``error`` as the result, unless one with precedence is there."""
         document = error_document(error)
         data, storage = document.SerializeToString(), storage_for(self.uri)
         try:
-            # A job that ends because its store ignores conditional writes must still report that.
+            # A job that fails because its store ignores conditional writes must still report that.
             storage.create(ERROR, data, exactly_one=False)
         except AlreadyThere:
             if is_cause(error) and self._kind(ERROR) is not ContainerError.NON_RECOVERABLE:
@@ -87,7 +87,7 @@ def is_cause(error: Exception) -> bool:
 
 
 def error_document(error: Exception) -> ErrorDocument:
-    """The document in which flytekit would record that a task function raised ``error``."""
+    """Return the document in which flytekit would record that a task function raised ``error``."""
     from flytekit.bin.entrypoint import get_one_of, get_traceback_str
 
     wrapped = FlyteUserRuntimeException(error)
@@ -108,20 +108,23 @@ def error_document(error: Exception) -> ErrorDocument:
 LOG = logger("flyte")
 
 POLL_S = 1.0
-#: How long a finished pod waits for the result of rank 0's. A result is uploaded in minutes, and the task's time-out
-#: ends the job in any case; if the hour passes, rank 0's pod hangs, and another attempt is made.
+#: Timeout of a finished pod for the result of rank 0's pod. An upload takes minutes, and the task's timeout ends the
+#: job in any case; after an hour, rank 0's pod hangs, and Flyte starts another attempt.
 RESULT_S = 3600.0
-#: How long a pod that lost its peers looks for the cause. The agent of the pod that has it notices within a second and
-#: then gives its other workers 30 seconds to end before it kills them.
+#: Timeout of a pod that lost its peers for the cause. The agent of the failed pod notices within a second and then
+#: gives its other workers 30 seconds to end before it kills them.
 CAUSE_S = 45.0
-#: For how long a verdict is put again when the store stays away.
+#: Timeout for recording the result while the store is unavailable.
 STORE_S = 900.0
 
 
 @contextmanager
 def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
-    """Run a pod's part of the job in the block. What it raises becomes ``IgnoreOutputs``, with which the pod exits with
-    0 and writes nothing more, as soon as the verdict of the job lies at ``prefix``."""
+    """Run a pod's part of the job in the block, and record errors as the job's result.
+
+    An error of the block becomes ``IgnoreOutputs`` as soon as the job's result is at ``prefix``. With it the pod exits
+    with 0 and writes nothing more.
+    """
     if prefix.look() is not Verdict.NONE:
         raise IgnoreOutputs("this attempt is over: the operator started a pod for one that was deleted")
     try:
@@ -141,8 +144,10 @@ def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
 
 
 def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], bool]) -> Verdict:
-    """Look at the prefix until it holds ``enough``; returns what was found last. A store that does not answer, or
-    refuses to, is no answer."""
+    """Poll the prefix until ``enough`` accepts its result, and return the last result.
+
+    Errors of the store are logged and do not end the wait.
+    """
     deadline, found = time.monotonic() + seconds, Verdict.NONE
     while True:
         try:
@@ -155,7 +160,7 @@ def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], b
 
 
 def persistently(put: Callable[[], object], seconds: float) -> bool:
-    """Call ``put`` until the store has taken it; whether it did so in this time."""
+    """Call ``put`` until the store accepts it. Returns False if it did not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -170,8 +175,11 @@ def persistently(put: Callable[[], object], seconds: float) -> bool:
 
 
 def outlive_sigterm() -> None:
-    """Let SIGTERM pass unheeded from here on: what is left to do, uploading the result or the verdict, is done within
-    the grace period or not at all. Replaces torch's handler, which outlives the process group and raises."""
+    """Ignore SIGTERM from now on.
+
+    The upload of the result or error either ends within the grace period or is lost. This replaces torch's handler,
+    which outlives the process group and raises.
+    """
     if threading.current_thread() is threading.main_thread():
-        # Ignored, not handled by a function: Python takes its handlers away before the process ends.
+        # SIG_IGN, as Python removes handler functions before the process ends.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

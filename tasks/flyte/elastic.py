@@ -1,13 +1,13 @@
-"""The Elastic task of this project: the plugin's, with what a production run needs and the plugin leaves out.
+"""Elastic task for production runs, based on flytekit's plugin.
 
-- Flyte rebuilds the process group from the module as imported in the pod, so a pod that was started for another shape
-  than its profile's is refused; by itself it would quietly train in a world of its own.
-- The agent (the parent process) looks into the store, fetches the inputs once and publishes the result; the workers
-  get a :class:`Workspace` and only compute.
-- A user's mistake that all workers agreed on is *returned* by them and raised once, by the agent: torch logs nothing.
-- The pods of a job leave together and with one verdict (:mod:`tasks.flyte.departure`).
-- A preemption that was noticed spends the same budget of Flyte's as one that was not: of a single pod the platform's,
-  whose last attempt runs on demand; of a job the task's own ``retries``, which leave it on spot
+- Flyte rebuilds the process group from the module as imported in the pod. A pod that was started for another shape than
+  its profile's is refused; the plugin would silently train in a smaller world.
+- The agent (the parent process) checks the store, fetches the inputs once and publishes the result; the workers get a
+  :class:`Workspace` and only compute.
+- Workers *return* a user's mistake on which all agreed, and the agent raises it once: torch logs nothing.
+- The pods of a job shut down together with one result (:mod:`tasks.flyte.departure`).
+- A preemption with a notice is charged to the same retry budget as one without. For a single pod this is the
+  platform's, whose last attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
   (:mod:`slipstream.profiles.retries`).
 """
 
@@ -73,33 +73,39 @@ TaskInputs: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Refusal:
-    """What workers return when they agreed on a user's mistake."""
+    """User's mistake on which all workers agreed."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where the workers of one attempt work. An argument of the task function that is no input of the Flyte task."""
+    """Directories and settings of the workers of one attempt.
+
+    This argument of the task function is no input of the Flyte task.
+    """
 
     stage: str
-    #: A fresh directory of this pod; rank 0 leaves the finished artifact in it.
+    #: A fresh directory of this pod; rank 0 writes the finished artifact to it.
     directory: str
-    #: Whose preemption notices to watch for.
+    #: The source of preemption notices.
     notices: str
-    #: The home of what is not finished (a path or a URI), and who works there; "" if the stage keeps nothing.
+    #: Checkpoint directory (a path or a URI; "" if the stage has none) and its holder.
     home: str
     holder: Holder
-    #: How many processes to start, where the agent runs the task's function itself; 0 in a worker.
+    #: Number of processes to start, if the agent runs the task's function itself; 0 in a worker.
     processes: int = 0
-    #: The file in which rank 0 tells the agent how its work goes; "" if nobody watches.
+    #: File with rank 0's live progress for the agent; "" without a live deck.
     so_far: str = ""
-    #: Where this pod's sampler keeps what it sees; "" if there is none.
+    #: Directory of this pod's telemetry samples; "" without a sampler.
     sampled: str = ""
 
     def work(self, body: Callable[[], bool | None]) -> Any:
-        """Run a worker's body and report how it ended. Returns what the agent goes on with, whatever the task returns:
-        :class:`Made`, which is reused if the body says so, or the :class:`Refusal` that all workers agreed on."""
+        """Run a worker's body and report how it ended.
+
+        Returns :class:`Made`, marked as reused if the body returns True, or the :class:`Refusal` on which all workers
+        agreed. The agent continues with it, whatever the task returns.
+        """
         clear_report(self.directory)
         try:
             reused = bool(body())
@@ -111,75 +117,80 @@ class Workspace:
                 return Refusal(error.message)
             if isinstance(seen, Interrupted):
                 if not isinstance(seen, Preempted):
-                    # The agent goes by the worker that it sees fail first: that is to be the one whom this one lost.
+                    # The agent blames the first worker that it sees fail. This delay lets it see the lost peer first.
                     time.sleep(5 * LOOK)
                 raise FlyteRecoverableException(report.message) from error
-            # On this rank alone, so that the others wait for it: the agent, which ends them, goes by the report.
+            # Only this rank failed and the others wait for it: the agent ends them and uses the report.
             raise
         Report(this_rank(), Outcome.FINISHED).leave(self.directory)
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=reused))
 
 
-#: Makes an input available on this machine, in the given fresh directory if it has to be fetched; returns its path.
+#: Fetches an input to the given fresh directory unless it is on this machine; returns its path.
 Fetch = Callable[[FlyteDirectory, Placement, Path], Path]
 
 
 def fetch_all(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
-    """Download all of it."""
+    """Download the whole directory."""
     return local_path(directory)
 
 
-#: Raises ``UserError`` for inputs of the task, as they are here, that cannot work in processes placed so.
+#: Raises ``UserError`` for fetched inputs that cannot work with this placement.
 Check = Callable[[TaskInputs, Placement], None]
 
 
 def nothing_to_check(inputs: TaskInputs, placement: Placement) -> None:
-    """A stage whose processes find out by themselves."""
+    """Accept all inputs; the stage's processes check them."""
 
 
-#: Of the task's inputs: the seconds after which a stage that nobody needs gives its other pods up; 0: it does not.
+#: Returns the seconds after which an optional stage stops waiting for its other pods; 0 for a required stage.
 Patience = Callable[[TaskInputs], float]
 
 
 def as_long_as_torch_does(inputs: TaskInputs) -> float:
-    """A stage that all else needs."""
+    """Return 0: a required stage."""
     return 0.0
 
 
 def as_made(made: Made) -> Made:
-    """The outputs of an ordinary stage."""
+    """Return the outputs of an ordinary stage."""
     return made
 
 
-#: Makes the page of a deck of how the work in a workspace goes, of the task's inputs and whether it is still going on;
-#: empty if there is nothing to show.
+#: Returns the page of a live deck for a workspace and the task's inputs, "" if there is nothing to show. The last
+#: argument is True while the task runs.
 Watch = Callable[[Workspace, TaskInputs, bool], str]
 
 
 class Unfinished(Protocol):
-    """What a stage keeps for the attempts and executions after this one. Called in the agent."""
+    """State that a stage keeps for later attempts and executions. Called in the agent."""
 
     def lasting(self, inputs: TaskInputs) -> TaskInputs:
-        """Of the task's inputs, which are on this machine, what the result depends on; of settings, their values."""
+        """Return the inputs, which are on this machine, that decide the result; settings by their values."""
 
     def address(self, home: str, inputs: TaskInputs) -> str:
-        """The home that the user's own settings name instead of ``home``, if they do."""
+        """Return the checkpoint directory that the user's settings name instead of ``home``, otherwise ``home``."""
 
     def take(self, home: str, holder: Holder, inputs: TaskInputs, directory: Path) -> bool:
-        """Wait until nobody else is at the same work. Returns whether it is finished, and its result in
-        ``directory``."""
+        """Wait until no other attempt does the same work.
+
+        Returns True if it is finished; its result is then in ``directory``.
+        """
 
     def progress(self, home: str) -> str:
-        """What a later attempt would resume from; "" if it begins anew."""
+        """Return the checkpoint from which a later attempt would resume; "" if there is none."""
 
     def deliver(self, home: str, holder: Holder, inputs: TaskInputs) -> Callable[[str], None]:
-        """The workers are done: hold the home until what is returned is called with the address of the result, where
-        Flyte finds it."""
+        """Hold the checkpoint directory after the workers have finished.
+
+        The returned function records the result and releases the directory. Call it with the result's address once
+        Flyte can find it there.
+        """
 
 
 @dataclass
 class Distributed(Elastic):
-    """Configuration of our Elastic task; made by :func:`distributed`."""
+    """Configuration of the Elastic task, made by :func:`distributed`."""
 
     stage: str = ""
     profile: Profile = field(default_factory=current_profile)
@@ -202,10 +213,13 @@ def distributed(
     starts_processes: bool = False,
     watch: Watch | None = None,
 ) -> Distributed:
-    """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod,
-    ``check`` sees them there before any process starts, ``returns`` makes the task's output of what the stage made, and
-    ``unfinished`` says what is kept until it is made. With ``starts_processes`` the workers only start others and wait
-    for them; on one machine the agent does so itself. ``watch`` makes a deck that pods publish while they work."""
+    """Return the task configuration of a stage's process group, with the current profile's placement.
+
+    ``fetch`` brings the inputs to a pod, and ``check`` checks them there before any process starts. ``returns``
+    converts the stage's result to the task's output. ``unfinished`` is the state for later attempts. With
+    ``starts_processes`` the workers only start other processes and wait for them; on one machine the agent does so
+    itself. ``watch`` renders a deck that pods publish while they work.
+    """
     profile = current_profile()
     placement = profile.placement(stage)
     return Distributed(
@@ -217,23 +231,23 @@ def distributed(
         unfinished=unfinished,
         starts_processes=starts_processes,
         watch=watch,
-        # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
+        # The plugin creates a PyTorchJob for the string "2" and a plain pod for the number 1.
         nnodes=1 if placement.nodes == 1 else str(placement.nodes),
         nproc_per_node=placement.processes,
         max_restarts=placement.restarts,
         increase_shared_mem=False,
         rdzv_configs=timeouts(PATIENCE_S),
-        # Pods that have ended stay until Flyte deletes the job, and their logs with them.
+        # Ended pods keep their logs until Flyte deletes the job.
         run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
     )
 
 
 class DistributedTask(PytorchElasticFunctionTask):
-    """Runs a stage in a process group of torch elastic."""
+    """Task that runs a stage in a process group of torch elastic."""
 
     def __init__(self, task_config: Distributed, task_function: Callable[..., Made], **kwargs: Any) -> None:
         super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
-        #: To be called with the address of the result that was made in this process.
+        #: Releases the checkpoint directory; called with the address of this process's result.
         self._delivered: Callable[[str], None] | None = None
 
     def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
@@ -244,13 +258,13 @@ class DistributedTask(PytorchElasticFunctionTask):
             return outputs
         except FlyteUserRuntimeException as error:
             if self.task_config.nnodes == 1 and isinstance(error.value, PodPreempted):
-                # flytekit makes a user's failure of whatever ``execute`` raises, and of this a system failure: what
-                # Flyte calls a single pod that is taken away without a notice, it shall also be with one.
+                # flytekit turns every error of ``execute`` into a user failure, but this one into a system failure, as
+                # which Flyte counts the preemption of a single pod without a notice.
                 raise error.value from None
             raise
 
     def _let_go(self, outputs: LiteralMap) -> None:
-        """The result is where Flyte looks for it: nobody needs what led to it any more."""
+        """Release the checkpoint directory, as Flyte can find the result."""
         if self._delivered is None:
             return
         try:
@@ -267,12 +281,12 @@ class DistributedTask(PytorchElasticFunctionTask):
 
     @map_errors
     def _attempt(self, **inputs: Any) -> object:
-        """This pod's part of the attempt. Raises ``IgnoreOutputs`` in pods without rank 0."""
+        """Run this pod's part of the attempt. Raises ``IgnoreOutputs`` in pods without rank 0."""
         config = self.task_config
         placement = config.profile.placement(config.stage)
         local = runs_locally()
         check_pod(config.profile.name, placement, local=local)
-        # Workers that torch elastic starts again would share the old ones' store and read their stale addresses.
+        # Otherwise restarted workers share the old store of torch elastic and read stale addresses.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))
 
@@ -281,7 +295,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         def make(directory: Path, key: str) -> bool:
             if not agent_starts:
                 start_server(config.stage)
-            # Fetched once by the agent; left to themselves, all workers of the pod would download the same bytes.
+            # The agent fetches the inputs once, so that not every worker of the pod downloads them.
             here = {
                 name: FlyteDirectory(str(config.fetch(value, placement, Path(f"{directory}.{name}"))))
                 if isinstance(value, FlyteDirectory)
@@ -340,7 +354,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         return live_deck(workspace.stage.capitalize(), page)
 
     def _hold(self, home: str, holder: Holder, inputs: TaskInputs) -> None:
-        """Hold the home until the result of the workers, which are done, is where Flyte finds it."""
+        """Hold the checkpoint directory after the workers have finished, until Flyte can find the result."""
         if self.task_config.unfinished is not None:
             try:
                 self._delivered = self.task_config.unfinished.deliver(home, holder, inputs)
@@ -348,8 +362,10 @@ class DistributedTask(PytorchElasticFunctionTask):
                 LOG.warning("%s: not held until the result is delivered: %s", home, error)
 
     def _take(self, inputs: TaskInputs, placement: Placement, directory: Path) -> tuple[str, Holder, bool]:
-        """The home of what the stage has not finished, who this attempt is there, and whether it was finished before:
-        then the result is in ``directory``."""
+        """Return the checkpoint directory, this attempt as its holder, and whether the work was finished before.
+
+        If it was, the result is in ``directory``.
+        """
         unfinished, holder = self.task_config.unfinished, this_attempt()
         if unfinished is None:
             return "", holder, False
@@ -359,8 +375,10 @@ class DistributedTask(PytorchElasticFunctionTask):
     def _run_group(
         self, workspace: Workspace, processes: int, inputs: TaskInputs, waiting: WaitingForPods, *, local: bool
     ) -> bool:
-        """Run this machine's workers. Returns if they finished and rank 0 is among them: whether the result was there
-        before."""
+        """Run this machine's workers. Returns True if rank 0 reused an earlier result.
+
+        Raises ``IgnoreOutputs`` if they finished but rank 0 is in another pod.
+        """
         outcome, ended, patience = None, None, self.task_config.patience(inputs)
         try:
             names = names_of_this_machine("localhost") if self.task_config.nnodes == 1 else nullcontext()
@@ -383,13 +401,13 @@ class DistributedTask(PytorchElasticFunctionTask):
             assert outcome is not None, "the plugin returns what rank 0 returned, or raises"
             return bool(outcome.run.reused)
         if len(reports) == processes and reports[0].outcome is Outcome.FINISHED:
-            # The work is done, whatever ended the agents' farewell.
+            # The work is done; only the shutdown of the agents failed.
             if all(report.rank for report in reports):
                 raise IgnoreOutputs("the pod of rank 0 hands on the result")
             return False
         failure = failure_of(ended, reports)
         if local and isinstance(failure, FlyteRecoverableException):
-            # Nobody tries again here, so the user has to be told how. As text it begins with Flyte's name of its kind.
+            # Local runs have no retries. ``str(failure)`` would start with Flyte's name of the error class.
             why = failure.args[0]
             raise UserError(f"{workspace.stage}: interrupted ({why}); start it again to resume from there") from None
         if failure is ended:
@@ -397,9 +415,11 @@ class DistributedTask(PytorchElasticFunctionTask):
         raise failure from (None if isinstance(failure, (UserError, SmallerMicroBatches)) else ended)
 
     def _run_workers(self, workspace: Workspace, inputs: TaskInputs) -> Any:
-        """Run a process group; on one machine or pod another one whenever a step ran out of memory and smaller
-        micro-batches are left to try: that costs no retry, of which a single pod may have none. One that runs out with
-        a number that ran out before could not be told of more, and ends the attempt."""
+        """Run a process group, again with smaller micro-batches after a step ran out of memory.
+
+        This is done on one machine or pod only, and costs no retry: a single pod may have none. A repeated failure with
+        the same number of micro-batches ends the attempt.
+        """
         ran_out = set[int]()
         while True:
             try:
@@ -411,7 +431,7 @@ class DistributedTask(PytorchElasticFunctionTask):
                     raise
                 ran_out.add(reports[0].micro_batches)
                 LOG.warning("%s", reports[0].message)
-                collect_reports(workspace.directory)  # the next group's are its own
+                collect_reports(workspace.directory)  # remove the old group's reports
 
 
 TaskPlugins.register_pythontask_plugin(Distributed, DistributedTask)

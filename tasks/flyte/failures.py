@@ -1,11 +1,11 @@
-"""What a failure means to Flyte: try again, or tell the user.
+"""Classification of failures for Flyte: retry, or report to the user.
 
-Recoverable is what another attempt can help: the machine was taken away, a worker was lost to a signal, a peer was
-lost, a store stayed away, a step took too much memory and can have smaller micro-batches. A user's mistake, a
-non-finite loss, too little memory otherwise and bugs are not: retried they would only cost the same again. Where one
-failure brings about others, what is not recoverable is the *cause*, and what is recoverable may be its *consequence*.
-By itself the agent learns only of the first worker that torch saw failing, which is chance; so each worker leaves a
-report of how it ended, and the worst of them counts.
+A failure is recoverable if another attempt can help: the machine was preempted, a worker was lost to a signal, a peer
+was lost, a store was unavailable, or a step ran out of memory and can have smaller micro-batches. A user's mistake, a
+non-finite loss, other lack of memory and bugs are not: a retry would only cost the same again. If one failure causes
+others, an unrecoverable one is the *cause*, and a recoverable one may be its *consequence*. The agent learns only of
+the first worker that torch sees failing, which is chance. So every worker writes a report of its end, and the agent
+uses the worst of them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Report:
     rank: int
     outcome: Outcome
     message: str = ""
-    #: With how many it ran out of memory, if it did in a step.
+    #: Number of micro-batches with which a step ran out of memory; 0 otherwise.
     micro_batches: int = 0
 
     @classmethod
     def of(cls, error: Exception) -> Report:
-        """The report of this worker, which raised ``error``."""
+        """Return the report of this worker, which raised ``error``."""
         rank = this_rank()
         if isinstance(error, UserError):
             return cls(rank, Outcome.REFUSED, error.message)
@@ -66,41 +66,41 @@ class Report:
         return cls(rank, Outcome.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
 
     def leave(self, directory: str) -> None:
-        """Write this worker's report beside ``directory``."""
+        """Write this worker's report next to ``directory``."""
         target = report_file(directory)
         part = target.with_suffix(".part")
-        # A traceback may name files whose names are no text.
+        # A traceback may have file names that are not valid UTF-8.
         report = replace(self, message=self.message.encode(errors="backslashreplace").decode())
         try:
             part.write_bytes(to_json(report))
             part.replace(target)
         except OSError:
-            # Where the disk is full there is no room for a report either; torch hands on what the worker raises.
+            # A full disk has no space for a report; torch still passes on the worker's error.
             part.unlink(missing_ok=True)
 
 
 def this_rank() -> int:
-    """0 in an agent that does the workers' part itself."""
+    """Return the global rank; 0 in an agent that does the workers' part itself."""
     return int(os.environ.get("RANK", "0"))
 
 
 def report_file(directory: str) -> Path:
-    # By the local rank: a worker that is started again keeps it, its global rank may be another.
+    # A restarted worker keeps its local rank, but may get another global rank.
     return Path(f"{directory}.worker-{os.environ.get('LOCAL_RANK', '0')}.json")
 
 
 def clear_report(directory: str) -> None:
-    """Remove the report of the worker in whose place this one was started."""
+    """Remove the report of the worker that this one replaces."""
     report_file(directory).unlink(missing_ok=True)
 
 
 def ran_out_of_memory(error: Exception, reports: list[Report]) -> bool:
-    """Whether the group ended for want of memory in a step, and smaller micro-batches are to be tried."""
+    """Return True if a step ran out of memory and smaller micro-batches are left to try."""
     return bool(reports) and reports[0].outcome is Outcome.OUT_OF_MEMORY and not told_to_end(error)
 
 
 def read_reports(directory: str) -> list[Report]:
-    """The reports of a pod's workers, the worst first. Damaged ones are skipped."""
+    """Return the reports of a pod's workers, the worst first. Damaged ones are skipped."""
     reports = []
     for path in report_files(directory):
         if report := decode_record(path.read_bytes(), Report):
@@ -109,7 +109,7 @@ def read_reports(directory: str) -> list[Report]:
 
 
 def collect_reports(directory: str) -> list[Report]:
-    """:func:`read_reports`, and remove them."""
+    """Return the reports of :func:`read_reports`, and remove them."""
     reports = read_reports(directory)
     for path in report_files(directory):
         path.unlink()
@@ -121,31 +121,34 @@ def report_files(directory: str) -> list[Path]:
     return list(where.parent.glob(f"{where.name}.worker-*.json"))
 
 
-#: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
+#: Errors of an agent that cannot reach the others: their pod may have ended, or not have started.
 LOST_AGENT = (RendezvousError, DistError)
-#: What a process group's end looks like to its agent, unless its rank 0 returned a result.
+#: Errors of the agent when a process group ends without a result of its rank 0.
 GROUP_ENDED = (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs, SignalException, *LOST_AGENT)
 
 
 class PodPreempted(FlyteRecoverableException):
-    """This pod, or another of its job, is being taken away and said so: there is no other cause to look for."""
+    """Preemption of this pod or another of its job, with a notice. There is no other cause to look for."""
 
 
 class SmallerMicroBatches(FlyteRecoverableException):
-    """A rank ran out of memory and left word of how the next attempt does with less: there is no other cause."""
+    """Out of memory in a step; the next attempt uses smaller micro-batches. There is no other cause to look for."""
 
 
 class WorkerFailed(RuntimeError):
-    """A worker's bug or impossible number, in the words of its own traceback."""
+    """Bug or non-finite number of a worker, with the worker's own traceback."""
 
 
 def failure_of(error: Exception, reports: list[Report]) -> Exception:
-    """What the agent raises: ``error`` is how torch or the plugin put the group's end, ``reports`` are sorted."""
+    """Return the error for the agent to raise.
+
+    ``error`` is how torch or the plugin reported the group's end; ``reports`` are sorted.
+    """
     worst = reports[0] if reports else None
     if worst and worst.outcome is Outcome.REFUSED:
         return UserError(worst.message)
     if signalled := told_to_end(error):
-        # The workers were told as well: what else they report may have come of that.
+        # The workers got the signal, too: other reports may be its consequences.
         saved = next((report.message for report in reports if report.outcome is Outcome.PREEMPTED), "")
         return PodPreempted(saved or f"the agent was told to end: {signalled}")
     if worst and worst.outcome is Outcome.OUT_OF_MEMORY:
@@ -163,21 +166,24 @@ def failure_of(error: Exception, reports: list[Report]) -> Exception:
 
 
 def interruption(error: Exception) -> str:
-    """Why the workers were interrupted, in which case another attempt can help; empty if they failed otherwise."""
+    """Return why the workers were interrupted, if another attempt can help; "" if they failed otherwise."""
     if isinstance(error, LOST_AGENT):
         return f"another pod's agent was lost: {error}"
     return lost_worker(error) or (str(error) if isinstance(error, FlyteRecoverableException) else "")
 
 
 def told_to_end(error: Exception) -> SignalException | None:
-    """The signal that ended the agent. The plugin turns it into ``IgnoreOutputs``, with which the pod would exit 0
-    without outputs; that looks like success to a PyTorchJob."""
+    """Return the signal that ended the agent, if one did.
+
+    The plugin turns it into ``IgnoreOutputs``, with which the pod would exit with 0 and without outputs. To a
+    PyTorchJob that looks like success.
+    """
     signalled = error.__context__ if isinstance(error, IgnoreOutputs) else error
     return signalled if isinstance(signalled, SignalException) else None
 
 
 def lost_worker(error: Exception) -> str:
-    """The message if a signal ended the first worker that failed; empty if it failed otherwise."""
+    """Return a message if a signal ended the first worker that failed; "" otherwise."""
     failed = error.__context__
     if not isinstance(failed, ChildFailedError):
         return ""
@@ -187,8 +193,10 @@ def lost_worker(error: Exception) -> str:
 
 
 def as_seen_by_flyte(error: Exception) -> Exception:
-    """The error that a worker raises instead of ``error``: an ``Interrupted`` if another attempt can help, a
-    ``UserError`` if a setting can, else the same."""
+    """Return the error that a worker raises instead of ``error``.
+
+    It is an ``Interrupted`` if another attempt can help, a ``UserError`` if a setting can, otherwise the same.
+    """
     if mendable := explained(error):
         return mendable
     if isinstance(error, StorageUnavailable) or meaning_of(error) in (Meaning.BROKEN, Meaning.PEER):
@@ -197,7 +205,7 @@ def as_seen_by_flyte(error: Exception) -> Exception:
 
 
 def lost_to_signal(exit_code: int) -> str:
-    """The name of the signal that ended a worker; empty if it ended otherwise."""
+    """Return the name of the signal that ended a worker; "" if it ended otherwise."""
     try:
         return signal.Signals(-exit_code).name if exit_code < 0 else ""
     except ValueError:

@@ -1,7 +1,7 @@
-"""The workers of the plugin's Elastic task, forked from a server instead of started one by one.
+"""Workers of the plugin's Elastic task, forked from a server.
 
-flytekit's plugin (1.16) knows the start methods "spawn", with which each worker imports torch and flytekit for itself
-(5 s), and "fork", which copies the agent with all of its threads. torch elastic knows a fork server as well.
+flytekit's plugin (1.16) has the start methods "spawn", with which every worker imports torch and flytekit for itself (5
+s), and "fork", which copies the agent with all of its threads. torch elastic also supports a fork server.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from slipstream.stages import DISTRIBUTED, STAGES
 from tasks.flyte.other_pods import with_timeouts
 from tasks.flyte.stage import runs_locally
 
-#: The plugin's side of a worker. While torch and the engines are loaded, torch looks into every module that there is,
-#: and would so load pandas and PyArrow for flytekit, which otherwise waits until they are used: so they come first.
+#: Modules of the plugin that a worker imports. They are preloaded after torch and the engines: importing torch inspects
+#: all loaded modules, and would load pandas and PyArrow, which flytekit imports lazily.
 PLUGIN = ("flytekit.bin.entrypoint", "flytekitplugins.kfpytorch.task")
-#: Seconds between two looks of the agent at its workers.
+#: Seconds between two checks of the workers by the agent.
 LOOK = 0.1
 
 
 def start_server(stage: str) -> None:
-    """Let the server load what workers of the stage do, while this process does what comes before them. On one machine
-    that is what those of any stage do, as the server stays for the next."""
+    """Preload the modules of a stage's workers in the fork server, while this process continues.
+
+    A local run preloads those of all distributed stages, as the server is kept for the next stage.
+    """
     stages = DISTRIBUTED if runs_locally() else (stage,)
     fork_server.start(("torch", *(engine for each in stages for engine in STAGES[each].engines), *PLUGIN))
 
 
 class Announced(fork_server.AsNow):
-    """Tells this process when the first worker is started, which is when all pods of the job have met; the worker ends
-    at once if it fails alone."""
+    """Worker function that reports when the first worker starts, and that ends a worker at once if it fails alone.
+
+    ``started`` is called in this process. At that time all pods of the job have met.
+    """
 
     def __init__(self, target: Callable[..., object], started: Callable[[], None]) -> None:
         super().__init__(target)
@@ -48,7 +52,7 @@ class Announced(fork_server.AsNow):
 
     def __call__(self, *arguments: object) -> object:
         try:
-            # Leaves the error where torch's agent looks for it, as torch does by itself once this has returned.
+            # Writes the error where torch's agent looks for it, as torch itself does after this returns.
             return record(super().__call__)(*arguments)
         except Exception:
             if group_stands():
@@ -58,8 +62,11 @@ class Announced(fork_server.AsNow):
 
 @contextmanager
 def forked_workers(stage: str, patience_s: float, started: Callable[[], None]) -> Iterator[None]:
-    """In the block, process groups of the plugin, which looks torch's launcher up whenever it starts one, are made of
-    forked workers. Agents wait so many seconds for each other, and ``started`` is called when they have met."""
+    """Let process groups of the plugin have forked workers in the block.
+
+    The plugin looks up torch's launcher at every start. Agents wait ``patience_s`` seconds for each other, and
+    ``started`` is called when they have met.
+    """
     launch = api.elastic_launch
 
     def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., object]) -> api.elastic_launch:

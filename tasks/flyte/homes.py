@@ -1,4 +1,4 @@
-"""Where stages keep what outlives their pods and executions, and who works there, in the words of Flyte."""
+"""Addresses of checkpoint directories that outlive pods and executions, and their holders in Flyte's terms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tasks.flyte.stage import describe, runs_locally
 
 
 def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, among: str = HOMES) -> str:
-    """Return the address of a stage's unfinished work: the same for every attempt, recovery and relaunch.
+    """Return the checkpoint directory of a stage: the same for every attempt, recovery and relaunch.
 
     ``inputs`` are what the result depends on; artifacts among them have to be on this machine. No code version is part
-    of the address: unfinished work goes on after a change of the code, and says so.
+    of the address: unfinished work resumes after a change of the code, and reports the change.
     """
     key = content_key(stage, "", {name: describe(value) for name, value in inputs.items()})
     if runs_locally():
@@ -29,20 +29,25 @@ def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, amon
 
 
 def base_of(raw_output_prefix: str) -> str:
-    """The prefix of Flyte's raw output that all attempts share: propeller appends a shard and the attempt's name to it
-    (``taskexec_context.go: ComputeRawOutputPrefix``)."""
+    """Return the prefix of Flyte's raw output that all attempts share.
+
+    Propeller appends a shard and the attempt's name to it (``taskexec_context.go: ComputeRawOutputPrefix``).
+    """
     return raw_output_prefix.rstrip("/").rsplit("/", 2)[0]
 
 
 def shared_address(name: str) -> str:
-    """In a pod, the address of what all executions of a project and domain share under a name."""
+    """Return the address, in a pod, that all executions of a project and domain share under a name."""
     context = current_context()
     execution = context.execution_id
     return "/".join([base_of(context.raw_output_prefix), name, execution.project, execution.domain])
 
 
 def this_attempt() -> Holder:
-    """Who this is. Locally Flyte gives every run the same name; each is an execution of its own."""
+    """Return this attempt as a holder.
+
+    Flyte gives all local runs the same name, so every local run counts as its own execution.
+    """
     if runs_locally():
         return Holder(f"local-{uuid.uuid4().hex[:12]}")
     context = current_context()

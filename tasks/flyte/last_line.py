@@ -1,7 +1,7 @@
-"""What a person sees of a failed pod: Flyte's console shows how ``error.pb`` begins, and how the pod's log ends.
+"""Error messages of failed pods, with the cause in the first line of ``error.pb`` and the last line of the log.
 
-flytekit puts the frames first, and the log goes on after them. Here the message begins with the one line that says what
-went wrong, and that is the last line of the log, too.
+Flyte's console shows the start of ``error.pb`` and the end of the pod's log. flytekit puts the stack frames first, and
+the log continues after them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ flytekits_message = entrypoint.get_traceback_str
 
 
 def message_of(error: Exception) -> str:
-    """The message of ``error.pb``: the cause, then flytekit's trace. flytekit asks for it when a task has failed."""
+    """Return the message for ``error.pb``: the cause, then flytekit's trace.
+
+    flytekit calls this when a task has failed.
+    """
     line = cause_of(error.value if isinstance(error, FlyteUserRuntimeException) else error)
     atexit.unregister(say)
     atexit.register(say, line)
@@ -30,18 +33,18 @@ def message_of(error: Exception) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """The error as one line; of one that quotes the traceback of a worker, the worker's."""
+    """Return the error as one line; if it quotes the traceback of a worker, the worker's error."""
     text = str(error.args[0] if isinstance(error, FlyteException) and error.args else error)
     if FRAMES in text:
         return one_line(raised_last(text))
     line = one_line(text.strip().partition("\n")[0])
-    if isinstance(error, (UserError, FlyteException)):  # made to be read as they are
+    if isinstance(error, (UserError, FlyteException)):  # their messages need no class name
         return line
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def raised_last(text: str) -> str:
-    """The line below the frames of the last traceback in a text, which torch indents."""
+    """Return the line below the frames of the last traceback in a text, which torch indents."""
     below = [line for line in text.rpartition(FRAMES)[2].splitlines()[1:] if line.strip()]
     indents = [len(line) - len(line.lstrip()) for line in below]
     return next((line for line, indent in zip(below, indents, strict=True) if indent < indents[0]), text)
@@ -52,5 +55,5 @@ def say(line: str) -> None:
 
 
 def cause_first() -> None:
-    """In pods, from now on."""
+    """Put the cause first in messages of pods, from now on."""
     entrypoint.get_traceback_str = message_of

@@ -1,8 +1,8 @@
-"""flytekit's lazy modules, which are to be loaded when they are used, and not when somebody looks at what there is.
+"""Lazy modules of flytekit that load only when they are used.
 
-Of pandas, PyArrow and joblib flytekit makes modules that load at the first look at any attribute. torch asks every
-module for its file while it registers operations, so any process that has flytekit and torch would load them: half a
-second, and 35 MB.
+flytekit imports pandas, PyArrow and joblib as modules that load at the first access to any attribute. torch asks every
+module for its file while it registers operations. Any process with flytekit and torch would load them: half a second,
+and 35 MB.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from typing import Any
 
 Lazy: Any = importlib.util._LazyModule  # type: ignore[attr-defined]
-#: What a module has before it is loaded.
+#: Attributes of a module that is not loaded.
 KNOWN = ("__class__", "__file__", "__loader__", "__name__", "__spec__")
 
 
 class _LazyModule(Lazy):  # flytekit knows lazy modules by the name of their class
-    """One that says what it is without being loaded."""
+    """Module proxy that exposes its name and file without importing."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in KNOWN:
@@ -27,7 +27,7 @@ class _LazyModule(Lazy):  # flytekit knows lazy modules by the name of their cla
 
 
 def stay_lazy() -> None:
-    """From now on, for the lazy modules that there are."""
+    """Keep the present lazy modules lazy from now on."""
     for module in list(sys.modules.values()):
         if type(module) is Lazy:
             object.__setattr__(module, "__class__", _LazyModule)

@@ -1,14 +1,14 @@
-"""What an attempt notes of its memory for the one after it, as it may be killed without a word.
+"""Notes of an attempt's memory use for the next attempt, as an attempt may be killed without a message.
 
-On control groups of version 2 Kubernetes has the kernel kill all processes of a container at once, so nobody is left to
-tell why (:mod:`slipstream.machine.out_of_memory` needs somebody). Flyte sees ``OOMKilled`` and repeats the task on the
-same memory. So a pod whose memory is nearly full notes that beside Flyte's raw data, and takes the note away when it
-ends in any other way. A note that is still there means that its attempt was killed, by the kernel or with its node.
-Twice in a row, with as much memory and no progress in between, is no coincidence: the next attempt refuses.
+With control groups of version 2, Kubernetes has the kernel kill all processes of a container at once, so none is left
+to report it (:mod:`slipstream.machine.out_of_memory` needs one). Flyte sees ``OOMKilled`` and retries with the same
+memory. So a pod whose memory is nearly full writes a note next to Flyte's raw data, and removes it if it ends in any
+other way. A remaining note means that its attempt was killed, by the kernel or with its node. If this happens twice in
+a row, with the same memory and no progress in between, the next attempt refuses to start.
 
-Where the kernel kills one process and the task lives to say so, Flyte does not read it of a pod by itself: the kubelet
-calls the container ``OOMKilled`` all the same, and Flyte tries again. So that attempt leaves its words as a note, and
-the next one says them again.
+If the kernel kills one process and the task survives to report it, Flyte ignores the report of a single pod: the
+kubelet still calls the container ``OOMKilled``, and Flyte retries. So that attempt writes its message as a note, and
+the next one raises it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ from slipstream.profiles.profile import current_profile
 from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for
 
 LOG = logger("flyte")
-#: A pod whose processes have taken so much of what it may is noted.
+#: Fraction of the memory limit from which a pod writes a note.
 NEARLY = 0.9
-#: Seconds between two looks.
+#: Seconds between two checks.
 LOOK_S = 0.5
-#: So many attempts in a row that were killed with their memory nearly full are enough.
+#: Number of successive attempts, killed with their memory nearly full, after which the next refuses.
 ENOUGH = 2
 
 
 @dataclass(frozen=True)
 class Note:
-    """``used`` of ``limit`` bytes were taken; ``progress`` is what the work had kept by then. The ``times``-th note in
-    a row of which all this is true. ``killed`` is what the attempt read in the kernel's counters, if it lived to."""
+    """Note of an attempt that had taken ``used`` of ``limit`` bytes.
+
+    ``progress`` is its newest checkpoint. ``times`` counts successive notes with equal limit and progress. ``killed``
+    is the message from the kernel's counters, if the attempt survived.
+    """
 
     attempt: int
     used: int
@@ -51,11 +54,11 @@ class Note:
     killed: str = ""
 
     def repeated_by(self, attempt: int, limit: float, progress: str) -> bool:
-        """Whether an attempt that comes to this point is in the same case again."""
+        """Return True if an attempt is in the same situation again."""
         return attempt > self.attempt and (limit, progress) == (self.limit, self.progress)
 
     def __str__(self) -> str:
-        """Why the same case again is hopeless; empty if it may be chance."""
+        """Return why a retry is hopeless; "" if the kill may be chance."""
         if self.killed or self.times < ENOUGH:
             return self.killed
         return (
@@ -65,16 +68,16 @@ class Note:
 
 
 def no_progress() -> str:
-    """Of a stage that begins anew in each attempt."""
+    """Return "", for a stage that starts from the beginning in every attempt."""
     return ""
 
 
 @contextmanager
 def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Iterator[None]:
-    """Do the work of a pod in the block. ``progress`` says what later attempts would go on from.
+    """Do the work of a pod in the block. ``progress`` returns the checkpoint from which a later attempt would resume.
 
-    Raises ``UserError`` instead of beginning if the attempts before were killed in the same case. A store that does not
-    answer costs the note, not the work.
+    Raises ``UserError`` before the work if the attempts before were killed in the same situation. If the store is
+    unavailable, the note is lost and the work continues.
     """
     limit, attempt = memory_limit(), int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0"))
     if limit is None:
@@ -117,8 +120,11 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
 
 
 def place_of_note() -> str:
-    """The same for all attempts of this pod: beside the prefixes that propeller calls
-    ``<shard>/<execution>-<node>-<attempt>``. Pods of a job are told apart by the number in their names."""
+    """Return the address of the note, the same for all attempts of this pod.
+
+    It is next to the prefixes that propeller calls ``<shard>/<execution>-<node>-<attempt>``. The number in a pod's name
+    tells the pods of a job apart.
+    """
     base, _, name = current_context().raw_output_prefix.rstrip("/").rsplit("/", 2)
     pod = os.environ.get("HOSTNAME", "").rpartition("-")[2] if "PET_NNODES" in os.environ else "0"
     return f"{base}/memory/{name.rpartition('-')[0]}/{pod}.json"

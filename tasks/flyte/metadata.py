@@ -1,4 +1,4 @@
-"""``@task(**on("train"))``: everything a task tells the cluster about hardware, spot, retries and caching."""
+"""Task metadata ``@task(**on("train"))``: hardware, spot, retries and caching."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from tasks.flyte.out_of_memory import STAGE
 
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]
-#: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
-#: Azure.
+#: adlfs rejects the metadata that flytekit attaches to uploads, so every task with outputs on Azure would fail.
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
-#: As ``slipstream/__init__.py`` sets it, for what imports ONNX Runtime before any of our code.
+#: Also set in ``slipstream/__init__.py``; here for modules that import ONNX Runtime before our code.
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
-#: Charts name no font: the browser has them. Otherwise Matplotlib asks fontconfig for the system's, which complains in
-#: images that have none. Only in pods: what Matplotlib finds it keeps for all programs of a home directory.
+#: Charts use the browser's fonts. Otherwise Matplotlib asks fontconfig for system fonts, which warns in images without
+#: any. Only in pods: Matplotlib caches the fonts for all programs of a user.
 NO_SYSTEM_FONTS = {"MPL_IGNORE_SYSTEM_FONTS": "1"}
-#: For a task with a deck of its own, and none of flytekit's: for the list of dependencies it runs pip in the pod, which
-#: takes seconds and asks the network whether there is a newer pip.
+#: Only the task's own deck. flytekit's deck of dependencies runs pip in the pod, which takes seconds and looks for a
+#: newer pip on the network.
 WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
 
 describe_once()
@@ -39,8 +38,11 @@ cause_first()
 
 
 def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...] = (), cached: bool = True) -> Metadata:
-    """The metadata of a stage's task, from the current profile. Stages without engines are never cached;
-    ``besides`` are inputs that make no difference to the cache. The task runs the stages ``in_its_pod``, too."""
+    """Return the metadata of a stage's task, from the current profile.
+
+    Stages without engines are never cached. The cache key ignores the inputs ``besides``. The task also runs the stages
+    ``in_its_pod``.
+    """
     profile = current_profile()
     placement = profile.asked(stage)
     metadata: Metadata = {
@@ -51,7 +53,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...]
         **pod_of(placement),
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
-        # Serialised: of two executions that want the same result at once, the second waits for the first's.
+        # Serialised: a second execution waits for the result of the first.
         version = "-".join(map(cache_version, (*in_its_pod, stage)))
         metadata["cache"] = Cache(version=version, serialize=True, ignored_inputs=besides)
     if placement.accelerator:
@@ -62,7 +64,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...]
 
 
 def cache_version(stage: str) -> str:
-    """What a cached result depends on besides its inputs: the code, and the hardware where it is measured."""
+    """Return the cache version: the code, and the hardware if results are timings."""
     if not STAGES[stage].measured:
         return code_version(stage)
     hardware = json.dumps(current_profile().asked(stage).hardware, sort_keys=True)
@@ -70,8 +72,8 @@ def cache_version(stage: str) -> str:
 
 
 def environment(profile: Profile, placement: Placement) -> dict[str, str]:
-    """The environment of the pods. It never reaches a task that runs on one machine, outside a pod."""
-    # For torch, PyArrow, scikit-learn and BLAS alike: left to themselves they start a thread per core of the node.
+    """Return the environment of the pods. It never reaches a task that runs on one machine, outside a pod."""
+    # By default torch, PyArrow, scikit-learn and BLAS start a thread for every core of the node.
     threads = {"OMP_NUM_THREADS": str(placement.threads)} if placement.threads else {}
     travelling = {CPU: placement.cpu, MEMORY: placement.memory, RESOLVED: profile.to_json()}
     return {**FLYTEKIT, **NO_TELEMETRY, **NO_SYSTEM_FONTS, **threads, **placement.environment, **travelling}
@@ -94,12 +96,12 @@ def accelerator(placement: Placement) -> BaseAccelerator:
     if not placement.mig:
         return GPUAccelerator(placement.accelerator)
     partition = MultiInstanceGPUAccelerator.partitioned(placement.mig)
-    partition.device = placement.accelerator  # flytekit wants a subclass for each kind of GPU
+    partition.device = placement.accelerator  # flytekit expects a subclass for every kind of GPU
     return partition
 
 
 PRIMARY = "primary"
-#: Fields that only a pod template can say, if they differ from Kubernetes' or Flyte's own for a container task.
+#: Fields that need a pod template if they differ from the defaults of Kubernetes and Flyte.
 OF_A_TEMPLATE = (
     *("tolerations", "node_selector", "affinity", "scheduler", "priority", "labels", "annotations", "groups"),
     *("grace_seconds", "termination_message_policy", "efa", "rdma", "hugepages"),
@@ -114,9 +116,10 @@ def needs_template(placement: Placement) -> bool:
 
 
 def pod_template(placement: Placement) -> PodTemplate:
-    """The pod of a placement, with all its resources: flytekit drops those of a template if the task names any.
+    """Return the pod template of a placement, with all its resources.
 
-    A fresh one for each task: flytekit changes the one it is given.
+    flytekit drops resources of a template if the task names any. Every task needs a new template, as flytekit changes
+    it.
     """
     from kubernetes.client import (
         V1Capabilities,
@@ -128,7 +131,7 @@ def pod_template(placement: Placement) -> PodTemplate:
         V1Toleration,
     )
 
-    # Without it RDMA cannot pin the memory that its devices read.
+    # RDMA needs this capability to pin memory for its devices.
     pinning = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"])) if placement.rdma else None
     container = V1Container(
         name=PRIMARY,
@@ -136,7 +139,7 @@ def pod_template(placement: Placement) -> PodTemplate:
         security_context=pinning,
         termination_message_policy=placement.termination_message_policy,
     )
-    affinity: Any = placement.affinity or None  # serialised as it is
+    affinity: Any = placement.affinity or None  # serialised without conversion
     spec = V1PodSpec(
         containers=[container],
         tolerations=[V1Toleration(**filled(to_dict(toleration))) for toleration in placement.tolerations] or None,

@@ -1,7 +1,7 @@
-"""The other pods of a job, which this one waits for: said while it waits, and given up where the work is optional.
+"""Waiting for the other pods of a job, with log messages and a timeout for optional work.
 
-Pods of a job that does not fit the cluster's free room are started one by one, unless a gang scheduler starts all or
-none. Two jobs can then hold half of what each needs, and wait for the other half.
+Pods of a job that does not fit the cluster's free nodes start one by one, unless a gang scheduler starts all or none.
+Two jobs can then hold half of their pods each, and wait for the other half.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.telemetry.records import WAITED_FOR_PODS
 
-#: How long a pod waits before it says so, and then between two times.
+#: Seconds until the first log message, and between later ones.
 SAY_AFTER_S, SAY_EVERY_S = 30.0, 300.0
-#: torch's own wait is this long; a pod may have to wait for a node, and the node for its image.
+#: torch's own timeout; a pod may wait for a node, and the node for its image.
 PATIENCE_S = 900.0
 
 
 class WaitingForPods:
-    """What is known of the pods of a job of ``nodes`` until all of them have met."""
+    """State of the pods of a job of ``nodes`` until all of them have met."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes, self.met, self._since = nodes, threading.Event(), time.monotonic()
 
     def all_met(self) -> None:
-        """All pods are there. The workers, which are about to start, find in their environment how long it took."""
+        """Record that all pods have met; the environment of the workers gets the waiting time."""
         if not self.met.is_set():
             os.environ[WAITED_FOR_PODS] = f"{time.monotonic() - self._since:.3f}"
             self.met.set()
 
     def __str__(self) -> str:
-        """Empty once they have met."""
+        """Return the missing pods; "" once all have met."""
         if self.met.is_set():
             return ""
         absent = names_without_address(self.nodes)
@@ -46,8 +46,10 @@ class WaitingForPods:
 
 
 def names_without_address(nodes: int) -> list[str]:
-    """The pods of this job that have no address yet. The training operator names each ``JOB-worker-NUMBER``, and gives
-    it a service of that name."""
+    """Return the pods of this job that have no address yet.
+
+    The training operator names them ``JOB-worker-NUMBER``, and gives each a service of that name.
+    """
     own = re.fullmatch(r"(.+-worker)-\d+", os.environ.get("HOSTNAME", ""))
     return [name for number in range(nodes) if own and not has_address(name := f"{own[1]}-{number}")]
 
@@ -62,7 +64,7 @@ def has_address(name: str) -> bool:
 
 @contextmanager
 def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
-    """Log whom this pod waits for, from the beginning of the block until ``met`` is set or the block ends."""
+    """Log the missing pods until ``met`` is set or the block ends."""
     waiting = WaitingForPods(nodes)
 
     def say() -> None:
@@ -83,12 +85,12 @@ def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
 
 
 def timeouts(seconds: float) -> dict[str, int]:
-    """How long torch's agents wait for each other."""
+    """Return the timeouts of torch's agents for each other."""
     return dict.fromkeys(("timeout", "join_timeout", "read_timeout"), max(1, round(seconds)))
 
 
 def given_up(stage: str, nodes: int, seconds: float) -> UserError:
-    """What an optional stage says if the others did not come."""
+    """Return the error of an optional stage whose pods did not meet."""
     return UserError(
         f"{stage}: its {nodes} pods did not meet within {seconds:g} s ({stage}.timeout), so it is left out and blocks "
         "nobody; free some room, or have a gang scheduler start all pods of a job or none"

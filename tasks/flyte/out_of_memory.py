@@ -1,7 +1,7 @@
-"""A failure behind which the kernel killed a process for want of memory is named so, with what to raise.
+"""Errors that name the kernel's out-of-memory kill behind a failure, and the setting to raise.
 
-On the same memory it would happen again: it is the user's to mend and is not repeated. If it was the node that had none
-left, another attempt may find one that has.
+With the same memory it would happen again, so the user has to act and there is no retry. If the node had no memory
+left, another attempt may run on a node with more.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from slipstream.errors import UserError
 from slipstream.machine.out_of_memory import memory_counters, what_was_killed
 from slipstream.profiles.profile import current_profile
 
-#: The stage that a pod works for; unset on one machine.
+#: Environment variable with the stage of a pod; unset on one machine.
 STAGE = "SLIPSTREAM_STAGE"
 
 
 @contextmanager
 def named_out_of_memory() -> Iterator[None]:
-    """Whatever the block raises: if processes were killed meanwhile, that is why. Raises ``UserError`` or, in a pod
-    whose own limit was not met, ``FlyteRecoverableException``."""
+    """Replace errors of the block if processes were killed for lack of memory.
+
+    Raises ``UserError`` or, in a pod whose own limit was not met, ``FlyteRecoverableException``.
+    """
     before = memory_counters()
     try:
         yield
     except IgnoreOutputs:
-        raise  # what was done is done, or told elsewhere
+        raise  # the work is done, or its error is already recorded
     except Exception as error:
         now = memory_counters()
         if not (killed := what_was_killed(before, now)):

@@ -1,4 +1,4 @@
-"""What every task shares: where a stage writes, when its result is reused, and what it passes on."""
+"""Functions that all tasks share: directories, reuse of results, and outputs of a stage."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 def digest_of(section: Settings) -> str:
-    """What Flyte's cache keys on: the values, whatever the order in which they are written."""
+    """Return the value for Flyte's cache key: a digest of the settings, independent of their order."""
     return hashlib.sha256(json.dumps(to_dict(section), sort_keys=True).encode()).hexdigest()
 
 
-#: For a section of the configuration that a task hands on: ``Annotated[DataConfig, BY_VALUE]``. A promise of
-#: ``config.data`` would never hit the cache, as Flyte writes it anew, in random order, for each execution (flyte#6517).
+#: For a section of the configuration that a task returns: ``Annotated[DataConfig, BY_VALUE]``. A promise of
+#: ``config.data`` never hits the cache, as Flyte writes it in random order for every execution (flyte#6517).
 BY_VALUE = HashMethod(digest_of)
 
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Turn errors of the environment into what Flyte or the user can act on.
+    """Turn errors of the environment into errors for Flyte or the user.
 
-    A store that stayed away and a driver that hangs are recoverable in a pod, where Flyte tries again; on one machine
-    nobody does, so the user is told. A full disk is the user's to mend everywhere, and so is too little memory, if a
-    child process was killed
-    for it. Raises ``FlyteRecoverableException`` and ``UserError``.
+    An unavailable store and a hanging driver are recoverable in a pod, where Flyte retries; a local run has no retries,
+    so the user gets the error. A full disk is the user's to fix everywhere. The same holds for lack of memory, if a
+    child process was killed for it. Raises ``FlyteRecoverableException`` and ``UserError``.
     """
     try:
         with named_out_of_memory():
@@ -70,14 +69,13 @@ def mapped_errors() -> Iterator[None]:
     except Exception as error:
         if not out_of_space(error):
             raise
-        # The error tells no place. Of those where tasks write it is the one with the least space.
+        # The error has no path. Assume the directory with the least space among those to which tasks write.
         places = Path(current_context().working_directory), STORE.absolute(), Path(tempfile.gettempdir())
         raise cannot_write(min(places, key=free_bytes), error) from None
 
 
 def map_errors(work: Work) -> Work:
-    """A task's function with :func:`mapped_errors` around it. Every task has it, and the Elastic task around all that
-    its agent does."""
+    """Wrap a task's function in :func:`mapped_errors`. Every task has it; the Elastic task wraps its agent's work."""
 
     @functools.wraps(work)
     def mapped(*arguments: Any, **named: Any) -> Any:
@@ -88,9 +86,9 @@ def map_errors(work: Work) -> Work:
 
 
 def local_path(directory: FlyteDirectory) -> Path:
-    """Where the artifact lies on this machine; downloaded first if it is elsewhere.
+    """Return the path of the artifact on this machine, downloaded if it is in a store.
 
-    From a store by our own client, which retries for as long as everywhere else. Raises ``StorageUnavailable``.
+    Our own client downloads, with its usual retries. Raises ``StorageUnavailable``.
     """
     uri = uri_of(directory)
     if not uri.startswith(STORES):
@@ -99,8 +97,7 @@ def local_path(directory: FlyteDirectory) -> Path:
 
 
 def rows_path(prepared: FlyteDirectory) -> Path:
-    """Where ``open_prepared`` finds the prepared data: on this machine, or in a stub that fetches only rows that are
-    read."""
+    """Return a path for ``open_prepared``: the data on this machine, or a stub that fetches only rows that are read."""
     uri = uri_of(prepared)
     if not uri.startswith(STORES):
         return local_path(prepared)
@@ -110,27 +107,27 @@ def rows_path(prepared: FlyteDirectory) -> Path:
 
 
 def fresh_directory(name: str) -> Path:
-    """A path in the task's working directory at which there is nothing yet."""
+    """Return an unused path in the task's working directory."""
     root = Path(current_context().working_directory)
     root.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root)) / name
 
 
 def runs_locally() -> bool:
-    """Whether this is ``pyflyte run`` on one machine (True) or a pod (False). Only true in the agent's process."""
+    """Return True in ``pyflyte run`` on one machine, False in a pod. Only correct in the agent's process."""
     state = FlyteContextManager.current_context().execution_state
     return state is not None and state.is_local_execution()
 
 
 def describe(value: object) -> object:
-    """An input as it enters the key: artifacts by their content, settings by their values."""
+    """Return an input as part of a key: artifacts by their content, settings by their values."""
     if isinstance(value, FlyteDirectory):
         return fingerprint_of(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def key_of(stage: str, inputs: Mapping[str, object]) -> str:
-    """The key of a stage's result on this machine."""
+    """Return the key of a stage's result on this machine."""
     described = {name: describe(value) for name, value in inputs.items()}
     if STAGES[stage].measured:
         described["machine"] = measuring_machine()
@@ -140,15 +137,15 @@ def key_of(stage: str, inputs: Mapping[str, object]) -> str:
 def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, str], object]) -> Made:
     """Make the stage's artifact, or reuse it.
 
-    ``make(directory, key)`` writes the artifact into the fresh ``directory``; of a stage that finds earlier results by
-    itself it returns True if it did. Locally the result goes to the store
-    under a key of the inputs and the code; in a pod Flyte's own cache does this and the artifact is uploaded.
+    ``make(directory, key)`` writes the artifact into the fresh ``directory``; for a stage that looks for earlier
+    results itself, it returns True if it found one. Locally the result goes to the store under a key of the inputs and
+    the code. In a pod Flyte's cache does this, and the artifact is uploaded.
     """
     key = key_of(stage, inputs)
     started = time.perf_counter()
     if not runs_locally():
         directory = Path(current_context().working_directory) / stage
-        # Of a process group the agent takes note, which knows what its workers have kept.
+        # The agent of a process group writes its own note, as it knows the checkpoints.
         with nullcontext() if STAGES[stage].distributed else noted_memory(stage), watched(stage, local=False) as seen:
             make(directory, key)
         return result_of(directory, stage, started, reused=False, usage=seen.usage)
@@ -176,7 +173,7 @@ def took(started: float) -> str:
 
 
 def look_up(store: Store, stage: str, key: str) -> Artifact | None:
-    """The finished stage if it is there and whole."""
+    """Return the finished artifact if it exists and is complete."""
     found = store.find(stage, key)
     if isinstance(found, Artifact):
         print(f"{stage:<12} reused   {found.directory}", flush=True)

@@ -1,9 +1,8 @@
-"""The launch plans, one for each schedule of the environment that is registered (``SLIPSTREAM_SCHEDULES``).
+"""Launch plans, one for each schedule of the registered environment (``SLIPSTREAM_SCHEDULES``).
 
 They are registered inactive; ``pyflyte register --activate-launchplans`` (or ``pyflyte launchplan NAME VERSION
---activate`` after ``package``) switches the schedules on. The inputs of a scheduled run are fixed, the data is not: the
-first task is never cached and looks at the bytes behind ``data`` afresh, so that new data is new work and unchanged
-data is not.
+--activate`` after ``package``) activates the schedules. The inputs of a scheduled run are fixed, the data is not. The
+first task is never cached and fingerprints the bytes at ``data``, so new data is new work and unchanged data is not.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ KICKOFF = "kickoff"
 
 @workflow
 def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
-    """:func:`train_and_export` as the schedule ``cron`` starts it at ``kickoff``; the report names what it skipped."""
+    """Run ``train_and_export`` for the schedule ``cron`` at ``kickoff``; the report names skipped runs."""
     return report(**run_stages(data, target, config), cron=cron, kickoff=kickoff, promotion=None)
 
 
@@ -50,13 +49,13 @@ def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kick
 def promote_on_schedule(
     registry: str, data: str, target: str, config: RunConfig, cron: str, kickoff: datetime
 ) -> RunSummary:
-    """:func:`train_and_promote` as the schedule ``cron`` starts it at ``kickoff``."""
+    """Run ``train_and_promote`` for the schedule ``cron`` at ``kickoff``."""
     return report(**promotion_stages(registry, data, target, config), cron=cron, kickoff=kickoff)
 
 
 @workflow
 def sweep_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
-    """:func:`sweep` as the schedule ``cron`` starts it at ``kickoff``."""
+    """Run ``sweep`` for the schedule ``cron`` at ``kickoff``."""
     return report(**sweep_stages(data, target, config), cron=cron, kickoff=kickoff, promotion=None)
 
 
@@ -67,8 +66,10 @@ def notifications(notify: Notify) -> list[Email | Slack]:
 
 
 class Started(NamedTuple):
-    """What a schedule starts: a workflow with inputs, if somebody starts it and by the clock; and whether the latter
-    also takes the cron expression and the time that it was due."""
+    """Workflows of a schedule, when started manually and by the clock, and their inputs.
+
+    ``told_when`` is True if the latter also takes the cron expression and its due time.
+    """
 
     by_hand: WorkflowBase
     by_schedule: WorkflowBase
@@ -77,7 +78,10 @@ class Started(NamedTuple):
 
 
 def started(schedule: AnySchedule) -> Started:
-    """Each kind of schedule has its case here, its settings in :mod:`.settings` and its words in :mod:`.command`."""
+    """Return the workflows of a schedule.
+
+    A new kind of schedule needs a case here, settings in :mod:`.settings` and a description in :mod:`.command`.
+    """
     match schedule:
         case TrainingSchedule(registry=""):
             inputs = {"data": schedule.data, "target": schedule.target}
@@ -99,8 +103,11 @@ def started(schedule: AnySchedule) -> Started:
 
 
 def launch_plan(name: str, schedule: AnySchedule) -> LaunchPlan:
-    """A scheduled run that is still going is not overtaken by the next. Without a cron expression a run starts when
-    somebody starts it, who may give other inputs."""
+    """Return the launch plan of a schedule.
+
+    While a scheduled run is still going, the next is skipped. Without a cron expression a run starts manually, possibly
+    with other inputs.
+    """
     starts = started(schedule)
     inputs = {**starts.inputs, "config": schedule.config}
     if not schedule.cron:

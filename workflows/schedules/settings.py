@@ -1,4 +1,4 @@
-"""What runs by itself, and when: named schedules, of an environment one TOML file (``development.toml`` …)."""
+"""Settings of named schedules, one TOML file per environment (``development.toml`` …)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Phase = Literal["succeeded", "failed", "timed_out", "aborted"]
 
 @settings
 class Notify(Settings):
-    """Who hears of what."""
+    """Recipients of notifications."""
 
     section = "notify"
 
@@ -33,7 +33,7 @@ class Notify(Settings):
 
 @settings
 class Schedule(Settings):
-    """What all kinds have: when (cron, UTC; empty: only when somebody starts it), and who hears of it."""
+    """Settings of all kinds of schedules: the time (cron, UTC; empty: manual start only) and notifications."""
 
     cron: str = ""
     notify: Notify = field(default_factory=Notify)
@@ -45,8 +45,10 @@ class Schedule(Settings):
 
 @settings
 class TrainingSchedule(Schedule):
-    """The main job: on what, with which configuration, and the registry in which its model goes into service if it is
-    shown not to be worse than the one that is there (empty: it does not)."""
+    """Schedule of the main job.
+
+    If ``registry`` is set, the model goes into service there if it is shown not to be worse than the current one.
+    """
 
     kind: Literal["training"] = "training"
     data: str = ""
@@ -57,7 +59,7 @@ class TrainingSchedule(Schedule):
 
 @settings
 class CollectivesSchedule(Schedule):
-    """The measurement of the interconnect."""
+    """Schedule of the interconnect benchmark."""
 
     kind: Literal["collectives"] = "collectives"
     config: CollectivesConfig = field(default_factory=CollectivesConfig)
@@ -65,8 +67,10 @@ class CollectivesSchedule(Schedule):
 
 @settings
 class ScoringSchedule(Schedule):
-    """The model in service in a registry on new rows, and where the tables are published. With ``training_data`` a
-    model is trained anew, and promoted in the registry, if the rows drift."""
+    """Schedule that scores new rows with the model in service, and publishes the tables.
+
+    With ``training_data`` a model is trained, and promoted in the registry, if the rows drift.
+    """
 
     kind: Literal["scoring"] = "scoring"
     registry: str = ""
@@ -85,7 +89,10 @@ class ScoringSchedule(Schedule):
 
 @settings
 class SweepSchedule(Schedule):
-    """A search for settings, of which the best are trained, exported and reported: over new data it begins anew."""
+    """Schedule of a hyperparameter search, whose best settings are trained, exported and reported.
+
+    New data starts a new search.
+    """
 
     kind: Literal["sweep"] = "sweep"
     data: str = ""
@@ -108,12 +115,12 @@ KINDS: dict[str, type[AnySchedule]] = {
 
 
 def path_of(choice: str) -> Path:
-    """The file of an environment by its name (``production``), or a file of the user's own."""
+    """Return the file of an environment by its name (``production``), or a file of the user's own."""
     return Path(choice) if choice.endswith(".toml") else SHIPPED / f"{choice}.toml"
 
 
 def read_schedules(choice: str) -> dict[str, AnySchedule]:
-    """The schedules by name, in the order of the file. Raises ``UserError`` naming the file and the setting."""
+    """Return the schedules by name, in the order of the file. Raises ``UserError`` naming the file and the setting."""
     path = path_of(choice)
     try:
         data: dict[str, object] = read_toml(path)

@@ -1,1 +1,1 @@
-"""Sweeps for benchmarks: simulated ones on learning curves that are made up, and real ones on a small table."""
+"""Sweeps for benchmarks: simulated with synthetic learning curves, and real ones on a small table."""

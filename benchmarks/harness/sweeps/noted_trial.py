@@ -1,4 +1,4 @@
-"""A trial whose process notes when it began, and how long its steps and evaluations took."""
+"""A trial that records its start, and the time of its steps and evaluations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slipstream.artifacts.results.ledger import EVALUATION, STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.sweep.trial import TrialJob, train_trial
 
-#: Names the file of the notes.
+#: Environment variable with the file of the notes.
 NOTES = "SWEEP_NOTES"
 
 
 def noted_trial(link: Connection, job: TrialJob) -> None:
-    """:func:`train_trial`; the trial has to end by itself."""
+    """Run :func:`train_trial` and append a note; the trial must not be stopped."""
     began = time.monotonic()
     train_trial(link, job)
     note = {"began": began, "working": working(job.directory)}
@@ -26,6 +26,6 @@ def noted_trial(link: Connection, job: TrialJob) -> None:
 
 
 def working(model: Path) -> float:
-    """Seconds of steps and evaluations in which a model was trained."""
+    """Return the seconds of a model's training steps and evaluations."""
     seconds = read_attempt(model).ledger.seconds
     return seconds[STEPS] + seconds[EVALUATION]

@@ -1,5 +1,7 @@
-"""A sweep's worker with one slot, whose trials take notes: ``python -m harness.sweeps.one_worker PLACE``, where PLACE
-has the configuration, ``run.json``, and ``prepared`` data."""
+"""A sweep's worker with one slot, whose trials take notes: ``python -m harness.sweeps.one_worker PLACE``.
+
+``PLACE`` has the configuration, ``run.json``, and ``prepared`` data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training costs besides its steps and evaluations: as a trial of a sweep, and through the Flyte task."""
+"""Overhead of a training besides its steps and evaluations: as a trial of a sweep, and by the Flyte task."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def training_of(epochs: int) -> dict[str, Any]:
 
 
 def trials_of_a_worker(place: Path, prepared: Path, epochs: int, trials: int) -> list[Figures]:
-    """Of each trial but the last, seconds until the next one begins without its own steps and evaluations; of the first
-    also what passes before it begins."""
+    """Return the overhead of every trial but the last: the seconds until the next starts, without its own work.
+
+    Its work are steps and evaluations. The first trial also has the seconds before its start.
+    """
     place.mkdir()
     (place / "prepared").symlink_to(prepared)
     space = {"training.learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}}
@@ -47,8 +49,10 @@ def trials_of_a_worker(place: Path, prepared: Path, epochs: int, trials: int) ->
 
 
 def through_the_task(place: Path, prepared: Path, epochs: int) -> Figures:
-    """The same of a training by ``pyflyte run tasks/train.py train``: of the command as a whole, and of what the stage
-    itself says that it took."""
+    """Return the overhead of a training by ``pyflyte run tasks/train.py train``.
+
+    It is that of the whole command, and that in the stage's own measurement.
+    """
     place.mkdir()
     (place / "profile.toml").write_text(PROFILE)
     pyflyte = str(Path(sys.executable).with_name("pyflyte"))
@@ -65,7 +69,7 @@ def through_the_task(place: Path, prepared: Path, epochs: int) -> Figures:
 
 
 def run(command: list[str], place: Path, environment: Mapping[str, str]) -> str:
-    """What a command prints in a directory, with one thread for each process."""
+    """Run a command in a directory, with one thread for each process, and return its output."""
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": SEARCH_PATH}
     ended = subprocess.run(
         command, cwd=place, env={**os.environ, **threads, **environment}, capture_output=True, text=True

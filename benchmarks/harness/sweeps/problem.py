@@ -1,4 +1,4 @@
-"""Made-up trainings whose learning curves cross: a large learning rate is ahead early on and behind at the end."""
+"""Synthetic trainings with crossing learning curves: a large learning rate leads early and loses at the end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SPACE: dict[str, dict[str, Any]] = {
     DROPOUT: {"low": 0.0, "high": 0.5},
     DECAY: {"low": 1e-6, "high": 1e-1, "log": True},
 }
-#: What trial 0 has.
+#: Settings of trial 0.
 GIVEN = {RATE: 2e-3, HIDDEN: 64, DROPOUT: 0.1, DECAY: 1e-2}
-#: How much the last loss grows with the squared distance from the best value, which is at most 1.
+#: Growth of the last loss with the squared distance from the best value, which is at most 1.
 MATTERS = {RATE: 0.6, HIDDEN: 0.2, DROPOUT: 0.1, DECAY: 0.05}
 BEST_LOSS, FALL, NOISE = 0.1, 0.9, 0.003
 
 
 def position(path: str, value: float) -> float:
-    """Where in its range a value lies, from 0 to 1."""
+    """Return the position of a value in its range, from 0 to 1."""
     bounds = SPACE[path]
     low, high = bounds["low"], bounds["high"]
     if bounds.get("log"):
@@ -35,12 +35,12 @@ def position(path: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """Which settings are best, and the noise of evaluations, by a seed."""
+    """Best settings and noise of evaluations, from a seed."""
 
     seed: int
 
     def loss(self, values: Mapping[str, Any], epoch: int) -> float:
-        """What an evaluation after ``epoch`` epochs says: of these settings always the same."""
+        """Return the loss of an evaluation after ``epoch`` epochs, always the same for equal settings."""
         settings = GIVEN | dict(values)
         noise = random.Random(f"{self.seed} {sorted(settings.items())} {epoch}")
         return self.noiseless(values, epoch) + noise.gauss(0.0, NOISE)
@@ -53,12 +53,14 @@ class Problem:
         return last + FALL * math.exp(-(0.25 + 0.35 * places[RATE]) * epoch)
 
     def epoch_time(self, values: Mapping[str, Any]) -> float:
-        """Virtual time: a whole training takes 1 in the middle of the range of the width, up to a fifth more or less
-        elsewhere."""
+        """Return the virtual time of an epoch.
+
+        A whole training takes 1 in the middle of the range of the width, up to a fifth more or less elsewhere.
+        """
         return (0.8 + 0.4 * position(HIDDEN, (GIVEN | dict(values))[HIDDEN])) / EPOCHS
 
     def crossing(self, pairs: int) -> float:
-        """Of so many pairs of settings, drawn evenly, the share whose order after an epoch is not that at the end."""
+        """Return the fraction of ``pairs`` random pairs of settings whose order changes after the first epoch."""
         draw = random.Random(f"pairs {self.seed}")
 
         def drawn() -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Sweeps in virtual time: what workers would do, with the sweep's own decisions and records in memory."""
+"""Sweeps in virtual time, with the sweep's own decisions and with records in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.sweep.records import Ended, Point, Reported, Trial
 from slipstream.sweep.space import parameters_of
 from slipstream.sweep.store import best_of
 
-#: Where trials are compared.
+#: Progress values at which trials are compared.
 RUNGS = study.rungs(EPOCHS, EPOCHS)
 
 
@@ -26,8 +26,10 @@ def config_of(seed: int, trials: int, sampler: str = "tpe", pruning: str = "asha
 
 @dataclass(frozen=True)
 class Preemptions:
-    """Of each slot, at times that nobody foresees: on average after ``mean`` of virtual time. With ``resumes`` a trial
-    goes on from its last evaluation, otherwise from its beginning; at once, on a machine like the one before."""
+    """Preemptions of each slot at random times, on average after ``mean`` of virtual time.
+
+    With ``resumes`` a trial resumes from its last evaluation, otherwise it restarts; at once, on an equal machine.
+    """
 
     mean: float = math.inf
     resumes: bool = True
@@ -38,8 +40,11 @@ class Preemptions:
 
 @dataclass(frozen=True)
 class Found:
-    """How a sweep went: virtual time until all was done, that of all slots at work together, complete trials, and the
-    last loss, without noise, of the settings that it found best."""
+    """Result of a sweep.
+
+    ``time`` is its virtual time, ``cost`` the sum over all slots, and ``loss`` the last loss, without noise, of the
+    best settings found.
+    """
 
     time: float
     cost: float
@@ -48,8 +53,10 @@ class Found:
 
 
 class Simulation:
-    """A sweep of workers with one slot each. Trials begin until there are as many as the settings say, or as long as
-    less than ``budget`` was spent."""
+    """A sweep of workers with one slot each.
+
+    Trials start until there are as many as configured, or while less than ``budget`` is spent.
+    """
 
     def __init__(self, problem: Problem, config: RunConfig, preemptions: Preemptions, budget: float = math.inf) -> None:
         self._problem, self._sweep, self._budget = problem, config.sweep, budget
@@ -75,7 +82,7 @@ class Simulation:
         return Found(now, self._cost, complete, self._problem.noiseless(best.values))
 
     def _slot(self, draw: random.Random) -> Iterator[float]:
-        """Yields what each piece of work takes, before it is done."""
+        """Yield the time of each piece of work, before it is done."""
         left = self._preemptions.after(draw)
         while len(self._trials) < self._sweep.trials and self._cost < self._budget:
             number, done = self._propose(), 0
@@ -100,7 +107,7 @@ class Simulation:
 
     def _evaluate(self, number: int, epoch: int) -> None:
         trial, curve = self._trials[number], self._curves[number]
-        if epoch > len(curve):  # otherwise it has been here before
+        if epoch > len(curve):  # otherwise this epoch is repeated after a restart
             loss = self._problem.loss(trial.values, epoch)
             curve.append(Point(1000 * epoch, loss, min(loss, curve[-1].best if curve else math.inf)))
         if epoch == EPOCHS:
@@ -109,7 +116,7 @@ class Simulation:
             self._trials[number] = replace(self._trials[number], ended=Ended("pruned", curve[-1].best, curve))
 
     def _stops(self, trial: Trial, point: Point) -> bool:
-        """As a worker answers its trial."""
+        """Return True if a worker would stop the trial at this point."""
         if not study.is_due(RUNGS, trial, point.progress):
             return False
         report = Reported(point.progress, point.best, stops=False)
@@ -119,8 +126,7 @@ class Simulation:
 
 
 def optuna_alone(problem: Problem, trials: int) -> Found:
-    """The same search as people write it: ``study.optimize`` with Optuna's sampler and pruner, one trial after the
-    other."""
+    """Run the same search by Optuna only: ``study.optimize`` with its sampler and pruner, sequential trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

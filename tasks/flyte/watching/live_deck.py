@@ -1,5 +1,7 @@
-"""A deck that is published while its task goes on, by a thread of the pod's agent: in workers ``Deck.publish`` does
-nothing. It never fails the task and does not hold it up."""
+"""Deck that is updated while its task runs.
+
+A thread of the pod's agent publishes it: in workers ``Deck.publish`` does nothing. It never fails or delays the task.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from slipstream.logs import logger
 
 PERIOD_S = 30.0
-#: How long the end of the task waits for the last page.
+#: Seconds that the end of the task waits for the last page.
 LAST_S = 5.0
 LOG = logger("flyte")
-#: Makes the page, which is empty as long as there is nothing to show. Told whether the task is still going on.
+#: Returns the page, "" if there is nothing to show. The argument is True while the task runs.
 Page = Callable[[bool], str]
 
 
 class LiveDeck(Deck):
-    """A deck whose page is replaced."""
+    """Deck with a replaceable page."""
 
     page = ""
 
@@ -33,7 +35,7 @@ class LiveDeck(Deck):
 
 @contextmanager
 def live_deck(title: str, page: Page) -> Iterator[None]:
-    """Publish the deck while the block runs, and once when it has ended."""
+    """Publish the deck while the block runs, and once after it has ended."""
     ended = threading.Event()
 
     def publish_periodically() -> None:
@@ -50,14 +52,14 @@ def live_deck(title: str, page: Page) -> Iterator[None]:
                     LOG.warning("the deck %r is not published: %s", title, error)
                 said = True
 
-    # Flyte's context, which says where decks go, belongs to the thread that runs the task.
+    # Flyte's context, with the address of decks, belongs to the thread that runs the task.
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(publish_periodically,), name="deck", daemon=True)
     thread.start()
     try:
         yield
     except FlyteRecoverableException:
-        ended.set()  # this pod may be about to be taken away: nothing waits, and the next attempt's deck says why
+        ended.set()  # this pod may be preempted soon: do not wait; the next attempt's deck gives the reason
         raise
     finally:
         if not ended.is_set():

@@ -1,4 +1,4 @@
-"""The sampler beside a stage: on one machine below ``.slipstream``, in a pod below its working directory."""
+"""Telemetry sampler of a stage, below ``.slipstream`` on one machine or below a pod's working directory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from slipstream.telemetry.prices import pod_price
 from slipstream.telemetry.series import condense, mean
 from slipstream.telemetry.watch import SAMPLES, watching
 
-#: Directories of samples that are kept, those of the last runs.
+#: Number of sample directories that are kept, the newest.
 KEPT = 20
-#: A stage on one machine that takes less is not sampled: the sampler's start would be a good part of it.
+#: Seconds below which a stage on one machine is not sampled: the sampler's start would be a large part of them.
 SHORT_S = 1.0
 LOG = logger("telemetry")
-#: Where the pod of the stage that this thread runs is sampled; None where it is not.
+#: Sample directory of the stage that this thread runs; None without a sampler.
 sampled_directory: ContextVar[Path | None] = ContextVar("sampled_directory", default=None)
 
 
 class Watched:
-    """A stage that is sampled in ``directory``; its ``usage`` is known at its end."""
+    """Stage that is sampled in ``directory``; ``usage`` is set at its end."""
 
     def __init__(self, directory: Path, facts: NodeFacts) -> None:
         self.directory, self._facts = directory, facts
@@ -60,7 +60,7 @@ class Watched:
 
 @contextmanager
 def watched(stage: str, *, local: bool) -> Iterator[Watched]:
-    """Sample this machine or pod while the block works at ``stage``."""
+    """Sample this machine or pod while the block runs ``stage``."""
     placement = current_profile().placement(STAGES[stage].pod_of or stage)
     facts = NodeFacts(time.time(), socket.gethostname(), "", "", False, False) if local else node_facts(spot(placement))
     directory = directory_of(stage, local=local)
@@ -77,7 +77,7 @@ def watched(stage: str, *, local: bool) -> Iterator[Watched]:
 
 
 def spot(placement: Placement) -> bool:
-    """Whether this attempt may have been put on a spot machine, as far as the placement tells."""
+    """Return True if the placement allows a spot machine for this attempt."""
     return placement.interruptible
 
 
@@ -87,7 +87,7 @@ def labels_of(stage: str, facts: NodeFacts, *, local: bool) -> Labels:
 
 
 def prices_of(placement: Placement, facts: NodeFacts) -> dict[str, float]:
-    """Dollars per hour of this pod: what is paid, and what it would be on demand; empty if nobody says."""
+    """Return this pod's dollars per hour: the price paid and the on-demand price; empty if unknown."""
     price = pod_price(placement, facts.instance_type)
     if price is None:
         return {}
@@ -96,7 +96,7 @@ def prices_of(placement: Placement, facts: NodeFacts) -> dict[str, float]:
 
 
 def directory_of(stage: str, *, local: bool) -> Path:
-    """A fresh directory for the samples of a stage. Where none can be made, one of the system's temporary ones."""
+    """Return a fresh directory for the samples of a stage; a temporary one of the system if that fails."""
     base = (STORE if local else Path(current_context().working_directory)) / SAMPLES
     try:
         base.mkdir(parents=True, exist_ok=True)
