@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 #: To be raised if the walk over the trees changes; results of another form are not used.
-FORM = 1
+FORM = 2
 #: Most cache entries, several times this project's sources; beyond it the cache starts empty.
 MOST_KEPT = 5000
 #: Fields of a tree without meaning, or absent from some versions of Python.
@@ -126,8 +126,8 @@ def write_tree(node: ast.AST, into: list[str]) -> None:
         if name in SKIPPED:
             continue
         value: Any = getattr(node, name, None)
-        if name == "body" and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            value = without_docstring(value)
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            value = without_docstrings(value)
         elif name == "values" and isinstance(node, ast.JoinedStr):
             value = joined(value)
         elif name == "args" and isinstance(node, ast.Call) and is_log(node.func):
@@ -143,10 +143,9 @@ def write_tree(node: ast.AST, into: list[str]) -> None:
     into.append(")")
 
 
-def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements without a first one that is a text."""
-    first = body[0] if body else None
-    return body[1:] if isinstance(first, ast.Expr) and texts(first.value) else body
+def without_docstrings(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements that are not mere texts, such as docstrings of functions and below fields."""
+    return [each for each in body if not (isinstance(each, ast.Expr) and texts(each.value))]
 
 
 def joined(values: list[ast.expr]) -> list[ast.expr]:

@@ -19,12 +19,15 @@ def double(x: int) -> int:
     LOG.info("doubles %s", x)
     return x + x if x else 0
 class Empty: pass
+class Filled:
+    number: int = 1
 TEXT = f"{os.sep}a"
 """
 EQUAL = {
     "a comment": SOURCE + "# why\n",
     "a docstring of the module": '"""What."""' + SOURCE,
     "a docstring of a function": SOURCE.replace("int:\n", 'int:\n    """What."""\n'),
+    "a docstring below a field": SOURCE.replace("= 1\n", '= 1\n    """How many."""\n'),
     "formatting": SOURCE.replace("x + x", "(x\n        + x)"),
     "quotes": SOURCE.replace('f"{os.sep}a"', "f'{os.sep}a'"),
     "pieces of an f-string": SOURCE.replace('f"{os.sep}a"', 'f"{os.sep}" "a" f""'),
