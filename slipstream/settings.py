@@ -155,10 +155,13 @@ class Settings:
 
 
 def whole(value: object) -> object:
-    """Return 3 for 3.0, also in a list; a field of type float accepts either."""
+    """Return 3 for 3.0, also in a list; a field of type float accepts either.
+
+    Floats above the largest exact integer remain; records hold no integers of their size.
+    """
     if isinstance(value, list):
         return [whole(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT else value
 
 
 S = TypeVar("S", bound=Settings)

@@ -62,6 +62,27 @@ LONGER = (
     "train/memory/test_command.py::test_what_does_not_fit_has_remedies_that_do",
     "train/parallel/test_checkpoints_across_layouts.py::test_a_checkpoint_changes_its_layout[1f1b 2-tensor 2]",
     "train/parallel/test_compiled.py::test_a_compiled_layout_agrees_with_one_process",
+    "benchmarks/test_quick.py::test_the_quick_form_prints_and_writes_figures[compression]",
+    "benchmarks/test_quick.py::test_the_quick_form_prints_and_writes_figures[goodput]",
+    "benchmarks/test_quick.py::test_the_quick_form_prints_and_writes_figures[scoring]",
+    "benchmarks/test_quick.py::test_the_quick_form_prints_and_writes_figures[startup]",
+    "benchmarks/test_quick.py::test_the_quick_form_prints_and_writes_figures[storm]",
+    "evaluate/test_language.py::test_150_steps_are_better_than_one_byte_of_context",
+    "gpu_proof/test_command.py::test_a_check_holds_on_the_cpu[no waits]",
+    "prepare/test_fuzz.py::test_any_lines_among_good_json",
+    "prepare/test_fuzz.py::test_malformed_lines_among_good_ones",
+    "sweep/test_forged_records.py::test_one_worker_among_all_of_them",
+    "train/fault_tolerance/test_kill_matrix.py::test_damage_is_passed_over[mislead]",
+    "train/fault_tolerance/test_nonfinite.py::"
+    "test_a_model_with_a_parameter_that_had_no_gradient_is_resumed[with_unused]",
+    "train/memory/test_command.py::test_a_configuration_of_text_says_it_before_the_text_is_prepared",
+    "train/memory/test_running_out.py::test_it_goes_on_with_twice_as_many[DDP]",
+    "train/memory/test_running_out.py::test_with_a_row_in_each_no_attempt_is_made_again[not traced]",
+    "train/parallel/test_compiled.py::test_gradients_of_compiled_blocks_come_while_the_backward_pass_goes_on",
+    "train/parallel/test_layouts.py::test_a_layout_agrees_in_fp32",
+    "train/parallel/test_what_a_rank_reads.py::test_a_rank_brings_its_share[replicas 2-1f1b 2]",
+    "train/test_adapted_training.py::test_what_is_kept_of_a_training_are_its_adapters[2-training1-nf4]",
+    "train/test_network_profile.py::test_without_permission_numbers_stay_as_they_are",
 )
 #: The directory whose proofs compare times: nothing may run beside them.
 TIMED = "collectives"

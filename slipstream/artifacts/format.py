@@ -118,10 +118,14 @@ class ArtifactWriter:
     def create(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[HashingFile]:
         """Open the new file ``name`` (a relative POSIX path) for writing.
 
-        Raises ``UserError`` if the name leads out of the directory, as do all methods that take a name.
+        An unfinished file of a killed process is replaced. Raises ``UserError`` if the name leads out of the directory,
+        as do all methods that take a name, and ``ValueError`` if this writer has written it.
         """
         path = path_below(self.directory, name)
+        if name in self._records:
+            raise ValueError(f"{path} is written already; files of artifacts are never written twice")
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         with path.open("xb") as raw:
             file = HashingFile(raw, block_bytes)
             yield file

@@ -56,6 +56,19 @@ def test_one_flipped_bit_anywhere_is_found_and_named(tmp_path: Path, position: i
         artifact.check()
 
 
+def test_what_a_killed_process_left_is_replaced_and_nothing_is_written_twice(tmp_path: Path) -> None:
+    killed = ArtifactWriter(tmp_path)
+    with pytest.raises(KeyboardInterrupt), killed.create("weights") as file:
+        file.write(b"half of th")
+        raise KeyboardInterrupt
+    assert (tmp_path / "weights").exists()
+    writer = ArtifactWriter(tmp_path)
+    writer.write_bytes("weights", b"whole")
+    with pytest.raises(ValueError, match="weights is written already"):
+        writer.write_bytes("weights", b"again")
+    assert writer.finish("kind", {}).read_bytes("weights") == b"whole"
+
+
 def test_a_directory_is_no_artifact_before_its_manifest_and_not_after_a_cut(tmp_path: Path) -> None:
     writer = ArtifactWriter(tmp_path / "x")
     writer.write_bytes("a", b"1234")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,9 @@ def test_every_module_with_a_conditional_is_found() -> None:
 def test_only_the_branch_that_is_taken_runs(module: str, tmp_path: Path) -> None:
     script = tmp_path / "nested.py"
     script.write_text(NESTED)
-    ended = subprocess.run([sys.executable, str(script), module], capture_output=True, text=True, cwd=REPOSITORY)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, str(script), module]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
     assert ended.returncode == 0, ended.stderr
     # What follows the inner conditional in its branch runs, too.
     said = [line for line in ended.stdout.splitlines() if line.startswith(("ran ", "gave "))]

@@ -69,11 +69,11 @@ def test_nothing_half_written_is_left(
 
 
 def test_a_worker_without_room_for_its_report_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(path: Path, text: str, **_: object) -> int:
+    def half(path: Path, content: bytes) -> int:
         path.touch()
         raise FULL
 
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
     Report.of(RuntimeError("the disk is full")).leave(str(tmp_path / "train"))
     assert list(tmp_path.iterdir()) == []
 

@@ -24,7 +24,7 @@ from tests.support.processes import free_port, running
 from tests.support.sampler_process import device, sampling, totals, until
 
 #: What the work beside the sampler needs and it does not.
-HEAVY = ("torch", "numpy", "boto3", "pandas", "flytekit", "pydantic", "click")
+HEAVY = ("torch", "numpy", "boto3", "pandas", "flytekit", "pydantic")
 
 
 def newest(directory: Path) -> Sample | None:

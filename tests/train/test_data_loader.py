@@ -180,7 +180,7 @@ def test_what_breaks_after_an_epoch_is_found_in_the_next(tmp_path: Path) -> None
 def test_a_missing_segment_is_the_consumers_error(tmp_path: Path) -> None:
     prepared = write(tmp_path / "data", {"train": [records(1000)]}, BLOCK)
     prepared.artifact.path("train-00000.rows").unlink()
-    with pytest.raises(FileNotFoundError, match=r"train-00000\.rows"):
+    with pytest.raises(DamagedArtifact, match=r"train-00000\.rows"):
         next(training_batches(prepared, order_of(prepared), ALONE))
     assert loader_threads() == 0
 

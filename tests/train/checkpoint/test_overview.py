@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slipstream.artifacts.homes import Holder
-from slipstream.storage import storage_for
+from slipstream.storage import s3, storage_for
 from slipstream.train.checkpoint import lease
 from slipstream.train.checkpoint.command import main
 from slipstream.train.checkpoint.home import Home, Name
@@ -48,6 +48,8 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases that expire after 0.9 s, and heartbeats every 0.1 s."""
     monkeypatch.setattr(lease, "PERIOD_S", 0.1)
     monkeypatch.setattr(lease, "GLANCE_S", 0.02)
+    # Creating a client may take longer than a request to it may.
+    s3.client_of(os.getpid(), is_limited=True)
 
 
 @pytest.fixture
