@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from slipstream.artifacts.versions import ROOT
 from slipstream.errors import UserError
-from tests.support.documents import promises
+from tests.support.documents import picture, promises
+from tests.support.documents.imports import imports_between_folders, without_implied
 from tests.support.documents.words import MOST_IN_SUM, MOST_ON_A_PAGE, words_by_page, words_of
 
 BEFORE = ROOT / "tests/promises_before.toml"
@@ -61,6 +65,43 @@ def test_a_test_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
 )
 def test_the_commands_of_a_test_follow_from_its_markers(path: str, expected: set[str]) -> None:
     assert promises.commands_of(path) == expected
+
+
+def test_the_picture_is_up_to_date() -> None:
+    drawn = picture.picture(imports_between_folders())
+    assert picture.PICTURE.read_text(encoding="utf-8") == drawn, "run `make docs`"
+
+
+def test_arrows_point_down_and_none_follows_from_others() -> None:
+    graph = {"workflows": {"tasks", "models"}, "tasks": {"train", "models"}, "train": {"models"}, "models": set[str]()}
+    reduced = without_implied(graph)
+    assert reduced == {"workflows": {"tasks"}, "tasks": {"train"}, "train": {"models"}, "models": set()}
+    drawn = ElementTree.fromstring(picture.picture(graph))
+    tops = [int(box.get("y", "0")) for box in drawn.findall("{*}rect")[1:5]]
+    assert len(drawn.findall("{*}path")) == 3 and tops == sorted(set(tops))
+
+
+def test_boxes_do_not_overlap_and_arrows_end_at_boxes() -> None:
+    drawn = ElementTree.fromstring(picture.PICTURE.read_text(encoding="utf-8"))
+    graph = imports_between_folders()
+    boxes = [tuple(int(box.attrib[name]) for name in ("x", "y", "width")) for box in drawn.findall("{*}rect")[1:]]
+    boxes = boxes[: len(graph)]
+    for left, right in itertools.combinations(boxes, 2):
+        assert left[1] != right[1] or left[0] + left[2] < right[0] or right[0] + right[2] < left[0]
+    paths = drawn.findall("{*}path")
+    assert len(paths) == sum(map(len, without_implied(graph).values()))
+    for path in paths:
+        numbers = re.findall(r"[\d.]+", path.attrib["d"])
+        assert float(numbers[-1]) + picture.TIP in {top for _, top, _ in boxes}
+
+
+def test_a_cycle_is_no_picture() -> None:
+    with pytest.raises(ValueError, match="train imports itself through"):
+        picture.picture({"workflows": {"tasks"}, "tasks": {"train"}, "train": {"models"}, "models": {"train"}})
+
+
+def test_the_page_of_the_architecture_is_short() -> None:
+    assert words_by_page()["docs/architecture.md"] <= 500
 
 
 def test_words_are_counted_outside_fences() -> None:
