@@ -11,7 +11,7 @@ INDEX := $(if $(TORCH_WHEELS),--extra-index-url '$(TORCH_WHEELS)')
 # from them: fitting a small model took 40 s instead of 2.
 test prove: export OMP_WAIT_POLICY := passive
 
-.PHONY: run test check prove rehearse bench clean cluster-proof gpu
+.PHONY: run test check prove rehearse bench docs clean cluster-proof gpu
 
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
@@ -48,6 +48,10 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt --editable '.[dev,bench]'
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --quick || exit 1; done
+
+# Draws the generated pages again and prints the words of every other page.
+docs: $(READY)
+	$(BIN)/python -m tests.support.documents
 
 clean:
 	rm -rf .slipstream runs .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.versions import ROOT, syntax_of
+from tests.support.documents.imports import FLOORS, IMPORTS, MODULES
 
-FLOORS = ("workflows", "tasks", "slipstream")
 #: What each package of ``slipstream/`` may import besides itself. First the foundations, then the stages, which stand
 #: beside each other: none imports another, but for promotion, which judges the packages that export writes, scoring,
 #: which runs what was promoted, and the sweep, whose trials are trainings.
@@ -80,22 +80,6 @@ READ_CONFIG = {
 }
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-MODULES = {module_of(path): path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))}
-
-
-def imports_of(path: Path) -> set[str]:
-    """The modules of the project that a file imports; ``from package import name`` may name one."""
-    names = [(name, name.rpartition(".")[0]) for name in syntax_of(path).imports]
-    return {next(name for name in either if name in MODULES) for either in names if MODULES.keys() & set(either)}
-
-
-IMPORTS = {module: imports_of(path) - {module} for module, path in MODULES.items()}
-
-
 def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
@@ -142,9 +126,10 @@ def test_a_folder_fits_on_one_screen() -> None:
     assert not {folder.name: size for folder, size in sizes.items() if size > 16}
 
 
-def folders_of(page: str) -> set[str]:
-    """The folders that the tree of a page names, with those above them."""
-    tree = (ROOT / page).read_text(encoding="utf-8").split("Architecture\n\n```\n")[1].split("```")[0]
+def folders_of_the_tree() -> set[str]:
+    """The folders that the tree of the page names, with those above them."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tree = page[page.index("```\nworkflows/ ") + 4 :].split("```")[0]
     above, named = list[str](), set[str]()
     for indent, folder in re.findall(r"^( *)(\w+(?:/\w+)*)/ ", tree, re.MULTILINE):
         above = [*above[: len(indent) // 2], folder]
@@ -152,15 +137,18 @@ def folders_of(page: str) -> set[str]:
     return {name for name in named if name.startswith(FLOORS)}
 
 
-def test_the_trees_name_every_folder_and_the_readmes_the_upper_two_levels() -> None:
+def test_the_tree_names_every_folder_and_the_readme_the_upper_two_levels() -> None:
     code = {path.parent.relative_to(ROOT).as_posix() for path in MODULES.values()}
-    assert folders_of("docs/architecture.md") == code
-    assert folders_of("README.md") == {name for name in code if name.count("/") < 2} - {"workflows/schedules"}
+    assert folders_of_the_tree() == code
+    tour = (ROOT / "README.md").read_text(encoding="utf-8").split("## Tour\n")[1].split("\n## ")[0]
+    named = re.findall(r"`((?:\w+/)+)`", tour)
+    upper = {name.removeprefix("slipstream/") for name in code if name.count("/") < 2} - {"workflows/schedules"}
+    assert sorted(name.rstrip("/") for name in named) == sorted(upper)
 
 
 def test_the_readme_is_read_at_once_and_names_what_is_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 180
+    assert len(readme.splitlines()) <= 150
     pages = set(re.findall(r"\]\((docs/\w+\.md)", readme))
     assert pages == {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     tour = re.findall(r"^\d\. `([\w/]+\.py)`", readme, re.MULTILINE)

@@ -1,0 +1,62 @@
+"""The modules of the project, their imports, and the imports between packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipstream.artifacts.versions import ROOT, syntax_of
+
+FLOORS = ("workflows", "tasks", "slipstream")
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a source file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules of the project that a file imports; ``from package import name`` may name one."""
+    names = [(name, name.rpartition(".")[0]) for name in syntax_of(path).imports]
+    return {next(name for name in either if name in MODULES) for either in names if MODULES.keys() & set(either)}
+
+
+IMPORTS = {module: imports_of(path) - {module} for module, path in MODULES.items()}
+
+
+def folder_of(module: str) -> str:
+    """Return ``workflows``, ``tasks`` or the folder below ``slipstream/``; "" for a module directly in the latter."""
+    first, *rest = MODULES[module].relative_to(ROOT).parts
+    return first if first != "slipstream" else rest[0] if len(rest) > 1 else ""
+
+
+def imports_between_folders() -> dict[str, set[str]]:
+    """Return the folders that every folder imports from, itself excluded."""
+    found: dict[str, set[str]] = {folder_of(module): set() for module in MODULES}
+    for module, imports in IMPORTS.items():
+        found[folder_of(module)] |= {folder_of(name) for name in imports} - {folder_of(module)}
+    del found[""]
+    return {folder: imports - {""} for folder, imports in found.items()}
+
+
+def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    """Return all nodes below ``start``. Raise ``ValueError`` on a cycle through it."""
+    below: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        node = waiting.pop()
+        if node == start:
+            raise ValueError(f"{start} imports itself through {', '.join(sorted(below))}")
+        if node not in below:
+            below.add(node)
+            waiting.extend(graph[node])
+    return below
+
+
+def without_implied(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return the graph without the edges that follow from two or more others (its transitive reduction)."""
+    below = {node: reachable(graph, node) for node in graph}
+    return {node: {to for to in ends if not any(to in below[other] for other in ends)} for node, ends in graph.items()}
