@@ -1,4 +1,4 @@
-"""A causal language model of the library transformers, on text that ``data.task: language`` prepared:
+"""Causal language model of transformers, for text that ``data.task: language`` prepared.
 
 model: {name: "examples.causal_model:CausalModel", arguments: {model_type: gemma, hidden_size: 128, …}}
 """

@@ -15,7 +15,14 @@ from slipstream.artifacts.versions import ROOT
 from slipstream.errors import UserError
 from tests.support.documents import picture, promises
 from tests.support.documents.imports import imports_between_folders, without_implied
-from tests.support.documents.words import MOST_IN_SUM, MOST_ON_A_PAGE, words_by_page, words_of
+from tests.support.documents.words import (
+    MOST_IN_DOCSTRINGS,
+    MOST_IN_SUM,
+    MOST_ON_A_PAGE,
+    words_by_page,
+    words_of,
+    words_of_docstrings,
+)
 
 BEFORE = ROOT / "tests/promises_before.toml"
 
@@ -117,3 +124,7 @@ def test_all_pages_together_are_within_the_limit() -> None:
     counts = words_by_page()
     assert "docs/guarantees.md" not in counts and {"README.md", "SECURITY.md"} <= counts.keys()
     assert sum(counts.values()) <= MOST_IN_SUM, "`make docs` counts the words of every page"
+
+
+def test_docstrings_do_not_grow() -> None:
+    assert 10_000 < words_of_docstrings() <= MOST_IN_DOCSTRINGS

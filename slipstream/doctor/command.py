@@ -35,7 +35,7 @@ def main(
     Example: slipstream doctor flyte-package.tgz --limits cluster.toml
              slipstream doctor manifests --profile a100-spot
              slipstream doctor --node --store s3://flyte
-    """
+    """  # noqa: D301 - click needs the escape
     width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
     if node:
         if package or limits or trained or profile:
