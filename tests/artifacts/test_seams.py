@@ -120,9 +120,9 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Counted:
         for module in modules if name in made else ():
             monkeypatch.setattr(import_module(module), attribute, made[name])
     silent = Nothing(counted.returning("slipstream.logs", None))
-    for name, module in list(sys.modules.items()):
-        if name.startswith("slipstream.") and hasattr(module, "LOG"):
-            monkeypatch.setattr(module, "LOG", silent)
+    for name, loaded in list(sys.modules.items()):
+        if name.startswith("slipstream.") and hasattr(loaded, "LOG"):
+            monkeypatch.setattr(loaded, "LOG", silent)
     for store in STORES:
 
         def used(*_: Any, store: str = store, **__: Any) -> Any:

@@ -134,7 +134,7 @@ def losses(kind: str, prepared: dict[str, Path], directory: Path) -> list[float]
     train(directory, prepared[data], model, **settings)
     history = read_history(directory)
     assert [point.step for point in history.steps] == list(range(1, STEPS + 1))
-    return [point.loss for point in (*history.steps, history.evaluations[-1])]
+    return [*(point.loss for point in history.steps), history.evaluations[-1].loss]
 
 
 @pytest.mark.skipif("STORE" not in os.environ, reason="stores what the code computes now, if STORE is set")

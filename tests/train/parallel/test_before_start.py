@@ -214,9 +214,14 @@ def test_the_limit_of_the_export_is_part_of_no_key(data: dict[str, Path], monkey
     """Neither of Flyte's cache, nor of the store on one machine, nor of the checkpoint directory."""
     on_processes(monkeypatch, 1)
     keys: list[str] = []
+
+    def key(name: str, inputs: dict[str, Any], *_: Any) -> str:
+        keys.append(str(sorted(inputs)))
+        return name
+
     with monkeypatch.context() as patched:
-        patched.setattr(stage, "key_of", lambda name, inputs: keys.append(str(sorted(inputs))) or "key")
-        patched.setattr(elastic, "home_of", lambda name, inputs, *_: keys.append(str(sorted(inputs))) or "home")
+        patched.setattr(stage, "key_of", key)
+        patched.setattr(elastic, "home_of", key)
         for most in (10**6, 10**7):
             with pytest.raises(Started):
                 begin(data["table"], MLP, BATCH, most_parameters=most)
