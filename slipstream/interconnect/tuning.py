@@ -49,10 +49,10 @@ class DdpSettings:
 
 
 def changes_numbers(setting: str, world: int) -> bool:
-    """Return True if a setting can change the numbers of a training.
+    """Return True if a setting can change the numerical results of a training.
 
-    ``setting`` is a field of :class:`DdpSettings` or an environment variable. A hook rounds; from three ranks on, the
-    order of additions matters.
+    ``setting`` is a field of :class:`DdpSettings` or an environment variable. A communication hook rounds gradients.
+    With three or more ranks, the order of additions matters.
     """
     return setting == "hook" or (world > 2 and setting in ORDER)
 

@@ -1,4 +1,4 @@
-"""Inputs of a plan: past trainings, attempts of others, and measured interconnects."""
+"""Inputs of a plan: past trainings, attempts of other trainings, and measured interconnects."""
 
 from __future__ import annotations
 

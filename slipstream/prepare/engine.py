@@ -129,7 +129,10 @@ def write(
 
 
 def versions_in(listing: Listing, scratch: Path) -> dict[str, object]:
-    """Return the listed files with versions; a table from memory, in ``scratch``, is identified by its content."""
+    """Return the address, sizes and versions of the listed files.
+
+    A file in ``scratch``, a table from memory, has no version: its name is its content's digest.
+    """
     files = [[file.uri, file.size, "" if Path(file.uri).parent == scratch else file.version] for file in listing.files]
     return {"address": listing.address, "files": files}
 

@@ -18,7 +18,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def count(number: int) -> str:
-    """Return 1,234,567."""
+    """Return a number with thousands separators: 1,234,567."""
     return f"{number:,}"
 
 

@@ -161,7 +161,7 @@ def check_kept(keep: list[str], model: ServedModel) -> None:
 def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> ResolvedSource:
     """Resolve the data.
 
-    Raises ``UserError`` if the model takes another kind.
+    Raises ``UserError`` if the model takes images and the data is a table, or vice versa.
     """
     if not listing.files:
         source = ResolvedSource(listing, "digits", (), "", config)

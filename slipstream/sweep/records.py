@@ -77,7 +77,7 @@ class Ended:
 
     @property
     def has_its_fields(self) -> bool:
-        """True if no field of its state is missing."""
+        """True if all fields that its ``state`` requires are set."""
         if self.state == "failed":
             return bool(self.reason)
         measured = self.loss is not None and math.isfinite(self.loss)
@@ -187,7 +187,7 @@ def trials_of(
 def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> Trial:
     """Return the trial with these ``values``.
 
-    An end record without a field of its state is ignored.
+    End records that lack a required field are ignored.
     """
     reports: dict[int, Reported] = {}
     for record in records:

@@ -207,7 +207,7 @@ def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any
 
 
 def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Decimal, str, str]:
-    """Return dollars on demand, and the web address and date of the source."""
+    """Return the on-demand price in dollars, and the web address and date of its source."""
     on_demand = dollars(f"{where}: on_demand", entry["on_demand"])
     source = sources.get(words(f"{where}: source", entry["source"]))
     if not isinstance(source, dict) or set(source) != {"address", "date"}:

@@ -86,7 +86,7 @@ def check_base(model: ModelConfig, training: TrainingConfig, data: DataConfig) -
 def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
     """Return the signature of documents before their preparation.
 
-    The vocabulary is the base's, or the most token ids that the tokenizer may have.
+    Its vocabulary size is the base's, or else the maximum for the tokenizer (``data.vocabulary``).
     """
     tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
     vocabulary = with_base_shape(model, config.length).arguments["vocab_size"] if model.base else config.vocabulary

@@ -5,12 +5,13 @@ and failed as soon as one exits otherwise. Either way it ends the pods that stil
 grace period. So a pod that has finished waits until the pod of rank 0 has uploaded the result. A pod that lost its
 peers first gives a peer that may know the cause the time to record it.
 
-All pods share the output prefix of the attempt. Flyte reads the result there once the operator calls the job succeeded:
-errors before outputs, and of the errors ``error.pb`` or, with its distributed error aggregation, the earliest of
-``error*.pb``. In flytekit itself, every pod overwrites ``error.pb`` or adds a file. A peer's "peer lost" then competes
-with the "out of memory" that caused it, and chance decides whether the attempt is retried. Here there is one
-``error.pb`` under either setting: a consequence is written only if nothing is there, which the store decides
-atomically, and a cause replaces a consequence.
+All pods share the output prefix of the attempt. Flyte reads the result there once the operator calls the job succeeded.
+It takes an error before outputs: ``error.pb`` or, with distributed error aggregation, the earliest ``error*.pb``.
+
+In flytekit itself, every pod overwrites ``error.pb`` or adds a file. A peer's "peer lost" then competes with the "out
+of memory" that caused it, and chance decides whether the attempt is retried. Here only one ``error.pb`` is written,
+with either setting. A pod writes a consequence ("peer lost") only if no error exists yet, by a conditional write. A
+cause ("out of memory") replaces a consequence.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def base_of(raw_output_prefix: str) -> str:
 
 
 def shared_address(name: str) -> str:
-    """Return the address, in a pod, that all executions of a project and domain share under a name."""
+    """Return the address for ``name`` that all executions of a project and domain share. Only for pods."""
     context = current_context()
     execution = context.execution_id
     return "/".join([base_of(context.raw_output_prefix), name, execution.project, execution.domain])

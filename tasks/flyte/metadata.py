@@ -72,7 +72,7 @@ def cache_version(stage: str) -> str:
 
 
 def environment(profile: Profile, placement: Placement) -> dict[str, str]:
-    """Return the environment of the pods. It never reaches a task that runs on one machine, outside a pod."""
+    """Return the environment variables of the pods. Local runs do not get them."""
     # By default torch, PyArrow, scikit-learn and BLAS start a thread for every core of the node.
     threads = {"OMP_NUM_THREADS": str(placement.threads)} if placement.threads else {}
     travelling = {CPU: placement.cpu, MEMORY: placement.memory, RESOLVED: profile.to_json()}

@@ -67,7 +67,7 @@ def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[
 def predict(compute: Compute, all_reduce: Callable[[int], Estimate]) -> StepTime:
     """Return the step time with DDP's buckets.
 
-    The interval is that of the all_reduce, carried through the step.
+    Its interval follows from the interval of ``all_reduce``.
     """
     buckets = buckets_of(compute.gradients)
     step = Estimate(

@@ -1,4 +1,4 @@
-"""Instances of the price file for serving, and the time of a request on them."""
+"""Cloud instances for serving, from the price file, and the time of a request on them."""
 
 from __future__ import annotations
 

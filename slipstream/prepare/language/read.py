@@ -233,9 +233,9 @@ def spooled(path: Path) -> pa.Table:
 
 
 def first_lines(pieces: Sequence[Piece], units: Sequence[ReadPiece]) -> list[int]:
-    """Return the number of lines of its file before every chunk of JSON Lines; 0 for others, whose rows know it.
+    """Return the number of lines before every chunk within its JSON Lines file; 0 for other formats.
 
-    The last chunk may have no unit yet.
+    ``units`` may lack the last chunk.
     """
     before, of_file = [], dict[str, int]()
     for piece, unit in zip_longest(pieces, units):

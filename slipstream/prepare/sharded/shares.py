@@ -146,7 +146,10 @@ class ScannedShare:
 
 
 class OpenedShares(NamedTuple):
-    """Directories of an opened table, its shares and, unless they were parsed before, their spools."""
+    """Directories of an opened table and of its shares (one per pod).
+
+    ``spools`` hold the parsed rows; empty if the shares were parsed before.
+    """
 
     table: Path
     shares: list[Path]

@@ -36,7 +36,7 @@ class Runs(NamedTuple):
 
 
 def last_record_end(data: bytes, config: DataConfig) -> int:
-    """Return the length of the whole records in ``data``, which starts with a record; 0 if the first does not end."""
+    """Return the bytes of complete records at the start of ``data``, or 0 if the first record is incomplete."""
     plain = without_escapes(data, config)
     if not config.quote or config.quote.encode() not in plain:
         lf = plain.rfind(b"\n")

@@ -72,10 +72,10 @@ class Buffers:
         }
 
     def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
-        """Start a snapshot of this rank's tensors; the returned function completes it, in any thread.
+        """Start a snapshot of this rank's tensors, and return a function that completes it in any thread.
 
-        That function copies the tensors named in ``deferred``, which must not change before it returns; it raises
-        ``RuntimeError`` if one did. All others are copied at once.
+        The function copies the tensors named in ``deferred`` and raises ``RuntimeError`` if one of them has changed
+        since. All others are copied at once.
         """
         later = {name: local(tensors[name]).detach() for name in self._mine if name in deferred}
         versions = {name: tensor._version for name, tensor in later.items()}

@@ -96,9 +96,9 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State
 
 
 def split(value: object) -> tuple[object, dict[str, Tensor]]:
-    """Return the tree for JSON and the tensors by name.
+    """Return ``value`` as a tree for JSON, and its tensors by name.
 
-    Raises ``TypeError`` with the path of a value of another type.
+    Raises ``TypeError`` with the path of a value that is neither a tensor nor fit for JSON.
     """
     tensors: dict[str, Tensor] = {}
     return encode(value, (), tensors), tensors

@@ -35,10 +35,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def fitting_rows(row_bytes: int, free: int, before: int) -> int:
-    """Return the rows of an evaluation batch with ``row_bytes`` of outputs per row.
+    """Return the number of rows of an evaluation batch with ``row_bytes`` of outputs per row.
 
     The result is at least :func:`batch_rows` of ``row_bytes``, and a power of two, because free memory varies slightly.
-    A number ``before`` that fits in ``free`` bytes is kept, so that a resumed run adds up the same sums.
+    The number ``before`` of a resumed run is kept if it fits in ``free`` bytes, so that its sums stay bit-identical.
     """
     least = batch_rows(row_bytes)
     if before and before * row_bytes <= max(free, least * row_bytes):

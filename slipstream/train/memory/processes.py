@@ -68,9 +68,9 @@ def trace_into(connection: Connection, step: TracedStep) -> None:
 
 
 def largest(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
-    """Return the footprint of the largest process for every step, given for rank 0.
+    """Return the footprint of the process with the highest peak, for every step.
 
-    The stages of a pipeline differ.
+    ``steps`` describe rank 0; other ranks of a pipeline may need more memory.
     """
     ranks = [(n, rank) for n, step in enumerate(steps) for rank in ranks_to_trace(step)]
     each = footprints([steps[number].of_rank(rank) for number, rank in ranks])

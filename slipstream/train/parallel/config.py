@@ -16,7 +16,10 @@ Shard = Literal["none", "optimizer", "gradients", "weights"]
 
 @settings
 class ParallelConfig(Settings):
-    """Division of the model among processes; the remaining factor is data parallel."""
+    """Division of the model among processes.
+
+    The data-parallel degree is the number of processes divided by ``pipeline * tensor``.
+    """
 
     section = "training.parallel"
 

@@ -107,7 +107,7 @@ class StepTimes:
         self.blocks.add(times, steps, table[:, -len(PER_EXCHANGE) :])
 
     def _count(self, phases: np.ndarray) -> None:
-        """Count steps of this rank, ``[steps, phases]``."""
+        """Add steps of this rank to its totals; ``phases`` are seconds, ``[steps, phases]``."""
         for name, seconds in zip(self.phases, phases.sum(axis=0).tolist(), strict=True):
             self.phases[name] += seconds
         took = phases.sum(axis=1)

@@ -40,7 +40,7 @@ def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputReco
 
 
 def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str) -> RankTotals:
-    """Return the totals; on rank 0 also the goodput and the shares of the bottlenecks."""
+    """Return the totals of a rank; on rank 0 also the goodput and the share of time of every bottleneck."""
     record, seconds = recorder.record, recorder.record.seconds
     share, causes = None, {}
     if rank == 0:

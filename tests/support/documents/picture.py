@@ -16,9 +16,9 @@ from tests.support.documents.layers import Layout, ordered, positions, with_bend
 
 PICTURE = ROOT / "docs/architecture.svg"
 TEMPLATE = ROOT / "tests/support/documents/picture.svg.jinja"
-MARGIN, BOX_WIDTH, BOX_HEIGHT = 16, 106, 32
+MARGIN, BOX_WIDTH, BOX_HEIGHT = 16, 110, 32
 #: Between boxes, and for an edge that passes a layer.
-GAP, BEND_WIDTH = 10, 14
+GAP, BEND_WIDTH = 6, 14
 LAYER_HEIGHT, LEGEND_HEIGHT = 72, 12
 #: The length of an arrowhead.
 TIP = 6

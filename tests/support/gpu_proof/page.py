@@ -20,13 +20,13 @@ COLUMNS = (
     ("error", "until it was said", "{:.1f} s"),
 )
 TITLES = (
-    "`make gpu` on",
-    "held",
-    "bf16, of peak",
-    "kill, resume",
-    "stall, of a copy",
-    "of DataLoader",
-    "error said",
+    "GPU",
+    "checks passed",
+    "bf16 speed, of peak",
+    "resumed after kills",
+    "save stall, of a synchronous copy",
+    "loader speed, of DataLoader",
+    "time to error",
 )
 HEADER = f"| {' | '.join(TITLES)} |"
 
