@@ -1,4 +1,4 @@
-"""``pyflyte run workflows/scoring.py`` and ``slipstream score``: what a user types and sees."""
+"""``pyflyte run workflows/scoring.py`` and ``slipstream score`` on the command line."""
 
 from __future__ import annotations
 
