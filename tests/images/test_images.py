@@ -1,4 +1,4 @@
-"""What the images promise, read from their Dockerfiles; their installing steps are run with a pip that takes notes."""
+"""Promises of the images, read from their Dockerfiles; a fake pip records their installing steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_runs_as_a_user_by_number_who_owns_home_and_working_directory(image: 
 
 
 def test_registered_code_is_unpacked_over_the_images_own(image: list[Instruction]) -> None:
-    """There uid 1000 may write, and a part of the code, as ``run --remote`` sends it, finds the rest beside it."""
+    """Uid 1000 may write there. Code sent by ``run --remote`` finds the rest in the same directory."""
     (workdir,) = places(image, "WORKDIR", "")
     by_register, by_run = (
         next(option.default for option in command.params if option.name == "destination_dir")
