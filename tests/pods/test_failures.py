@@ -1,4 +1,4 @@
-"""Which failure of a pod counts: that of the worker that is to blame, whichever torch saw first."""
+"""Choice of a pod's failure: that of the worker at fault, whichever torch saw first."""
 
 from __future__ import annotations
 

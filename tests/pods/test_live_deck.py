@@ -1,4 +1,4 @@
-"""A deck that a thread publishes: what it shows, and that nothing that goes wrong with it reaches the task."""
+"""Live decks: their pages, and that no failure of a deck reaches the task."""
 
 from __future__ import annotations
 
