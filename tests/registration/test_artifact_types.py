@@ -1,4 +1,4 @@
-"""A task is given artifacts of the kind that it takes: so the backend asks at registration, and we in every call."""
+"""Tasks accept only artifacts of their kind, checked by the backend at registration and by tasks in every call."""
 
 from __future__ import annotations
 
