@@ -1,4 +1,4 @@
-"""Pods of a job without torch's agent: their workers end as they are told, by the code that they run in a real pod."""
+"""Pods of a job without torch's agent: their workers end as given, by the code of a real pod."""
 
 from __future__ import annotations
 
