@@ -210,7 +210,7 @@ def test_the_build_fails_where_torch_became_one_for_cpus(tmp_path: Path, name: s
 def test_the_build_fails_where_the_torch_of_the_rocm_base_is_too_old(tmp_path: Path) -> None:
     step = install(tmp_path, "rocm", "2.9.1+rocm7.1", hip="7.1.25424")
     assert step.status != 0 and not step.requirements
-    assert "the base image has torch 2.9.1+rocm7.1, expected torch>=2.13: choose another BASE" in step.said
+    assert "BASE: has torch 2.9.1+rocm7.1; expected torch>=2.13; choose another base image" in step.said
 
 
 def test_a_torch_that_the_vendor_built_before_its_release_counts_as_that(tmp_path: Path) -> None:
