@@ -121,7 +121,7 @@ def trained_bytes(directory: Path) -> int:
         ("base", {"model": {"quantise": "nf4"}}, 'model.quantise: "nf4" is not allowed; expected none, or a'),
         ("base", {"data": {"length": 512}}, "has positions for 64 tokens, and a row has 512"),
         ("base", {"model": {**ADAPTERS, "quantise": "nf4"}}, "which are no whole blocks of 64"),
-        ("base", {"model": {"base": "other"}}, "model.base: other is not allowed beside --base base"),
+        ("base", {"model": {"base": "other"}}, "model.base: other conflicts with --base base"),
         (
             "base",
             {"model": {"lora": {"rank": 4}}, "training": {"parallel": {"tensor": 2}}},
