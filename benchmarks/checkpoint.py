@@ -196,8 +196,8 @@ COLUMNS = (
 
 @benchmark
 @click.option("--megabytes", default=300, show_default=True, help="State per rank: weights and two moments, in MB.")
-@click.option("--rounds", default=11, show_default=True, help="Saves of each way; the first is reported apart.")
-@click.option("--place", type=click.Path(path_type=Path), help="A directory on the disk to measure.")
+@click.option("--rounds", default=11, show_default=True, help="Saves of every method; the first is separate.")
+@click.option("--place", type=click.Path(path_type=Path), help="Directory on the disk to measure.")
 def main(quick: bool, megabytes: int, rounds: int, place: Path | None) -> Iterator[Table]:
     """Measure how long each way of saving stops the steps."""
     if quick:

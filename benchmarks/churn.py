@@ -110,9 +110,9 @@ COLUMNS = (
 
 
 @benchmark
-@click.option("--rows", default=2_000_000, show_default=True, help="Of the largest part.")
-@click.option("--runs", default=3, show_default=True, help="Turns that count.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Make the table there, keep it, and measure nothing.")
+@click.option("--rows", default=2_000_000, show_default=True, help="Rows of the largest part.")
+@click.option("--runs", default=3, show_default=True, help="Measured turns.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Only write the table to this directory.")
 def main(quick: bool, rows: int, runs: int, keep: Path | None) -> Iterator[Table]:
     """Measure the cost of preparing a table of 200 columns by rows."""
     file_rows = 300 if quick else FILE_ROWS

@@ -84,8 +84,8 @@ COLUMNS = (
 
 
 @benchmark
-@click.option("--steps", default=1600, show_default=True, help=f"A multiple of {STEPS_PER_EPOCH}.")
-@click.option("--seed", default=0, show_default=True, help="Of the times of the faults.")
+@click.option("--steps", default=1600, show_default=True, help=f"Number of steps, a multiple of {STEPS_PER_EPOCH}.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the faults' times.")
 def main(quick: bool, steps: int, seed: int) -> Iterator[Table]:
     """Measure the goodput of three ways of saving."""
     with tempfile.TemporaryDirectory() as directory:

@@ -106,7 +106,7 @@ def done_once(quick: bool) -> Iterator[Table]:
     tokens = torch.zeros(1, length, dtype=torch.int64)
     passes: dict[str, Callable[[], object]] = {
         "tables kept": partial(model, tokens),
-        "tables anew": partial(tables_anew, model, tokens),
+        "tables recomputed": partial(tables_anew, model, tokens),
     }
     yield calls(f"a forward pass of {blocks} blocks over {length} tokens", passes, quick)
     tensors = {

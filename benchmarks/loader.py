@@ -283,7 +283,7 @@ def peers_part(directory: Path, rows: int, runs: int) -> Table:
     contenders = {}
     for name, loader in LOADERS.items():
         if importlib.util.find_spec(loader.module) is None:
-            click.echo(f"  {name}: {loader.module} is not installed, left out", err=True)
+            click.echo(f"  {name} is skipped: {loader.module} is not installed", err=True)
             continue
         if loader.make is not None:
             alone(loader.make, directory)
@@ -322,7 +322,7 @@ PARTS = {"bound": bound_part, "peers": peers_part, "shuffle": shuffle_part}
 
 @benchmark
 @part_option(PARTS)
-@click.option("--runs", default=3, show_default=True, help="Turns that count, among peers.")
+@click.option("--runs", default=3, show_default=True, help="Measured turns of every peer.")
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
     """Measure rates of loaders."""
     rows = 20_000 if quick else 2_000_000

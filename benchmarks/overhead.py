@@ -138,7 +138,7 @@ COLUMNS = (
 
 
 @benchmark
-@click.option("--rounds", default=16, show_default=True, help="Pairs of turns for each kind of work.")
+@click.option("--rounds", default=16, show_default=True, help="Pairs of turns for every kind of work.")
 def main(quick: bool, rounds: int) -> Iterator[Table]:
     """Compare the step time with and without fault tolerance."""
     rounds, steps = (1, 4) if quick else (rounds, 100)

@@ -122,7 +122,7 @@ COLUMNS = (
 
 
 @benchmark
-@click.option("--runs", default=6, show_default=True, help="Trainings that are killed.")
+@click.option("--runs", default=6, show_default=True, help="Killed trainings.")
 def main(quick: bool, runs: int) -> Iterator[Table]:
     """Compare the plan of a training with trainings that are killed."""
     steps, runs, mean_s = (40, 1, 3.0) if quick else (400, runs, 8.0)

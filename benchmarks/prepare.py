@@ -131,7 +131,7 @@ def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.Base
         yield process
         process.join()
     if process.exitcode:
-        raise SystemExit(f"{contender} failed with {process.exitcode}")
+        raise SystemExit(f"{contender} failed with exit code {process.exitcode}")
 
 
 def weigh(contender: str, data: Path) -> Figures:
@@ -189,7 +189,7 @@ def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, s
     """
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
     if left_out := [name for name in contenders if name not in installed]:
-        click.echo(f"  {', '.join(left_out)}: polars is not installed, left out", err=True)
+        click.echo(f"  {', '.join(left_out)}: skipped, as polars is not installed", err=True)
     weighed = {name: weigh(name, data) for name in installed}
     memory = max(each["bytes"] for each in weighed.values()) + data.stat().st_size  # written files take memory, too
     found = {name: [each] for name, each in weighed.items()}  # enough for a quick run
@@ -267,7 +267,7 @@ PARTS = {"parquet": parquet_part, "csv": csv_part, "linear": linear_part}
 
 @benchmark
 @part_option(PARTS)
-@click.option("--runs", default=3, show_default=True, help="Turns that count.")
+@click.option("--runs", default=3, show_default=True, help="Measured turns.")
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
     """Measure the cost of preparing a table."""
     for part in parts:

@@ -106,7 +106,7 @@ def measure(contender: str, package: Path, data: Path, start_method: str) -> Fig
             process.start()
         process.join()
         if process.exitcode:
-            raise SystemExit(f"{contender} failed with {process.exitcode}")
+            raise SystemExit(f"{contender} failed with exit code {process.exitcode}")
         figures: Figures = json.loads(target.read_text(encoding="utf-8"))
     click.echo(f"  {contender:<16} {figures['cpu_seconds']:7.2f} cpu s", err=True)
     return figures
@@ -161,7 +161,7 @@ def compare(name: str, directory: Path, quick: bool, turns: int) -> Table:
 
 @benchmark
 @part_option(WIDTHS)
-@click.option("--runs", default=5, show_default=True, help="Turns that count.")
+@click.option("--runs", default=5, show_default=True, help="Measured turns.")
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
     """Measure the cost of scoring a table."""
     for name in parts[:1] if quick else parts:  # other widths run the same code

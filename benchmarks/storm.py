@@ -120,7 +120,7 @@ COLUMNS = (
 
 
 @benchmark
-@click.option("--runs", default=25, show_default=True, help="Of each kind.")
+@click.option("--runs", default=25, show_default=True, help="Runs of every kind.")
 def main(quick: bool, runs: int) -> Iterator[Table]:
     """Compare the preemption simulation with trainings that are preempted."""
     steps, runs = (40, 1) if quick else (200, runs)

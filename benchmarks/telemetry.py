@@ -89,7 +89,7 @@ def peer(quick: bool) -> Iterator[Table]:
     asked = installed() and not quick
     if not asked:
         why = "--quick does not run it" if quick else "it is not installed: pip install -e '.[bench]'"
-        click.echo(f"\npeer: TraceML is left out: {why}")
+        click.echo(f"\npeer: TraceML is skipped ({why})")
     every = [HEALTHY, *(each for each in PROVOCATIONS if each.name in FAULTS)]
     rows: dict[str, dict[str, float | str]] = {}
     words = []
@@ -101,7 +101,7 @@ def peer(quick: bool) -> Iterator[Table]:
                 ours = run(provocation, tables, place / "ours", steps)
                 theirs = diagnosed(provocation, tables, place / "traceml", steps) if asked else None
             except (NotAllowed, Failed) as reason:
-                click.echo(f"\npeer: {provocation.name}: left out: {reason}")
+                click.echo(f"\npeer: {provocation.name} is skipped ({reason})")
                 continue
             rows[provocation.name] = row_of(ours, theirs)
             words += [f"{provocation.name}:", f"  ours: {ours.bottleneck.sentence}"]
@@ -353,7 +353,7 @@ def steps_table(quick: bool, rounds: int) -> Iterator[Table]:
 
 @benchmark
 @part_option(("peer", "sampler", "upload", "marks", "steps"))
-@click.option("--rounds", default=16, show_default=True, help="Pairs of turns for each kind of work.")
+@click.option("--rounds", default=16, show_default=True, help="Pairs of turns for every kind of work.")
 def main(quick: bool, parts: tuple[str, ...], rounds: int) -> Iterator[Table]:
     """Compare telemetry's diagnosis with TraceML's, and measure the overhead of telemetry."""
     if "peer" in parts:

@@ -166,7 +166,7 @@ COLUMNS = (
 @part_option(PARTS)
 @click.option("--model", "models", type=click.Choice(list(WORKLOADS)), multiple=True, default=list(WORKLOADS))
 @click.option("--launches", default=12, show_default=True, help="Launches of the processes.")
-@click.option("--pairs", default=3, show_default=True, help="Pairs of turns with each rival in a launch.")
+@click.option("--pairs", default=3, show_default=True, help="Pairs of turns with every peer in a launch.")
 def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], launches: int, pairs: int) -> Iterator[Table]:
     """Compare our time for a step with that of hand-written loops and of libraries."""
     absent = {name for name, module in LIBRARIES.items() if not importlib.util.find_spec(module)}
@@ -183,7 +183,7 @@ def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], launches:
             ]
         steps = workload.epochs * workload.steps
         if SAME in rivals and not all(launch[SAME]["equal"] for launch in found):
-            raise click.ClickException("the weights of the trainer are not those of the loop with the same settings")
+            raise click.ClickException("the trainer's weights differ from those of the loop with the same settings")
         yield Table(
             f"{name}: {WORLD} processes, turns of {steps} steps of {workload.batch} rows, {launches} launches, in each "
             f"{pairs} pairs",

@@ -1,11 +1,11 @@
-"""What an image installs before the code is copied, so that a change of the code installs nothing again.
+"""Requirements of an image, installed before the code is copied, so that changed code installs nothing again.
 
     python requirements.py [PACKAGE ...]
 
 Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies with
-those of its extra ``text``, and ``image-constraints.txt``. A PACKAGE is one that the base image brought: it is not
-among the requirements, and it is constrained to the version that is installed, so that pip replaces it for nobody.
-Fails if it is not installed, or older than the project needs.
+those of its extra ``text``, and ``image-constraints.txt``. Every PACKAGE comes with the base image. It is left out of
+the requirements and constrained to the installed version, so that pip never replaces it. Fails if a PACKAGE is not
+installed, or older than the project needs.
 """
 
 import re
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def name_of(requirement: str) -> str:
-    """``torch`` of ``torch>=2.13``, in the form in which names are compared."""
+    """Return the normalised package name, such as ``torch`` for ``torch>=2.13``."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 
@@ -27,7 +27,7 @@ def without(requirements: Iterable[str], packages: Iterable[str]) -> list[str]:
 
 
 def release(number: str) -> tuple[int, ...]:
-    """``(2, 13, 0)`` of ``2.13.0a0+rocm7.1``: what vendors build before a release counts as that."""
+    """Return ``(2, 13, 0)`` for ``2.13.0a0+rocm7.1``: a vendor's pre-release counts as the release."""
     return tuple(map(int, re.match(r"\d+(?:\.\d+)*", number)[0].split(".")))
 
 
@@ -36,7 +36,7 @@ def refuse_older(requirements: Iterable[str], package: str) -> None:
     for requirement in requirements:
         least = re.search(r">=\s*([\d.]+)", requirement)
         if name_of(requirement) == name_of(package) and least and release(version(package)) < release(least[1]):
-            sys.exit(f"the base image has {package} {version(package)}, expected {requirement}: choose another BASE")
+            sys.exit(f"BASE: has {package} {version(package)}; expected {requirement}; choose another base image")
 
 
 def main(packages: list[str]) -> None:

@@ -1,7 +1,8 @@
-"""Grafana's dashboard of what Slipstream's pods show, as ``dashboard.json``: ``python monitoring/dashboard.py`` writes
-it anew. Needs the extra ``monitoring`` (grafana-foundation-sdk).
+"""Grafana dashboard of the metrics of Slipstream's pods.
 
-Every panel asks for metrics of ``slipstream/telemetry/names.py`` only, of the chosen executions and tasks.
+``python monitoring/dashboard.py`` writes ``dashboard.json``. It needs the extra ``monitoring``
+(grafana-foundation-sdk). Panels query only metrics of ``slipstream/telemetry/names.py``, of the chosen executions and
+tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FILE = Path(__file__).with_name("dashboard.json")
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 #: Panels of a row, and Grafana's columns.
 PER_ROW, COLUMNS, HEIGHT = 3, 24, 8
-#: What series of a GPU, a rank, a pod are called.
+#: Legends of the series of a GPU, a rank and a pod.
 GPU, RANK, POD = "{{node}} {{gpu_uuid}}", "rank {{rank}}", "{{task}} {{node}}"
 
 WITH_NAME = f"on ({', '.join(names.GPU)}) group_left (index, name)"
@@ -32,30 +33,30 @@ WITH_NAME = f"on ({', '.join(names.GPU)}) group_left (index, name)"
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel: expressions by what their series are called, in a unit of Grafana's."""
+    """Panel with expressions by their legend, in a unit of Grafana."""
 
     title: str
     unit: str
     queries: dict[str, str]
     about: str = ""
-    #: Of its axis, where the figures have one.
+    #: Maximum of the axis, if the figures have one.
     maximum: float | None = None
     stacked: bool = False
 
 
 def of(metric: Metric, suffix: str = "", *conditions: str) -> str:
-    """The metric's series of the chosen executions and tasks."""
+    """Return a selector of the metric's series of the chosen executions and tasks."""
     chosen = ['execution=~"$execution"', 'task=~"$task"', *conditions]
     return f"{metric.name}{suffix}{{{', '.join(chosen)}}}"
 
 
 def rate(metric: Metric, suffix: str = "", *conditions: str) -> str:
-    """Its growth per second."""
+    """Return the metric's growth per second."""
     return f"rate({of(metric, suffix, *conditions)}[$__rate_interval])"
 
 
 def quantile(share: float) -> str:
-    """Of the step times of each rank."""
+    """Return a quantile of every rank's step times."""
     return f"histogram_quantile({share}, {rate(names.STEP, '_bucket')})"
 
 
@@ -75,7 +76,7 @@ PANELS: dict[str, list[Panel]] = {
             "What holds it back",
             "percentunit",
             {"{{cause}}": of(names.BOTTLENECK)},
-            "The part of the time that would go with each cause. From 20 % on the largest is the verdict.",
+            "Fraction of the time that a fix of each cause would save. From 20 % on, the largest is the diagnosis.",
         ),
         Panel("Since the last step", "s", {RANK: f"time() - ({of(names.LAST_STEP)} > 0)"}),
         Panel("Steps", "short", {RANK: rate(names.STEPS)}, "Per second."),
@@ -83,7 +84,7 @@ PANELS: dict[str, list[Panel]] = {
             "Cost",
             "currencyUSD",
             {"{{price}}": f"sum by (price) ({of(names.COST)})"},
-            "Of pods that are there now, since they began: paid, and for the same hours on demand.",
+            "Cost of the current pods since their start: paid, and for the same hours on demand.",
         ),
     ],
     "GPUs": [
@@ -91,7 +92,7 @@ PANELS: dict[str, list[Panel]] = {
             "Busy",
             "percentunit",
             {GPU: of(names.GPU_BUSY)},
-            "NVML's utilisation: the time in which any kernel ran, also one that waits for other ranks. Not use.",
+            "NVML's utilisation: the fraction of time in which any kernel ran, even if it only waited for other ranks.",
             maximum=1,
         ),
         Panel("Multiprocessors with work", "percentunit", {GPU: of(names.GPU_SM_ACTIVE)}, "From Hopper on.", maximum=1),
@@ -103,10 +104,12 @@ PANELS: dict[str, list[Panel]] = {
         ),
         Panel("Power", "watt", {GPU: of(names.GPU_POWER)}),
         Panel(
-            "Energy", "joule", {"{{execution}}": f"sum by (execution) ({of(names.GPU_ENERGY)})"}, "Since pods began."
+            "Energy", "joule", {"{{execution}}": f"sum by (execution) ({of(names.GPU_ENERGY)})"}, "Since pods started."
         ),
-        Panel("Held", "short", {"{{execution}}": f"sum by (execution) ({rate(names.GPU_SECONDS)})"}, "GPUs at a time."),
-        Panel("Clocked down", "percentunit", {f"{GPU} {{{{reason}}}}": rate(names.GPU_THROTTLED)}, "Part of the time."),
+        Panel("Held", "short", {"{{execution}}": f"sum by (execution) ({rate(names.GPU_SECONDS)})"}, "GPUs in use."),
+        Panel(
+            "Clocked down", "percentunit", {f"{GPU} {{{{reason}}}}": rate(names.GPU_THROTTLED)}, "Share of the time."
+        ),
         Panel("Temperature", "celsius", {GPU: of(names.GPU_TEMPERATURE)}),
         Panel("Clock", "hertz", {GPU: of(names.GPU_SM_CLOCK)}),
         Panel("PCIe and NVLink", "Bps", {f"{GPU} {{{{link}}}} {{{{direction}}}}": rate(names.GPU_IO)}),
@@ -119,7 +122,7 @@ PANELS: dict[str, list[Panel]] = {
         ),
     ],
     "Pods": [
-        Panel("Waiting for a processor", "s", {POD: rate(names.CPU_WAIT)}, "Seconds a second, over its processes."),
+        Panel("Waiting for a processor", "s", {POD: rate(names.CPU_WAIT)}, "Seconds a second, over all processes."),
         Panel("Stopped by the CPU quota", "percentunit", {POD: rate(names.CPU_THROTTLED)}),
         Panel("Memory", "percentunit", {POD: f"{of(names.MEMORY_USED)} / {of(names.MEMORY_LIMIT)}"}, maximum=1),
     ],
@@ -127,7 +130,7 @@ PANELS: dict[str, list[Panel]] = {
 
 
 def panel_of(panel: Panel, number: int) -> timeseries.Panel:
-    """The panel as the SDK builds it."""
+    """Return the panel, built with the SDK."""
     built = (
         timeseries.Panel()
         .id(number)
@@ -147,7 +150,7 @@ def panel_of(panel: Panel, number: int) -> timeseries.Panel:
     if panel.stacked:
         built = built.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL))
     for letter, (legend, expression) in zip("ABCDEF", panel.queries.items(), strict=False):
-        # Without a name of its own each query is the same one to Grafana: the SDK gives none.
+        # Grafana needs different names of the queries, and the SDK gives none.
         built = built.with_target(
             prometheus.Dataquery().ref_id(letter).datasource(SOURCE).expr(expression).legend_format(legend).range()
         )
@@ -155,7 +158,7 @@ def panel_of(panel: Panel, number: int) -> timeseries.Panel:
 
 
 def choice(label: str, condition: str) -> dashboard.QueryVariable:
-    """The values of a label among which the viewer chooses; all of them at first."""
+    """Return a variable for the viewer's choice of a label's values; all are chosen at first."""
     query = f"label_values({names.CPU_WAIT.name}{condition}, {label})"
     return (
         dashboard.QueryVariable(label)
@@ -169,7 +172,7 @@ def choice(label: str, condition: str) -> dashboard.QueryVariable:
 
 
 def render() -> str:
-    """The dashboard as JSON."""
+    """Return the dashboard as JSON."""
     built = (
         dashboard.Dashboard("Slipstream")
         .uid("slipstream")

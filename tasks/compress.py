@@ -62,9 +62,8 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
 ) -> Proposal:
     """Evaluate the last trained candidate, if any, and make the next one.
 
-    ``seed`` is that of a student's weights, ``factory`` the one that the user's configuration names, if any. Not
-    cached: this takes little time compared with the training, and equal models have equal bytes, so the training is
-    cached.
+    ``seed`` draws a student's weights; ``factory`` is named by the user's configuration, if any. Not cached: this takes
+    little time compared with the training, and equal models have equal bytes, so the training is cached.
     """
     from slipstream.compress import engine
     from slipstream.models.factory_code import fingerprint_model
@@ -96,7 +95,7 @@ def choose(
 ) -> Compressed:
     """Evaluate the last candidate of ``fine_tuned`` and choose one of them or the trained model.
 
-    ``runs`` are those of their trainings, ``factory`` is the one that the user's configuration names, if any.
+    ``runs`` are the runs of their trainings; ``factory`` is named by the user's configuration, if any.
     """
     from slipstream.compress import engine
     from slipstream.models.trained import TrainedModel

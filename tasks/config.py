@@ -67,7 +67,7 @@ def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
     if not base:
         raise UserError("--base: is empty; expected a directory, here or in a store, with the model to fine-tune")
     if config.model.base not in ("", base):
-        raise UserError(f"model.base: {config.model.base} is not allowed beside --base {base}; expected one of them")
+        raise UserError(f"model.base: {config.model.base} conflicts with --base {base}; expected only one of them")
     tokenizer = base if config.data.tokenizer == DataConfig().tokenizer else config.data.tokenizer
     data = replace(config.data, task="language", tokenizer=tokenizer)
     return replace(config, data=data, model=replace(config.model, base=base))
@@ -111,8 +111,8 @@ def sections_of(config: RunConfig, method: str = "") -> Sections:
         )
     if smaller and not method and config.model.lora.rank:
         raise UserError(
-            "compression.method: none expected with model.lora, beside whose adapters nothing can be compressed; or a "
-            "model.lora.rank of 0, with which the whole base is trained"
+            f"compression.method: {compression.method} cannot be combined with the adapters of model.lora; expected "
+            "none, or a model.lora.rank of 0, which trains the whole base"
         )
     fine_tuning = replace(
         training,

@@ -46,8 +46,8 @@ def export(
 ) -> MadeExported:
     """Export the trained model to ONNX, quantise it, measure the variants and choose one.
 
-    ``machine`` describes the kind of pod in which this runs. ``factory`` is the one that the user's configuration
-    names, if any. ``code`` is an input so that edited model code causes another export of the same weights.
+    ``machine`` describes this pod's kind. ``factory`` is named by the user's configuration, if any. ``code`` is an
+    input so that edited model code causes another export of the same weights.
     """
     return MadeExported(*make_export(ModelAndData(trained, prepared, factory), config, code))
 

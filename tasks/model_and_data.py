@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelAndData:
-    """Trained model and prepared data; ``factory`` is the one that the user's configuration names, if any."""
+    """Trained model and prepared data; ``factory`` is named by the user's configuration, if any."""
 
     trained: FlyteDirectory
     prepared: FlyteDirectory

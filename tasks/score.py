@@ -103,14 +103,14 @@ def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
     promotion = run.promotion
     done = f"version {promotion.version} is in service" if promotion and promotion.promoted else "the model stays"
     why = f": {promotion.why}" if promotion else ""
-    return replace(summary, retrained=f"as rows drifted; {done}{why}; see {run.directory}")
+    return replace(summary, retrained=f"yes, rows drifted; {done}{why}; see {run.directory}")
 
 
 @task(**on("report"))
 @map_errors
 def without_training(summary: ScoringSummary) -> ScoringSummary:
     """Add to the summary that nothing was retrained."""
-    unknown = "as it is not known whether rows drift" if summary.scored.drift.unknown else "as nothing drifted"
+    unknown = "the drift is unknown" if summary.scored.drift.unknown else "no rows drifted"
     return replace(summary, retrained=f"no, {unknown}")
 
 

@@ -157,7 +157,7 @@ def fine_tune(
 ) -> MadeTrained:
     """Train the model of ``start`` further, with another model as its teacher, in a process group.
 
-    ``factory`` is the one that the user's configuration names.
+    ``factory`` is named by the user's configuration, if any.
     """
     made_by = {
         "start": fingerprint_of(start),

@@ -84,7 +84,7 @@ LONGER = (
     "train/test_adapted_training.py::test_what_is_kept_of_a_training_are_its_adapters[2-training1-nf4]",
     "train/test_network_profile.py::test_without_permission_numbers_stay_as_they_are",
 )
-#: The directory whose proofs compare times: nothing may run beside them.
+#: The directory whose proofs compare times: nothing else may run at the same time.
 TIMED = "collectives"
 
 

@@ -11,9 +11,9 @@ import pytest
 from slipstream.artifacts.versions import ROOT, syntax_of
 from tests.support.documents.imports import FLOORS, IMPORTS, MODULES
 
-#: What each package of ``slipstream/`` may import besides itself. First the foundations, then the stages, which stand
-#: beside each other: none imports another, but for promotion, which judges the packages that export writes, scoring,
-#: which runs what was promoted, and the sweep, whose trials are trainings.
+#: Imports that each package of ``slipstream/`` may have besides itself. First the foundations, then the stages. Stages
+#: do not import each other. Exceptions: promotion evaluates exported packages, scoring runs promoted models, and the
+#: trials of a sweep are trainings.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {

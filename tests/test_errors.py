@@ -1,4 +1,4 @@
-"""A message is one line that a terminal shows, whatever it quotes."""
+"""Messages are one line that a terminal can show, with any text quoted in them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 from slipstream.artifacts.versions import ROOT
@@ -38,4 +40,30 @@ def test_what_was_replaced_is_gone() -> None:
     replaced = [word.lower() for _, _, words in rows() for word in words.split(", ") if word]
     assert len(replaced) >= 9
     found = [f"{path.relative_to(ROOT)}: {word}" for path, text in texts().items() for word in replaced if word in text]
+    assert not found
+
+
+#: Words and phrases that a reader stumbles over, in comments, docstrings, messages, templates and documents.
+BANNED = (
+    *("so many", "anew", "mend", "mends", "mended", "nobody", "is said", "is told", "beside", "of which", "as it is"),
+    *("one that", "for ever", "begins with", "whoever", "sign of life", "signs of life", "takes leave"),
+)
+PHRASES = re.compile(rf"(?<![\w.])({'|'.join(phrase.replace(' ', r'[ _]') for phrase in BANNED)})(?![\w(=])")
+
+
+def prose(path: Path) -> str:
+    """Return the comments and strings of a Python file, or all of another one, on one line in lower case."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        kinds = {"COMMENT", "STRING", "FSTRING_MIDDLE"}
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        text = " ".join(token.string for token in tokens if tokenize.tok_name[token.type] in kinds)
+    return re.sub(r'\s+(?:#:? |f?")?', " ", text.lower())
+
+
+def test_phrases_that_readers_stumble_over_are_absent() -> None:
+    folders = ("slipstream", "tasks", "workflows", "benchmarks", "tests", "docs", "images", "monitoring", "examples")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    paths = [path for path in (*paths, ROOT / "README.md", ROOT / "SECURITY.md") if path != Path(__file__)]
+    found = [f"{path.relative_to(ROOT)}: {each[0]}" for path in paths for each in PHRASES.finditer(prose(path))]
     assert not found

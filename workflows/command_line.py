@@ -104,7 +104,7 @@ def prepare_pyflyte() -> None:
 #: flytekit's module for all calls of the backend.
 REMOTE = "flytekit.remote.remote"
 LOGIN = (AccessTokenNotFoundError, AuthenticationError, AuthenticationPending)
-MEND_LOGIN = "log in again, or mend `authType` and what belongs to it in the configuration file"
+FIX_LOGIN = "log in again, or fix `authType` and its settings in the configuration file"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -135,7 +135,7 @@ def line_about(error: Exception, endpoint: str) -> UserError | None:
                 "that address has to be reachable from here"
             )
         if isinstance(cause, (*LOGIN, OSError)):  # an OSError: the program that `admin.command` names
-            return UserError(f"Flyte at {endpoint} wants a login, which failed ({cause}); {MEND_LOGIN}")
+            return UserError(f"Flyte at {endpoint} wants a login, which failed ({cause}); {FIX_LOGIN}")
     return None
 
 
@@ -150,7 +150,7 @@ def said(code: grpc.StatusCode, details: str) -> str:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"answers, but not as Flyte does ({details}); check `admin.endpoint`"
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return f"does not accept the login ({details}); {MEND_LOGIN}"
+        return f"does not accept the login ({details}); {FIX_LOGIN}"
     what, another, _ = details.partition(" with different structure already exists")
     if another:  # all differences follow as JSON
         return (

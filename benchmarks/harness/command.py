@@ -24,7 +24,7 @@ LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "data
 def benchmark(measure: Callable[..., Iterator[Table]]) -> click.Command:
     """Return ``measure(quick, **options of its own)`` as a command; its docstring is the help."""
 
-    @click.option("--quick", is_flag=True, help="Seconds on little data: whether it runs, not what it costs.")
+    @click.option("--quick", is_flag=True, help="Run on little data for seconds; the figures mean nothing.")
     @click.option("--json", "target", type=click.Path(path_type=Path), help="Also write the figures to this file.")
     @functools.wraps(measure)
     def command(target: Path | None, quick: bool, **options: Any) -> None:
@@ -44,7 +44,7 @@ def part_option(parts: Iterable[str]) -> Callable[[Callable[..., Any]], Callable
     """Add ``--part``, which selects parts of a benchmark; the default is all."""
     names = list(parts)
     kind = click.Choice(names)
-    return click.option("--part", "parts", type=kind, multiple=True, default=names, help="Only this part.")
+    return click.option("--part", "parts", type=kind, multiple=True, default=names, help="Only this part; repeatable.")
 
 
 def describe() -> dict[str, Any]:

@@ -150,7 +150,7 @@ def linked(world: int, mbit: float = 0) -> Iterator[Links]:
 def build(world: int, kept: ExitStack) -> Links:
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
     if missing:
-        raise NotAllowed(f"{' and '.join(missing)} not found (packages util-linux and iproute2)")
+        raise NotAllowed(f"{' and '.join(missing)} not found; install util-linux and iproute2")
     switch = keeper(["unshare", "--user", "--map-root-user", "--net"], kept)
     inside = ["nsenter", "--target", str(switch), "--user", "--preserve-credentials", "unshare", "--net"]
     links = Links(switch, [keeper(inside, kept) for _ in range(world)])

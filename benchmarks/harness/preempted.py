@@ -1,7 +1,7 @@
 """Preempted trainings of two ranks of ``slipstream.train.run`` with a minimum step time.
 
-The model counts executed steps, and times are measured from outside. The processes are forked from one that has
-imported torch, which otherwise takes seconds.
+The model counts executed steps, and times are measured from outside. The processes are forked from a
+server that has imported torch, which otherwise takes seconds.
 """
 
 from __future__ import annotations

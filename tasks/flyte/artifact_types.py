@@ -42,7 +42,7 @@ class ArtifactOf(FlyteDirToMultipartBlobTransformer):
     ) -> FlyteDirectory:
         given = lv.scalar.blob.metadata.type.format if lv.scalar and lv.scalar.blob else ""
         if given not in ("", self.stage):
-            raise TypeTransformerFailedError(f"an artifact of the stage {given!r}, expected one of {self.stage!r}")
+            raise TypeTransformerFailedError(f"artifact: is of the stage {given!r}; expected the stage {self.stage!r}")
         return await super().async_to_python_value(ctx, lv, expected_python_type)
 
 

@@ -127,12 +127,12 @@ def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
     with 0 and writes nothing more.
     """
     if prefix.look() is not Verdict.NONE:
-        raise IgnoreOutputs("this attempt is over: the operator started a pod for one that was deleted")
+        raise IgnoreOutputs("this attempt has ended; the operator replaced one of its deleted pods")
     try:
         yield
     except IgnoreOutputs:
         if wait_for(prefix, RESULT_S, lambda found: found is not Verdict.NONE) is Verdict.NONE:
-            LOG.warning("no result and no error at %s after %.0f s: leaving without", prefix.uri, RESULT_S)
+            LOG.warning("rank 0's pod left no outcome at %s within %.0f s; this pod ends", prefix.uri, RESULT_S)
         raise
     except Exception as error:
         LOG.error("%s: %s", type(error).__name__, error)
@@ -141,7 +141,7 @@ def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
         # Flyte would prefer an error to a result that is complete.
         if found is not Verdict.SUCCESS and not persistently(partial(prefix.leave, error), STORE_S):
             raise
-        raise IgnoreOutputs(f"the verdict of this job lies at {prefix.uri}") from error
+        raise IgnoreOutputs(f"the outcome of this job is recorded at {prefix.uri}") from error
 
 
 def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], bool]) -> Verdict:
@@ -154,7 +154,7 @@ def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], b
         try:
             found = prefix.look()
         except (StorageUnavailable, UserError) as error:
-            LOG.warning("cannot tell whether the job has ended: %s", error)
+            LOG.warning("the outcome of the job could not be read (%s)", error)
         if enough(found) or time.monotonic() >= deadline:
             return found
         time.sleep(POLL_S)
@@ -167,7 +167,7 @@ def persistently(put: Callable[[], object], seconds: float) -> bool:
         try:
             put()
         except (StorageUnavailable, UserError) as error:
-            LOG.warning("cannot record how the job ended: %s", error)
+            LOG.warning("the outcome of the job could not be recorded (%s)", error)
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)

@@ -270,7 +270,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         try:
             self._delivered(outputs.literals["artifact"].scalar.blob.uri)
         except (UserError, StorageUnavailable) as error:
-            LOG.warning("the checkpoints of what is finished stay: %s", error)
+            LOG.warning("the checkpoint directory could not be released (%s); its checkpoints stay", error)
 
     @map_errors
     def execute(self, **inputs: Any) -> object:
@@ -359,7 +359,7 @@ class DistributedTask(PytorchElasticFunctionTask):
             try:
                 self._delivered = self.task_config.unfinished.deliver(home, holder, inputs)
             except (UserError, StorageUnavailable) as error:
-                LOG.warning("%s: not held until the result is delivered: %s", home, error)
+                LOG.warning("the lease on %s could not be kept until the result is delivered (%s)", home, error)
 
     def _take(self, inputs: TaskInputs, placement: Placement, directory: Path) -> tuple[str, Holder, bool]:
         """Return the checkpoint directory, this attempt as its holder, and whether the work was finished before.
@@ -403,7 +403,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         if len(reports) == processes and reports[0].outcome is Outcome.FINISHED:
             # The work is done; only the shutdown of the agents failed.
             if all(report.rank for report in reports):
-                raise IgnoreOutputs("the pod of rank 0 hands on the result")
+                raise IgnoreOutputs("rank 0's pod returns the result")
             return False
         failure = failure_of(ended, reports)
         if local and isinstance(failure, FlyteRecoverableException):

@@ -137,10 +137,10 @@ def read_note(uri: str) -> Note | None:
     except MissingObject:
         return None
     except (StorageUnavailable, UserError) as error:
-        LOG.warning("the note of the attempt before cannot be read: %s", error)
+        LOG.warning("the previous attempt's memory note could not be read (%s)", error)
         return None
     if note is None:
-        LOG.warning("%s: not the note of an attempt; skipped", uri)
+        LOG.warning("%s is not a memory note; it is ignored", uri)
     return note
 
 

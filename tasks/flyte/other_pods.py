@@ -42,7 +42,8 @@ class WaitingForPods:
             return ""
         absent = names_without_address(self.nodes)
         who = f"{', '.join(absent)} (no room on the cluster, or still starting)" if absent else "their agents to meet"
-        return f"waits since {time.monotonic() - self._since:.0f} s for the {self.nodes} pods of this job: {who}"
+        waited = time.monotonic() - self._since
+        return f"this pod has waited {waited:.0f} s for the {self.nodes} pods of this job: {who}"
 
 
 def names_without_address(nodes: int) -> list[str]:
@@ -92,8 +93,8 @@ def timeouts(seconds: float) -> dict[str, int]:
 def given_up(stage: str, nodes: int, seconds: float) -> UserError:
     """Return the error of an optional stage whose pods did not meet."""
     return UserError(
-        f"{stage}: its {nodes} pods did not meet within {seconds:g} s ({stage}.timeout), so it is left out and blocks "
-        "nobody; free some room, or have a gang scheduler start all pods of a job or none"
+        f"{stage}: its {nodes} pods did not meet within {seconds:g} s ({stage}.timeout), so it is skipped; free some "
+        "room, or have a gang scheduler start all pods of a job or none"
     )
 
 

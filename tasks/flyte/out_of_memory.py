@@ -38,7 +38,7 @@ def named_out_of_memory() -> Iterator[None]:
             raise
         stage = os.environ.get(STAGE)
         if stage is None:
-            raise UserError(f"{killed}; give the container or machine more, or the run fewer processes") from error
+            raise UserError(f"{killed}; give the container or machine more memory, or use fewer processes") from error
         if not now.at_limit:
             raise FlyteRecoverableException(f"{stage}: {killed}") from error
         field = f"stages.{stage}.memory in the profile {current_profile().name!r}"

@@ -58,7 +58,7 @@ def mapped_errors() -> Iterator[None]:
             yield
     except StorageUnavailable as error:
         if runs_locally():
-            raise UserError(f"{error}; nothing is lost, start again when it does") from None
+            raise UserError(f"{error}; nothing is lost, start again once it is available") from None
         raise FlyteRecoverableException(str(error)) from error
     except DriverHangs as error:
         if runs_locally():
@@ -179,7 +179,7 @@ def look_up(store: Store, stage: str, key: str) -> Artifact | None:
         print(f"{stage:<12} reused   {found.directory}", flush=True)
         return found
     if isinstance(found, DamagedArtifact):
-        logger(stage).warning("damaged: %s; making it again", found.message)
+        logger(stage).warning("the stored artifact is damaged (%s); the stage runs again", found.message)
     return None
 
 

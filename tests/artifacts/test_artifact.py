@@ -1,4 +1,4 @@
-"""What is stored is what was written, to the byte, or it is named as damaged."""
+"""Artifacts are read back byte for byte; damage is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a record in a store or a shared directory holds, its reader returns: with the record, without, or one line.
+"""Readers of records return the record, None or one line of error, whatever the file holds.
 
 Every function that reads a record from bytes is in :data:`READERS`, or the last tests of this file fail.
 """

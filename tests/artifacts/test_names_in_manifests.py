@@ -1,5 +1,4 @@
-"""A manifest that somebody else wrote names no file outside of its artifact: not where it is opened, and not where its
-files are fetched from a store by it."""
+"""Untrusted manifests name no file outside of their artifact, neither when it is opened nor when it is fetched."""
 
 from __future__ import annotations
 

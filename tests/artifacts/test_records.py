@@ -1,4 +1,4 @@
-"""Records come back as they were, and a file that holds anything else is named with the field."""
+"""Records are read back unchanged; an error names the field."""
 
 from __future__ import annotations
 

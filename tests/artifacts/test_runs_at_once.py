@@ -1,4 +1,4 @@
-"""Several runs of the same stages in one directory at once: each is made once, and each run has a report of its own."""
+"""Several runs in one directory at once: every stage runs once, and every run has its own report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules of ``SEAMS`` compute nothing of a result: with doubles in their place all results are the same."""
+"""The modules in ``SEAMS`` do not affect results: test doubles in their place change nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Counted:
 
 
 class Nothing:
-    """A module or a logger of which every function is the same double."""
+    """Module or logger whose functions are all the same double."""
 
     def __init__(self, double: Any) -> None:
         self.double = double

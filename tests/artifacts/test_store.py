@@ -1,4 +1,4 @@
-"""The local store returns what was stored or nothing, survives kills, and its keys follow the contents."""
+"""Local artifact store: keys follow the contents, and kills damage nothing."""
 
 from __future__ import annotations
 

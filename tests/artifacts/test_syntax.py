@@ -1,4 +1,4 @@
-"""The meaning of a source: what changes its digest, what does not, and how digests are kept."""
+"""Digests of source code: which changes count, and how digests are cached."""
 
 from __future__ import annotations
 

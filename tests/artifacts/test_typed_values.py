@@ -1,4 +1,4 @@
-"""Values of a known type come back equal to the bit, and nothing else comes back."""
+"""Typed values are read back bit for bit; all other input is rejected."""
 
 from __future__ import annotations
 

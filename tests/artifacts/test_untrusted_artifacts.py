@@ -1,4 +1,4 @@
-"""An artifact that somebody else made: no other file is read, mapped, linked or copied through its names."""
+"""Untrusted artifacts: their names lead to no other file that is read, mapped, linked or copied."""
 
 from __future__ import annotations
 

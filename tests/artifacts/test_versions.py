@@ -1,4 +1,4 @@
-"""A stage's key follows the code that computes its result: the import closure of its engine, and nothing else."""
+"""A stage's key depends on the import closure of its engine, and on nothing else."""
 
 from __future__ import annotations
 

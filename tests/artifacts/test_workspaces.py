@@ -1,4 +1,4 @@
-"""Who may remove a workspace: its owner, and others only once the owner is gone, whatever namespace that lived in."""
+"""Removal of workspaces by their owners, and by others once the owner has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs: in the form of seconds, which shows that it works and not what anything costs.
+"""Every benchmark runs with ``--quick``, which takes seconds and measures nothing useful.
 
 All but one in the process of the test, which has loaded what they need, and so has its fork server.
 """

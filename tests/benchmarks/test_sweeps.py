@@ -1,4 +1,4 @@
-"""The sweeps that are simulated for the benchmark."""
+"""Simulated sweeps of the benchmark."""
 
 from __future__ import annotations
 

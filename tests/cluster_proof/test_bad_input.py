@@ -1,5 +1,4 @@
-"""A cluster or a Flyte with which the proof cannot begin, and what goes wrong or is stopped in its middle: one line,
-and nothing is left behind."""
+"""Unusable clusters and Flyte sites, failures and interrupts: one line of error, and everything is cleaned up."""
 
 from __future__ import annotations
 
@@ -166,7 +165,7 @@ class OneRun(Proof):
 
 @pytest.fixture
 def started(admin: WithProjects, monkeypatch: pytest.MonkeyPatch) -> WithProjects:
-    """What it starts is accepted, and runs for ever."""
+    """FlyteAdmin that accepts executions, which never end."""
     monkeypatch.setattr(admin, "find", lambda kind, identifier, context: PLAN)
     monkeypatch.setattr(proof, "LOOK_S", 0.01)
     return admin

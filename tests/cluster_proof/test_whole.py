@@ -1,4 +1,4 @@
-"""The whole proof against stand-ins that run every pod: all of it holds, each loss of a pod really happened."""
+"""The whole proof passes against stand-ins that run every pod, and every pod loss really happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each operation gives the right result on each type, and one wrong element is found wherever it is."""
+"""Collective operations return the right result for every type; a single wrong element is found."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_the_table_says_gloo_lacks_fails_in_a_fresh_group(operation: str, d
 
 
 def faults(worker: WorkerContext) -> dict[str, str]:
-    """For each operation and type what is said when one element of one rank's output is changed on the way."""
+    """Return the error of every operation and type if one element of one rank's output is changed in transit."""
     said = {}
     for kind in [k for k in kinds(list(DTYPES)) if k.reduction in ("", "sum") and not unsupported_reason("gloo", k)]:
         case = prepare(kind, 4000, CPU)
@@ -155,7 +155,7 @@ def test_every_operation_of_the_configuration_exists() -> None:
 def memory_of_a_check(worker: WorkerContext, size: int) -> int:
     """Bytes by which filling and checking the buffer of an all_reduce raises the memory of a group's only process."""
     case = prepare(Kind("all_reduce", reduction="sum", in_place=True), size, CPU)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = peak_memory()
     case.fill()
     assert case.first_wrong() is None

@@ -1,4 +1,4 @@
-"""``slipstream collectives``, alone and under torchrun: one line for a mistake, and rank 0 alone speaks."""
+"""``slipstream collectives``, alone and under torchrun: errors in one line, and output by rank 0 only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_it_starts_its_own_processes_and_keeps_the_profile(tmp_path: Path) -> No
 
 
 def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
-    """Also of a smaller group, of which one of the processes is no part."""
+    """A smaller group, without some of the processes, is measured in the same table."""
     ended = start(tmp_path, TORCHRUN, "launches: 1, worlds: [2, 4]")
     assert ended.returncode == 0, ended.stdout
     assert len(measured(ended.stdout)) == 6 and ended.stdout.count("# 3 processes, gloo") == 1

@@ -1,4 +1,4 @@
-"""Slower, as before, or can't tell: on simulated launches, whose truth is known."""
+"""Comparison of profiles on simulated launches with a known truth: slower, unchanged or not significant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tuner that says "no change" where there is none: the decision, on turns whose truth is known."""
+"""Decisions of the tuner on measurements with a known truth, with "no change" where nothing differs."""
 
 from __future__ import annotations
 

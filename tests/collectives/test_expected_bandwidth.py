@@ -1,4 +1,4 @@
-"""The grade of a network, on profiles whose bandwidth is made up."""
+"""Grades of networks with made-up bandwidths."""
 
 from __future__ import annotations
 

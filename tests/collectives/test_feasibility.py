@@ -1,4 +1,4 @@
-"""What can be measured: what a backend lacks, what one process cannot do, and what fits into memory."""
+"""Feasible measurements: limits of backends, of a single process and of memory."""
 
 from __future__ import annotations
 

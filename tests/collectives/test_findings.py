@@ -1,4 +1,4 @@
-"""A slow rank, a slow link and a rank that is short of its processor are told apart; noise names nothing."""
+"""Slow ranks, slow links and CPU contention are told apart; noise causes no finding."""
 
 from __future__ import annotations
 

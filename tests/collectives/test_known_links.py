@@ -1,4 +1,4 @@
-"""The benchmark and what is concluded from it, over links whose truth the test has set.
+"""The benchmark and its conclusions over links with known rates.
 
 Whatever compares two times belongs to `make prove`, which runs alone: other work on the processors makes a link slower,
 never faster than its rate.

@@ -1,4 +1,4 @@
-"""Links of known rate are what they are said to be, and a machine that has none says why."""
+"""Links have the stated rates; a machine without links says why."""
 
 from __future__ import annotations
 

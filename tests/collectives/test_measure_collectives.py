@@ -1,4 +1,4 @@
-"""The workflow that measures the interconnect alone, and its task: a real Elastic process group on this machine."""
+"""Workflow and task that only measure the interconnect, in a real Elastic process group on this machine."""
 
 from __future__ import annotations
 

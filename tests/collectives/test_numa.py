@@ -1,4 +1,4 @@
-"""What NUMA binding is worth: where it is measured, and that ranks are really bound."""
+"""Gain of NUMA binding: where it is measured, and that ranks are really bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installed benchmarks beside ours: how their output is read, and what is said of binaries that fail."""
+"""Installed benchmarks: parsers of their output, and errors of binaries that fail."""
 
 from __future__ import annotations
 

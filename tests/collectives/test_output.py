@@ -1,4 +1,4 @@
-"""A profile as text in nccl-tests' columns, CSV and JSON."""
+"""Profiles as text in the columns of nccl-tests, as CSV and as JSON."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_what_too_few_iterations_support_is_not_quoted() -> None:
 def test_findings_and_what_was_left_out_are_said() -> None:
     profile = network_profile(4, pair_seconds={(0, 1): 0.5})
     topology = replace(profile.topology, findings=("the link between ranks 0 and 1 is slow",))
-    said = table(replace(profile, topology=topology, left_out=("send_recv: nobody",)))
+    said = table(replace(profile, topology=topology, left_out=("send_recv: one process",)))
     assert "# FINDING: the link between ranks 0 and 1 is slow" in said
-    assert "# left out: send_recv: nobody" in said
+    assert "# left out: send_recv: one process" in said
     assert "# slowest pair: ranks 0 and 1, 0.002 GB/s each way" in said
     assert "# 90% of all_reduce of 1048576 bytes is hidden by a matrix product that takes as long\n" in said
 

@@ -1,4 +1,4 @@
-"""The data that proves a result: it tells ranks and places apart, and types hold its sums exactly."""
+"""Reference data of results: distinguishes ranks and positions, and every type holds its sums exactly."""
 
 from __future__ import annotations
 

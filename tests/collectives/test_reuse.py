@@ -1,4 +1,4 @@
-"""Which profile of the history is taken instead of measuring: a young one, measured with the same settings."""
+"""Reuse of measured profiles: recent ones with the same settings."""
 
 from __future__ import annotations
 

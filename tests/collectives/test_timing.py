@@ -1,4 +1,4 @@
-"""How iterations are timed: without resets in between, as long as on the slowest rank, until the median is known."""
+"""Timing of iterations: no resets in between, the slowest rank counts, and it ends once the median is known."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def sleepy(worker: WorkerContext) -> Launch:
 
 
 def test_an_iteration_takes_as_long_as_on_the_slowest_rank() -> None:
-    # The sender of a small broadcast waits for nobody: by its own clock it would know nothing of the slow receiver.
+    # The sender of a small broadcast waits for no rank: its own clock does not show the slow receiver.
     found = in_group(2, sleepy)
     assert min(found.seconds) >= 0.004
     assert len(found.by_rank) == 2 and found.by_rank[1] >= 0.004

@@ -1,4 +1,4 @@
-"""The tuner: what it tries, and what it decides where the truth is known."""
+"""The tuner: its candidates, and its decisions where the truth is known."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def left_by(value: str) -> dict[str, set[str]]:
 
 
 def test_an_algorithm_is_forced_on_all_reduce_only() -> None:
-    """The others lack tree and NVLS, and a process group begins with one of them."""
+    """The other operations lack tree and NVLS, and a process group starts with one of these operations."""
     assert not left_by("Tree")["broadcast"]
     forced = {c.environment["NCCL_ALGO"] for c in named("nccl").values() if "NCCL_ALGO" in c.environment}
     assert [left_by(value)["allreduce"] for value in sorted(forced)] == [{"nvls"}, {"ring"}, {"tree"}]

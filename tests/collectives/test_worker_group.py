@@ -1,4 +1,4 @@
-"""Fresh process groups out of one: who died, hangs or never came is named in time, and nobody is left behind."""
+"""Fresh process groups: dead, hanging and missing workers are named in time, and no process is left over."""
 
 from __future__ import annotations
 

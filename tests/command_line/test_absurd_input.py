@@ -1,4 +1,4 @@
-"""Input that would take hours, all memory or a traceback is one line, as soon as any other mistake."""
+"""Absurd input is refused in one line, as fast as any other mistake: no endless work, full memory or traceback."""
 
 from __future__ import annotations
 

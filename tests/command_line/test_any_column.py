@@ -1,4 +1,4 @@
-"""A column of any Arrow type and any values, as a person gives it to the command."""
+"""Columns of any Arrow type and any values on the command line."""
 
 from __future__ import annotations
 

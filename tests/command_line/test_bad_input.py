@@ -1,4 +1,4 @@
-"""A user's mistake ends in one message and exit code 1 or 2: no traceback, nothing half-written."""
+"""User errors end in one message and exit code 1 or 2, without a traceback or partial output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``prune`` and ``distil``: a trained model is made smaller, twice, and what cannot be is one line."""
+"""``prune`` and ``distil``: a trained model is compressed, then reused; impossible requests end in one line."""
 
 from __future__ import annotations
 

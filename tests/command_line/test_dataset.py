@@ -1,4 +1,4 @@
-"""A table handed over by a task of the user's own: a DataFrame, a StructuredDataset, or Parquet named for one."""
+"""Tables from a user's own task: a DataFrame, a StructuredDataset, or a Parquet file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``export_model``: a trained model is exported alone, twice, and what is no model is one line."""
+"""``export_model``: a trained model is exported, then reused; other inputs are refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base is fine-tuned from one sentence to its report, and what cannot be is said in one line."""
+"""Fine-tuning of a base from one command to its report; errors are one line."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def check_that_others_load_it(model: Path, base: Path, evaluated: Evaluation) ->
     session = onnxruntime.InferenceSession(model / "model.fp32.onnx")
     (exported,) = session.run(None, {"tokens": tokens.to(torch.int16).numpy()})
     assert exported == pytest.approx(merged.numpy(), abs=1e-4)
-    # peft adds the adapters to the base as it is, and not in four bits.
+    # peft adds the adapters to the base in its own precision, not in four bits.
     near, far = (float((adapted - other).abs().mean()) for other in (merged, torch.zeros(())))
     assert near < 0.2 * far, (near, far)
 
@@ -121,7 +121,7 @@ def trained_bytes(directory: Path) -> int:
         ("base", {"model": {"quantise": "nf4"}}, 'model.quantise: "nf4" is not allowed; expected none, or a'),
         ("base", {"data": {"length": 512}}, "has positions for 64 tokens, and a row has 512"),
         ("base", {"model": {**ADAPTERS, "quantise": "nf4"}}, "which are no whole blocks of 64"),
-        ("base", {"model": {"base": "other"}}, "model.base: other is not allowed beside --base base"),
+        ("base", {"model": {"base": "other"}}, "model.base: other conflicts with --base base"),
         (
             "base",
             {"model": {"lora": {"rank": 4}}, "training": {"parallel": {"tensor": 2}}},

@@ -1,4 +1,4 @@
-"""A disk that fills up at any write of the main job: one line, nothing half-written, and a run with room goes on.
+"""A full disk at any write of the main job: one line of error, no partial output, and a run with room succeeds.
 
 At each name under which a file is opened for writing, one after the other.
 """

@@ -1,4 +1,4 @@
-"""What importing costs: a workflow's module loads flytekit and what the Elastic plugin needs, and no engine."""
+"""Cost of imports: a workflow's module loads flytekit and the needs of the Elastic plugin, but no engine."""
 
 from __future__ import annotations
 

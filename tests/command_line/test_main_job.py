@@ -1,4 +1,4 @@
-"""The main job as a person runs it: everything is really made, then reused, then made again where it has to be."""
+"""The main job on the command line: stages run, are reused, and run again after changes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def accuracy_by_variant(summary: dict[str, Any]) -> dict[str, float]:
     return {each["name"]: each["metrics"]["accuracy"] for each in summary["export"]["variants"] if each["metrics"]}
 
 
-@pytest.mark.skipif(not ADULT.exists(), reason="the Adult table does not lie beside this checkout")
+@pytest.mark.skipif(not ADULT.exists(), reason="the Adult table is missing next to this checkout")
 @pytest.mark.prove
 def test_adult_as_published_trains_with_the_defaults(pyflyte_run: Run, tmp_path: Path) -> None:
     config = {**QUICK, "training": {}, "data": {"header": False, "columns": COLUMNS}}
@@ -173,7 +173,7 @@ def test_adult_as_published_trains_with_the_defaults(pyflyte_run: Run, tmp_path:
 
 
 @pytest.mark.prove
-@pytest.mark.skipif(not ADULT.exists(), reason="the Adult table does not lie beside this checkout")
+@pytest.mark.skipif(not ADULT.exists(), reason="the Adult table is missing next to this checkout")
 def test_adult_over_five_splits(pyflyte_run: Run, tmp_path: Path) -> None:
     found, lost = [], []
     for seed in range(5):

@@ -1,4 +1,4 @@
-"""Nested conditionals: only the branch that is taken runs, whichever workflow module is imported."""
+"""Nested conditionals run only the branch that is taken, with any workflow module imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No library tells its maker that it is used: nothing leaves the machine but what inputs and outputs need."""
+"""No library reports its use: only inputs and outputs cause network traffic."""
 
 from __future__ import annotations
 

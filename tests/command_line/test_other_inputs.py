@@ -1,4 +1,4 @@
-"""Images and texts go the whole way that a table goes, without a target or a setting that says what they are."""
+"""Images and texts run through the same stages as tables, without a target or a setting of their kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preparing alone, as a person runs it: the card, the prepared data and a closing block that says what is in it."""
+"""``prepare`` on the command line: data card, prepared data and closing summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 300
 
 
 def table() -> str:
-    """Three hundred rows, one of which has a letter for a number and one no target."""
+    """Return 300 rows: one has a letter for a number, another lacks its target."""
     lines = [f"{i % 17},{(i * 37) % 101},{'Oslo' if i % 3 else 'Rome'},{'yes' if i % 2 else 'no'}" for i in range(ROWS)]
     lines[100] = "x,5,Oslo,yes"
     lines[200] = "5,5,Oslo,"

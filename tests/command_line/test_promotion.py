@@ -1,4 +1,4 @@
-"""``pyflyte run … train_and_promote``: the first model goes into service, and a worse one does not, with the reason."""
+"""``train_and_promote``: the first model is promoted; a worse one is refused with the reason."""
 
 from __future__ import annotations
 

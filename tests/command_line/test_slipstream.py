@@ -1,4 +1,4 @@
-"""The command ``slipstream``: what it lists, helps with and completes, and one line where a part is missing."""
+"""The command ``slipstream``: list, help, completion, and one line of error if a dependency is missing."""
 
 from __future__ import annotations
 

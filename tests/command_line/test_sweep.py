@@ -1,4 +1,4 @@
-"""``pyflyte run workflows/sweep.py sweep``: settings are searched, the best are trained, and it all goes on."""
+"""``pyflyte run workflows/sweep.py sweep``: search, training of the best settings, and resumption."""
 
 from __future__ import annotations
 

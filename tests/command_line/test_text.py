@@ -1,4 +1,4 @@
-"""Text goes the whole way to its report: documents and conversations, and what is wrong with them in one line."""
+"""Text from documents and conversations to the report; errors are one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on a terminal, whatever their cells quote."""
+"""Text tables on a terminal, with any text in their cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bins: every row is in one, and equal values are in the same one wherever they are counted."""
+"""Bins: every row is in exactly one, and equal values share one everywhere."""
 
 from __future__ import annotations
 

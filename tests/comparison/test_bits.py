@@ -1,4 +1,4 @@
-"""Bits per byte with an interval over documents: it holds the truth as often as it says."""
+"""Bits per byte with an interval over documents: it covers the truth as often as stated."""
 
 from __future__ import annotations
 

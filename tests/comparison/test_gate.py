@@ -1,4 +1,4 @@
-"""The gate: what is shown about a loss, and what is chosen from measured figures."""
+"""The gate: bounds of losses, and the choice from measured figures."""
 
 from __future__ import annotations
 

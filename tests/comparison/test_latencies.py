@@ -1,4 +1,4 @@
-"""Timing: turns in a drawn order, several loads, intervals, and no percentile without the calls that it needs."""
+"""Latencies: random order, several loads, intervals, and no percentile from too few calls."""
 
 from __future__ import annotations
 

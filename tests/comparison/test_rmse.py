@@ -1,4 +1,4 @@
-"""The limits of a loss of RMSE: on simulated errors, whose truth is known."""
+"""Intervals of a loss of RMSE on simulated errors with a known truth."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_loses_nothing_passes_as_before() -> None:
 
 
 def test_few_rows_that_differ_cannot_tell() -> None:
-    """Nine rows that are alike, or a thousand of which five are not, say nothing of a loss of 1 %."""
+    """Nine equal rows, or a thousand with five that differ, cannot show a loss of 1 %."""
     errors = np.random.default_rng(0).normal(size=1000)
     better = errors.copy()
     better[:5] /= 2

@@ -1,4 +1,4 @@
-"""Distillation by the trainer: what the loss is, whatever the ranks; killed and resumed; what is refused."""
+"""Distillation: the loss on any number of ranks, kills and resumption, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pruning: which units go together, what stays, and that the rest is a trained model like any other."""
+"""Pruning: groups of units, the choice of the units to keep, and a result like any other trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the smallest network: which is tried next, which students there are, and what is refused."""
+"""Search for the smallest model: the next candidate, the sizes of students, refusals."""
 
 from __future__ import annotations
 

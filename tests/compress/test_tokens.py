@@ -1,4 +1,4 @@
-"""A transformer is made smaller like any other network: its feed-forward layers pruned, or a shallower student."""
+"""Compression of transformers: pruned feed-forward layers or a shallower student."""
 
 from __future__ import annotations
 

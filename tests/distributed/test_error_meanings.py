@@ -1,4 +1,4 @@
-"""What the messages of CUDA, HIP, NCCL and gloo mean, and what becomes of each: one line, or another attempt."""
+"""Errors of CUDA, HIP, NCCL and gloo become one line of error or another attempt."""
 
 from __future__ import annotations
 

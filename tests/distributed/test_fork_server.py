@@ -1,4 +1,4 @@
-"""Forked processes are as new as spawned ones (environment, directory, output), and end with who started them."""
+"""Forked processes have the environment, directory and output of spawned ones, and end with their parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process confines what a library does: failures, crashes, endless work, memory and output."""
+"""A limited child process contains failures, crashes, endless work, memory and output of a library."""
 
 from __future__ import annotations
 

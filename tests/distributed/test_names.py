@@ -1,4 +1,4 @@
-"""Processes that connect on one machine ask no name server about it, and all other names are looked up as before."""
+"""Connections on one machine need no name server; all other names are looked up as usual."""
 
 from __future__ import annotations
 

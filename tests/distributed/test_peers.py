@@ -1,4 +1,4 @@
-"""Questions that the ranks put to each other from the background."""
+"""Requests between ranks from background threads."""
 
 from __future__ import annotations
 

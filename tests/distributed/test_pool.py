@@ -1,4 +1,4 @@
-"""Worker processes: what they import, and how many threads they start."""
+"""Worker processes: their imports and their number of threads."""
 
 from __future__ import annotations
 

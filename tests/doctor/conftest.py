@@ -1,4 +1,4 @@
-"""A package as the tests of the doctor break it."""
+"""Package that the tests of the doctor damage."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def healthy(archive: Path) -> Package:
-    """The package as it is: there is nothing to find."""
+    """Package without findings."""
     return read_package(archive)

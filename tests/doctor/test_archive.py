@@ -1,4 +1,4 @@
-"""Archives that unpack to more than a package has are refused before they are unpacked."""
+"""Archives that unpack to more than a package holds are refused before they are unpacked."""
 
 from __future__ import annotations
 

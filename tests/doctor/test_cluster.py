@@ -1,4 +1,4 @@
-"""The cluster's part, asked through a kubectl that answers from files."""
+"""The doctor's questions to a cluster, answered by a kubectl that reads files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``slipstream doctor``: what it prints, its exit code, and one line for what it cannot use."""
+"""``slipstream doctor``: output, exit codes, and one line for unusable input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How findings are counted and laid out."""
+"""Counts and layout of findings."""
 
 from __future__ import annotations
 

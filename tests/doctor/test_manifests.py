@@ -1,4 +1,4 @@
-"""What the doctor finds in manifests: nothing in those of ``slipstream manifests``, and each flaw as itself alone."""
+"""The doctor's findings in manifests: none in those of ``slipstream manifests``, and one for every flaw."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def covered_no_more(tree: Tree, resource: str) -> None:
 
 
 def anywhere_for(tree: Tree, grace: int) -> None:
-    """The pod is no longer kept on demand, and has so many seconds."""
+    """Allow the pod on any node, with a grace period of ``grace`` seconds."""
     del node(tree)["nodeSelector"]
     node(tree)["terminationGracePeriodSeconds"] = grace
 
@@ -242,9 +242,9 @@ def test_what_is_no_flaw_is_not_found() -> None:
     del static["spec"]["disruption"]
     assert not found([pool]) and not found([static], "h100-efa-spot")
     other = copy.deepcopy(named(PROFILE, "Deployment"))
-    node(other)["terminationGracePeriodSeconds"] = 3600  # on demand nobody takes the machine away
+    node(other)["terminationGracePeriodSeconds"] = 3600  # on-demand machines are not preempted
     assert not found([pool, other])
-    unsaid = copy.deepcopy(pool)  # Karpenter buys on demand if nothing is said
+    unsaid = copy.deepcopy(pool)  # without a capacity type, Karpenter buys on demand
     node(unsaid)["requirements"] = [r for r in node(unsaid)["requirements"] if "capacity-type" not in r["key"]]
     node(unsaid)["terminationGracePeriod"] = "24h"
     assert not found([unsaid])

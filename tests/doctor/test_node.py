@@ -1,4 +1,4 @@
-"""What is read of a node, from copies of other machines' /proc and /sys and from a GPU's library that is made up."""
+"""Checks of a node on copies of other machines' /proc and /sys, with a made-up NVML."""
 
 from __future__ import annotations
 

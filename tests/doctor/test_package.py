@@ -1,4 +1,4 @@
-"""Every finding both ways: a healthy package has none, and each way of breaking it is found where it was done."""
+"""Every finding both ways: a healthy package has none, and every damage is found where it was done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many failed rounds propeller allows, read with kubectl from what Flyte's charts put on a cluster."""
+"""Propeller's limit of failed rounds, read with kubectl from the manifests of Flyte's charts."""
 
 from __future__ import annotations
 

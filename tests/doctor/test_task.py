@@ -1,4 +1,4 @@
-"""The check of nodes as a Flyte task: where it runs, and what its deck and its result hold."""
+"""The check of nodes as a Flyte task: placement, deck and result."""
 
 from __future__ import annotations
 

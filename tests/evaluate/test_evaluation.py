@@ -1,4 +1,4 @@
-"""The evaluation of small models on small data."""
+"""Evaluation of small models on small data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of text without weights: probabilities, the published formulas, and more context is better."""
+"""Kneser-Ney model of text: probabilities, the published formulas, and the gain of more context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of text is measured on whole held-out documents, beside one without weights; and it learns."""
+"""Language models are evaluated on whole held-out documents against a model without weights, and they learn."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) 
 
 
 def measured(model: Predictor, data: PreparedData, documents: list[Document], context: int) -> tuple[float, float]:
-    """The bits per byte of the model, and of the one without weights with so many bytes of context."""
+    """Return the bits per byte of the model, and of the one without weights with ``context`` bytes."""
     train = [text.encode() for each in read_documents(data.artifact, "train") for text in each.texts]
     sizes = np.array([document.bytes for document in documents], np.float64)
     bits = graded_documents(model_function(model), data.signature, documents).bits

@@ -1,4 +1,4 @@
-"""Metrics against values worked out by hand."""
+"""Metrics against values computed by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_classification_scores_by_hand() -> None:
 
 
 def test_calibration_pools_rows_of_equal_confidence() -> None:
-    # 4 rows at confidence .8 of which 3 are right: |.75 - .8| = .05, whatever the classes.
+    # 4 rows at confidence .8, 3 of them right: |.75 - .8| = .05 for any classes.
     probabilities = np.array([[0.8, 0.2]] * 4)
     bins = metrics.calibration_bins(probabilities, np.array([0, 0, 0, 1]))
     assert [(b.rows, b.accuracy) for b in bins] == [(4, 0.75)]

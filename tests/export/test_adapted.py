@@ -1,4 +1,4 @@
-"""A fine-tuned transformer leaves as adapters that peft loads, and whole, its adapters merged."""
+"""Export of a fine-tuned transformer: adapters that peft loads, and the whole model with merged adapters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # With biases beside the adapters. Logits are so small that 1e-5 is more than rounding.
+    # The layers also have biases. Logits are so small that 1e-5 is more than rounding.
     directory, network = tmp_path_factory.mktemp("base"), random_network(attention_bias=True, mlp_bias=True, **SIZES)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -103,7 +103,7 @@ def test_peft_loads_the_adapter_by_the_line_that_is_told(
 
 
 def test_an_adapter_is_as_small_as_it_is(whole: Path) -> None:
-    # Pairs of [rank, in] and [out, rank] of each of two blocks: heads of 16, of which keys and values have two.
+    # Pairs of [rank, in] and [out, rank] in two blocks: heads of 16, two of them for keys and values.
     numbers = 2 * LORA.rank * ((64 + 64) + (64 + 32) + (128 + 64))
     content = (whole / "adapter/adapter_model.safetensors").read_bytes()
     assert len(content) == 8 + int.from_bytes(content[:8], "little") + 4 * numbers

@@ -1,4 +1,4 @@
-"""What cannot be exported, or not with these rows, is one line and leaves no artifact."""
+"""Models and rows that cannot be exported end in one line, without an artifact."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_data_that_is_not_the_models(data: PreparedData, tmp_path: Path) -> None
 
 
 def test_too_few_rows_to_calibrate(data: PreparedData, tmp_path: Path) -> None:
-    """Variants with ranges are not made, and it is said why; the file for TensorRT, which was asked for, is refused."""
+    """Variants with ranges are skipped with the reason; the requested file for TensorRT is refused."""
     splits = {name: np.array(data.split(name)) for name in ("train", "validation", "test")}
     few = write_prepared(tmp_path / "few", data.signature, {**splits, "train": splits["train"][:15]})
     trained = cast(TrainedModel, trained_on(data, 1))

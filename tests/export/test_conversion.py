@@ -1,4 +1,4 @@
-"""The ONNX file: dynamic in the batch, equal to torch, free of the machine that wrote it."""
+"""The ONNX file: dynamic batch size, equal to torch, independent of the exporting machine."""
 
 from __future__ import annotations
 

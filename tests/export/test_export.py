@@ -1,4 +1,4 @@
-"""The whole export of small models: what is written, what is chosen, what a failure does."""
+"""Whole exports of small models: files, the chosen variant, failures."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_nothing_is_printed(case: Case) -> None:
 
 
 def fake_timing(speeds: Mapping[str, float]) -> Any:
-    """Every file takes 1 ms, but those named so many times less."""
+    """Return a timer by which every file takes 1 ms, divided by its factor in ``speeds``."""
 
     def measure(loads: Mapping[str, Any], *_: Any) -> dict[str, Any]:
         found = {}
@@ -211,8 +211,8 @@ def test_an_export_that_does_not_agree_with_torch_stops_the_run(
 
 
 def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
-    """Other test rows change neither the candidates' bytes nor what is said about their losses; other training rows,
-    which calibrate, do."""
+    """Other test rows change neither the candidates nor their reported losses; other training rows, which calibrate,
+    change both."""
     data = table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=20)
     fp32 = tmp_path / "fp32.onnx"

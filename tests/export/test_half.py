@@ -1,4 +1,4 @@
-"""FP16 and BF16 files for GPUs: products in 16 bits and sums in FP32, checked on a machine without a GPU."""
+"""FP16 and BF16 files for GPUs: matmuls in 16 bits and sums in FP32, checked without a GPU."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: p
 
 
 def test_two_onnx_runtimes_over_each_other_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``pip install onnxruntime-gpu`` beside onnxruntime: both are the module of the same name."""
+    """``pip install onnxruntime-gpu`` overwrites onnxruntime: both install a module of the same name."""
     from slipstream.export import session
 
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(session.PROVIDERS.values()))

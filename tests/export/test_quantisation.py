@@ -1,4 +1,4 @@
-"""INT8: calibrated on training rows only, quantised where it pays, within the range that the CPU can sum."""
+"""INT8: calibrated on training rows only, quantised where it pays, without overflow on the CPU."""
 
 from __future__ import annotations
 

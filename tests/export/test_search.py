@@ -1,4 +1,4 @@
-"""The fastest of many candidates is found although a short measurement of each is noisy."""
+"""The fastest of many candidates is found despite noisy short measurements."""
 
 from __future__ import annotations
 

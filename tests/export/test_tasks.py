@@ -1,4 +1,4 @@
-"""Evaluation and export as Flyte tasks: what they hand on, and that they make it once."""
+"""Evaluation and export as Flyte tasks: outputs, and reuse of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The export of a transformer: judged over tokens, with a directory that Hugging Face's library loads."""
+"""Export of transformers: the gate over tokens, and a directory that Hugging Face's library loads."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def losses(rows: int, spread: str, draws: int) -> Iterator[np.ndarray]:
     for _ in range(draws):
         if spread == "whole rows":
             yield (random.random(rows) < 0.02).astype(float)
-        elif spread == "gains beside whole rows":
+        elif spread == "gains and whole rows":
             whole, gain = random.random(rows) < 0.04, random.random(rows) < 0.4
             yield np.where(whole, 1.0, gain * -0.02 / (0.4 * 0.96))
         elif spread == "noise and half rows":
@@ -131,9 +131,7 @@ def losses(rows: int, spread: str, draws: int) -> Iterator[np.ndarray]:
             yield random.binomial(32, shares) / 32
 
 
-@pytest.mark.parametrize(
-    "spread", ["alike", "unequal", "whole rows", "gains beside whole rows", "noise beside half rows"]
-)
+@pytest.mark.parametrize("spread", ["alike", "unequal", "whole rows", "gains and whole rows", "noise and half rows"])
 @pytest.mark.parametrize("rows", [100, 265, 1000])
 def test_the_limit_is_below_the_true_loss_in_one_of_twenty(rows: int, spread: str) -> None:
     """Two standard errors of 1,000 draws are 1.4 %."""

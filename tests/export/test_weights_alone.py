@@ -1,5 +1,4 @@
-"""A model that is too large for ONNX variants leaves as the files of Hugging Face's libraries, and whoever would run an
-ONNX model says in a line that there is none."""
+"""A model too large for ONNX variants is exported as Hugging Face files; commands that need ONNX say so in one line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What enters from outside, changed at random: it is taken, or refused in one line; never a traceback, a hang, a file
-outside of the target, or a result that is half there.
+"""Random changes of untrusted artifacts: accepted, or refused in one line, without a traceback, a hang, partial results
+or files outside of the target.
 
 A case is a number: the seed of its changes. ``make test`` has the first few of each kind, ``make prove`` as many new
 ones as fit into :data:`.SECONDS`, which begin at the time of day, so that no two runs have the same; a failure names

@@ -1,5 +1,5 @@
-"""Files that a user hands to a command, changed at random: numbers at the ends of their types, the ends of the
-calendar, digits, nesting. They are taken, or refused in one line, within 5 s of CPU time and 1 GiB.
+"""Random changes of files that a user hands to a command: extreme numbers and dates, digits, nesting. They are
+accepted, or refused in one line, within 5 s of CPU time and 1 GiB.
 
 Cases and times are those of ``test_artifacts.py``.
 """

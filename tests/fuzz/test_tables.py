@@ -1,4 +1,4 @@
-"""Tables for minutes: the properties that ``tests/prepare`` has for a few examples, on new ones each time."""
+"""Property tests of ``tests/prepare`` on new examples for minutes."""
 
 from __future__ import annotations
 

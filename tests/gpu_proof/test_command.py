@@ -1,4 +1,4 @@
-"""The command that checks a GPU, on the CPU: no rehearsal on rented time."""
+"""The command that checks a GPU, rehearsed on the CPU."""
 
 from __future__ import annotations
 

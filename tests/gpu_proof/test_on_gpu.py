@@ -1,4 +1,4 @@
-"""What `make gpu` tries of single parts: on a GPU, and of each as much on the CPU as a CPU has."""
+"""Single tests of `make gpu`: on a GPU, and as far as possible on the CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The check of telemetry on a GPU can fail: against a fake NVML and a fake nvidia-smi, with readings and marks that are
-wrong, and with causes that were not made."""
+"""The check of telemetry on a GPU can fail: with a fake NVML and nvidia-smi, wrong readings and marks, and causes that
+were not provoked."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_tool_that_says_a_tenth_more_fails(tmp_path: Path, tool: Callable[...,
 
 
 def figures(reading: DeviceReading, *, joules: float = 350, told: telemetry.Told | None = None) -> list[Figure]:
-    """Of ten seconds with these readings, in each of which so many joules are counted."""
+    """Return the figures of ten seconds with these readings and ``joules`` per second."""
     readings = [replace(reading, energy_joules=joules * second) for second in range(11)]
     samples = [sample(NOW + second, each) for second, each in enumerate(readings)]
     its = told or telemetry.Told(NOW, READING.busy, READING.memory_used_bytes, READING.power_watts)

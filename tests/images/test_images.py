@@ -1,4 +1,4 @@
-"""What the images promise, read from their Dockerfiles; their installing steps are run with a pip that takes notes."""
+"""Promises of the images, read from their Dockerfiles; a fake pip records their installing steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_runs_as_a_user_by_number_who_owns_home_and_working_directory(image: 
 
 
 def test_registered_code_is_unpacked_over_the_images_own(image: list[Instruction]) -> None:
-    """There uid 1000 may write, and a part of the code, as ``run --remote`` sends it, finds the rest beside it."""
+    """Uid 1000 may write there. Code sent by ``run --remote`` finds the rest in the same directory."""
     (workdir,) = places(image, "WORKDIR", "")
     by_register, by_run = (
         next(option.default for option in command.params if option.name == "destination_dir")
@@ -210,7 +210,7 @@ def test_the_build_fails_where_torch_became_one_for_cpus(tmp_path: Path, name: s
 def test_the_build_fails_where_the_torch_of_the_rocm_base_is_too_old(tmp_path: Path) -> None:
     step = install(tmp_path, "rocm", "2.9.1+rocm7.1", hip="7.1.25424")
     assert step.status != 0 and not step.requirements
-    assert "the base image has torch 2.9.1+rocm7.1, expected torch>=2.13: choose another BASE" in step.said
+    assert "BASE: has torch 2.9.1+rocm7.1; expected torch>=2.13; choose another base image" in step.said
 
 
 def test_a_torch_that_the_vendor_built_before_its_release_counts_as_that(tmp_path: Path) -> None:

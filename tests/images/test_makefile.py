@@ -1,4 +1,4 @@
-"""What ``make`` passes to pip, with a Python that only takes notes."""
+"""Arguments that ``make`` passes to pip, recorded by a fake Python."""
 
 from __future__ import annotations
 

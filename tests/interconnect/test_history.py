@@ -1,4 +1,4 @@
-"""Profiles by fingerprint, published whole: what is damaged or of other hardware is named and skipped."""
+"""Profiles by fingerprint, published atomically: damaged ones and those of other hardware are named and skipped."""
 
 from __future__ import annotations
 

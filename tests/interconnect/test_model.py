@@ -1,4 +1,4 @@
-"""The model of message sizes and the schemes of operations, on times whose truth is known."""
+"""Models of message sizes and of collective operations on times with a known truth."""
 
 from __future__ import annotations
 

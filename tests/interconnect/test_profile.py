@@ -1,4 +1,4 @@
-"""The network profile: raw times in, percentiles, bandwidths and intervals out, and JSON that comes back the same."""
+"""Network profile: percentiles, bandwidths and intervals from raw times, and a JSON round trip."""
 
 from __future__ import annotations
 

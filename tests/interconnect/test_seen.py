@@ -1,4 +1,4 @@
-"""What is seen of a group: parsers on the logs and tables that NVIDIA, AMD and AWS publish."""
+"""Parsers of the logs and tables that NVIDIA, AMD and AWS publish."""
 
 from __future__ import annotations
 

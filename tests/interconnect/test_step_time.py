@@ -1,4 +1,4 @@
-"""The predicted step, on cases that can be worked out by hand."""
+"""The predicted step time in cases that can be worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates are rendered as transformers renders them, within limits, and alike in every run."""
+"""Chat templates render as with transformers, within limits, and alike in every run."""
 
 from __future__ import annotations
 

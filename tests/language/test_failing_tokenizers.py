@@ -1,4 +1,4 @@
-"""A tokenizer with which the library panics, never returns or takes all memory ends in one line, in workers too."""
+"""Tokenizers that panic, hang or exhaust memory end in one line, in workers too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model stops: at its tokenizer's end, and one that answers also at the end of its turn."""
+"""Stop tokens of a model: its tokenizer's end, and for chat models also the end of a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of a document do not depend on truncation, padding and dropout that a tokenizer.json carries."""
+"""Truncation, padding and dropout in a tokenizer.json do not change a document's ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a tokenizer that somebody else made: no other file is read or copied through them."""
+"""Untrusted tokenizer files: no other file is read or copied through them."""
 
 from __future__ import annotations
 

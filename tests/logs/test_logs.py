@@ -1,4 +1,4 @@
-"""One line per message, on stderr, from the chosen level on, whatever other handlers there are."""
+"""One line per message on stderr, from the chosen level on, with any other handlers."""
 
 from __future__ import annotations
 

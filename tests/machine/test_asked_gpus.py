@@ -1,4 +1,4 @@
-"""A pod that asked for GPUs and sees none is refused in one line, with what most likely hides them."""
+"""A pod that requested GPUs and sees none is refused in one line with the likely cause."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_training_pod_does_not_train_on_its_cpu_instead(build: str | None, mon
     monkeypatch.setattr(elastic, "run_stage", Mock(side_effect=AssertionError("it went on")))
     with pytest.raises(UserError, match=r"profile\.gpu: the pod asked for 2 GPUs"):
         train.execute()
-    # On a user's own machine nobody asked for what the profile of the cluster says.
+    # A user's own machine need not have the GPUs of the cluster's profile.
     monkeypatch.setattr(elastic, "runs_locally", lambda: True)
     with pytest.raises(AssertionError, match="it went on"):
         train.execute()

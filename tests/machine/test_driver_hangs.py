@@ -1,4 +1,4 @@
-"""A driver that never answers is said, and never taken for a machine without GPUs."""
+"""A hanging driver is reported, and not taken for a machine without GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many GPUs a pod has, from a /sys that is made up and refuses what the kernel refuses."""
+"""The number of GPUs of a pod, from a made-up /sys that refuses the same reads as the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process may use of its machine: cores, memory, and so the number of worker processes."""
+"""Limits of a process on its machine: cores, memory, and the resulting number of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only Linux has, the project does without."""
+"""The project works without the features that only Linux has."""
 
 from __future__ import annotations
 

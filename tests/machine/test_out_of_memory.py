@@ -1,4 +1,4 @@
-"""What the kernel counts when memory runs out: as it writes it, and for real."""
+"""The kernel's counters of memory that ran out, from samples and for real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices are known by their names, and so is what only sounds like one of the table."""
+"""Devices are recognised by their names; similar names are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests of whatever a profile may say are valid, and the doctor finds nothing in them."""
+"""Manifests of any profile are valid, and the doctor finds nothing in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``slipstream manifests``: a directory that is whole or as it was, what is printed, one line for what cannot be."""
+"""``slipstream manifests``: atomic output directory, messages, and one line of error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files there are, in which order, with what at their heads; and of which profiles there are any."""
+"""The written files: their order, their headers, and the profiles that need them."""
 
 from __future__ import annotations
 

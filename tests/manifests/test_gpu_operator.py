@@ -1,4 +1,4 @@
-"""How GPUs are shared and divided, and what the operator is told, follow from the profile."""
+"""Sharing and partitioning of GPUs, and the operator's settings, follow from the profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes follow from the profile: pools that its pods tolerate, machines that have what they ask for."""
+"""Node pools follow from the profile: pods tolerate them, and their machines have the requested resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues and quotas hold what the profile asks for, and production goes first."""
+"""Queues and quotas cover the profile's requests, and production has priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every manifest fits its schema, and none does any more with a key misspelt or one that must be there removed."""
+"""Every manifest fits its schema, and fails with any misspelt key or without any required one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slipstream.manifests.documents import rendered
 from tests.support.kube_schemas import CRDS, errors, errors_by_version, is_core, keys, mutated
 from tests.support.written_manifests import PROFILES, files, objects, trees
 
-needs_definitions = pytest.mark.skipif(not CRDS.is_dir(), reason="no published definitions lie beside this checkout")
-#: Maps whose keys are the user's, or names of resources: nobody can say that one is misspelt.
+needs_definitions = pytest.mark.skipif(not CRDS.is_dir(), reason="no published definitions next to this checkout")
+#: Maps with free keys or names of resources, where a schema cannot find a misspelt key.
 FREE = {
     *("labels", "annotations", "matchLabels", "nodeSelector", "nodeLabels", "requests", "limits", "hard", "data"),
     *("selector", "tags", "deserved", "capability", "metadata"),

@@ -1,4 +1,4 @@
-"""A model is served by pods like those that timed it, and scaled by what says something of them."""
+"""A model is served by pods like those that timed it, and scaled by a meaningful metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``model.arguments``: what a factory does not take, or needs, is named, and so is what it refuses."""
+"""``model.arguments``: unknown, missing and refused arguments of a factory are named."""
 
 from __future__ import annotations
 

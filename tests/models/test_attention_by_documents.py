@@ -1,4 +1,4 @@
-"""Documents that share a row attend to themselves alone."""
+"""Documents that share a row attend only to themselves."""
 
 from __future__ import annotations
 

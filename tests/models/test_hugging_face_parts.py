@@ -1,4 +1,4 @@
-"""Weights in parts are what transformers loads, and are written without a copy of the model."""
+"""Weights in several files that transformers loads, written without a copy of the model."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_no_tensor_is_copied_or_kept(network: Transformer) -> None:
         for name in kinds:
             tensor = torch.ones(1000)
             tensor.held = Counted()  # type: ignore[attr-defined]
-            assert len(alive) <= 2, "the one that was handed on, and the next"
+            assert len(alive) <= 2, "the current tensor, and the next"
             yield name, tensor
 
     kinds = {name: Kind(torch.float32, (1000,)) for name in "abcdef"}

@@ -1,4 +1,4 @@
-"""The tables of rotary positions are made once, and never of a pass that is only traced."""
+"""Rotary tables are computed once, and never from a traced pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trained model keeps of the base that it was fine-tuned from, and what of that is believed."""
+"""Record of a fine-tuned model about its base, and which of its fields are trusted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LORA = LoraConfig(rank=2, targets=["q_proj"])
 
 
 def fine_tuned(place: Path, lora: LoraConfig) -> Path:
-    """A model of the base beside it, with the weights that training begins with."""
+    """Write a model with its initial weights, and its base in the same directory."""
     base = make_base(place / "base", tokenizer=False)
     config = shaped_for(ModelConfig(base=str(base), lora=lora), SIGNATURE)
     weights = build(config, SIGNATURE, 0).own_state()

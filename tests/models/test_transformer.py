@@ -1,5 +1,5 @@
-"""The transformer computes what Hugging Face's implementation computes with the same weights, and its initial weights
-are a pure function of seed and name."""
+"""The transformer equals Hugging Face's implementation for the same weights; its initial weights are a pure function of
+seed and name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which code a model runs: a factory that the user's configuration names, defined where that says; never what a
-trained model's file names by itself."""
+"""Trusted factories: only the user's configuration chooses the code of a model, never a trained model's file."""
 
 from __future__ import annotations
 

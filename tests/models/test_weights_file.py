@@ -1,4 +1,4 @@
-"""Files of weights that are written tensor by tensor are those that safetensors writes."""
+"""Weights written tensor by tensor equal the files of safetensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules and dashboard ask only for what the code shows; each rule fires when it should, and only then."""
+"""Rules and dashboard query only exported metrics; every rule fires when it should, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How capacity comes and goes: from ledgers, from files, from profiles."""
+"""Spot capacity over time, from ledgers, files and profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``slipstream plan`` from measured runs to what to take; and what it refuses, one line each."""
+"""``slipstream plan``: recommendations from measured runs, and refusals in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long work takes on other GPUs: measured, or by the ratio of rooflines."""
+"""Training time on other GPUs: measured, or by the ratio of rooflines."""
 
 from __future__ import annotations
 

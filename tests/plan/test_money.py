@@ -1,4 +1,4 @@
-"""The closed forms against the simulation, and the decision between spot and on demand by either."""
+"""Closed forms of cost against the simulation, and the choice between spot and on demand by both."""
 
 from __future__ import annotations
 

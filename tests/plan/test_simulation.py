@@ -1,4 +1,4 @@
-"""Simulated trainings: Flyte's rule, notices, what never ends, and bursty capacity."""
+"""Simulated trainings: Flyte's retry rule, preemption notices, endless trainings and bursty capacity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOB = Job(work=10, every=1, stall=0.1, publish=0.05, restart=0.5)
 
 @dataclass
 class Given:
-    """The same times for every training, the last of which is repeated."""
+    """Capacity with the same uptimes for every training; the last one repeats."""
 
     ups: list[float]
     wait_hours: float = 0.25

@@ -1,4 +1,4 @@
-"""What preemptions cost: against what is known of exponential times."""
+"""Cost of preemptions against closed forms for exponential times."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_a_warned_training_loses_starts_and_saves_and_no_step() -> None:
 
 
 def test_without_a_warning_half_an_interval_is_lost_and_what_was_not_published() -> None:
-    """Preemptions are seldom beside saves: the time since the last save is uniform."""
+    """Preemptions are independent of saves: the time since the last save is uniform."""
     pace = Pace(hours=24, save_every_s=360, save_s=36, start_s=0)
     lost, _, retries = mean(0.05, pace, warned=False)
     assert lost / retries == pytest.approx(0.1 / 2 + 0.01, rel=0.05)
 
 
 def test_without_any_save_it_takes_as_long_as_is_known() -> None:
-    """A task of t hours that begins anew at each event of rate r takes (exp(rt) - 1) / r hours (Daly, 2006)."""
+    """A task of t hours that restarts at every event of rate r takes (exp(rt) - 1) / r hours (Daly, 2006)."""
     _, clock, _ = mean(0.5, Pace(hours=2, save_every_s=1e6, start_s=0), warned=False)
     assert clock == pytest.approx((np.exp(1) - 1) / 0.5, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""Real steps of 16 models and batches on this machine's CPU, each predicted from the others."""
+"""Real steps of 16 models and batches on this machine's CPU, every one predicted from the others."""
 
 from __future__ import annotations
 

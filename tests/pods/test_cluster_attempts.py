@@ -1,4 +1,4 @@
-"""Attempts at a task whose pods are lost: who pays, what runs beside what, and where the last attempt runs."""
+"""Attempts at a task that loses pods: charged retry budget, overlapping pods, and the node of the last attempt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bucket(server: FaultyS3) -> Bucket:
 
 @pytest.mark.parametrize("job", [False, True])
 def test_the_next_attempt_runs_beside_the_pods_of_the_one_before(job: bool, bucket: Bucket, tmp_path: Path) -> None:
-    execution = Shell(FIRST_LASTS, job=job, retries=int(job)).execution(bucket, tmp_path, f"beside-{job}".lower())
+    execution = Shell(FIRST_LASTS, job=job, retries=int(job)).execution(bucket, tmp_path, f"overlap-{job}".lower())
     pods = 1 + job
     with under_way(execution) as running:
         first = [running_pod(execution, number) for number in range(pods)]

@@ -1,4 +1,4 @@
-"""What the rehearsed cluster makes of pods that end, are lost or are deleted: small shell scripts for pods."""
+"""The rehearsed cluster on pods that end, are lost or are deleted; small shell scripts stand in for pods."""
 
 from __future__ import annotations
 

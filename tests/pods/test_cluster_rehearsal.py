@@ -1,4 +1,4 @@
-"""A table prepared by several pods on a rehearsed cluster: the packaged workflow, from step to step through S3."""
+"""A table prepared by several pods on a rehearsed cluster: the packaged workflow, step by step through S3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Propeller's failed rounds (``status.failedAttempts``): eleven end an execution, whatever its tasks may retry."""
+"""Propeller's failed rounds (``status.failedAttempts``): eleven end an execution, with any number of task retries."""
 
 from __future__ import annotations
 

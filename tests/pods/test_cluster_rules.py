@@ -1,4 +1,4 @@
-"""The rules by which the rehearsed cluster resolves inputs, finds cached results, pays for retries and decides."""
+"""The rehearsed cluster's rules for inputs, cached results, retry budgets and conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for fewer pods than there are: who runs, and who waits until somebody has left."""
+"""Room for fewer pods than there are: which run, and which wait until another has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a rehearsal says which attempts failed, of what, and who paid, and loads nothing from elsewhere."""
+"""The page of a rehearsal names failed attempts, their causes and budgets, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole pods of a PyTorchJob, ended as the operator ends them: no result is lost, and no cause."""
+"""Whole pods of a PyTorchJob, ended like the operator ends them: no result and no cause is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every task has, whoever wrote it."""
+"""Properties of every task, in all modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts in pods: they need no fonts of the system, so nothing looks for any."""
+"""Charts in pods need no fonts of the system, so no library looks for any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod's log ends with: the cause if the task has failed, and never a library's complaint about open sessions."""
+"""The last line of a pod's log: the cause of a failure, and never a library's complaint about open sessions."""
 
 from __future__ import annotations
 

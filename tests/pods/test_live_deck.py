@@ -1,4 +1,4 @@
-"""A deck that a thread publishes: what it shows, and that nothing that goes wrong with it reaches the task."""
+"""Live decks: their pages, and that no failure of a deck reaches the task."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_page_that_cannot_be_made_is_one_warning(pages: list[str], capfd: pyte
 
     with live_deck.live_deck("Train", page):
         until(lambda: len(made) > 3)
-    assert not pages and capfd.readouterr().err.count("the deck 'Train' is not published: the disk is full") == 1
+    assert not pages and capfd.readouterr().err.count("the deck 'Train' could not be published (the disk is full)") == 1
 
 
 @pytest.mark.parametrize(("error", "waits"), [(ValueError("a bug"), True), (FlyteRecoverableException("lost"), False)])

@@ -1,4 +1,4 @@
-"""What attempts note of their memory, one rule at a time; ``test_out_of_memory.py`` runs whole pods."""
+"""Memory notes of attempts, one rule at a time; ``test_out_of_memory.py`` runs whole pods."""
 
 from __future__ import annotations
 

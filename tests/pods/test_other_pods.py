@@ -1,4 +1,4 @@
-"""A pod whose job does not get all of its pods: it says for whom it waits, and what nobody needs is given up."""
+"""Pods of an incomplete job: they log which pods they wait for, and an optional stage is given up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_training_says_for_whom_it_waits_and_then_trains(cluster: Cluster, tmp
     port, own = free_port(), python_path(tmp_path, SOON, before="tasks.flyte.elastic")
     first = cluster.pod(2, "waits", number=0, **{**job(0, "waits", port), **own})
     deadline = time.monotonic() + 60
-    while "waits since" not in first.said():
+    while "this pod has waited" not in first.said():
         assert first.running and time.monotonic() < deadline, first.said()
         time.sleep(0.1)
     said = "s for the 2 pods of this job: waits-worker-0, waits-worker-1 (no room on the cluster, or still starting)"
@@ -70,7 +70,7 @@ def test_a_benchmark_without_its_peers_is_given_up_for_good(cluster: Cluster) ->
     pod = cluster.pod(2, "left-out", number=0, inputs="benchmark", **variables)
     said, verdict = pod.finish(), cluster.verdict("left-out")
     assert (verdict.payer, verdict.recoverable) == ("user", False), said
-    assert "collectives: its 2 pods did not meet within 3 s (collectives.timeout), so it is left out" in verdict.cause
+    assert "collectives: its 2 pods did not meet within 3 s (collectives.timeout), so it is skipped" in verdict.cause
 
 
 @pytest.mark.prove
@@ -96,9 +96,9 @@ def test_a_training_and_a_benchmark_in_room_for_three_do_not_block_each_other_fo
         assert room.pods == [other, training[0], benchmark[0]] and training[1].pending and benchmark[1].pending
         left_out = run_job(benchmark, lambda: cluster.verdict("few-benchmark"))
         assert (left_out.payer, left_out.recoverable) == ("user", False), benchmark[0].said()
-        assert "did not meet within 3 s (collectives.timeout), so it is left out" in left_out.cause
+        assert "did not meet within 3 s (collectives.timeout), so it is skipped" in left_out.cause
         assert run_job(training, lambda: cluster.verdict("few-inputs")).succeeded, training[0].said()
-        assert other.running, "nobody else left"
+        assert other.running, "the other pod ended"
     finally:
         for pod in (other, *training, *benchmark):
             pod.kill()

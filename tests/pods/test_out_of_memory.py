@@ -1,4 +1,4 @@
-"""Pods whose memory is small for real: whichever process the kernel kills, the failure has one name and is final."""
+"""Pods whose memory is really small: whichever process the kernel kills, the failure has one name and is final."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_third_attempt_knows_why_two_were_killed(cluster: Cluster, groups: l
 
 @pytest.mark.prove
 def test_who_gets_on_between_two_ends_is_not_refused(cluster: Cluster, groups: list[Path], tmp_path: Path) -> None:
-    """A node may go twice while memory is nearly full. And whoever ends in another way takes the note away."""
+    """A node may be lost twice while memory is nearly full. An attempt that ends otherwise deletes the note."""
     attempts = Attempts(cluster, "gets-on", tmp_path)
     for number, saved in enumerate((10, 20)):
         note = attempts.killed_as_a_whole(groups[number], 15, saved)

@@ -1,4 +1,4 @@
-"""What a cluster is told: resources, spot, retries, caching, timeouts, the shape of the PyTorchJobs."""
+"""Settings of a packaged workflow: resources, spot, retries, caching, timeouts, the shape of the PyTorchJobs."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
 
 
 def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, Package]) -> None:
-    """Flyte writes such an input anew, in random order, for each execution, so that its cache never hits."""
+    """Flyte writes such an input again for every execution, in random order, so the cache never hits."""
     bindings = [
         (workflow, identity, binding)
         for workflow, template in packaged[1].workflows.items()
@@ -256,7 +256,7 @@ def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, 
 
 
 def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> None:
-    """The stage that is cached depends on one that never is, and that one reads the data's bytes."""
+    """The cached stage depends on an uncached one, which reads the data's bytes."""
     made = packaged[1]
     outer = {node.id: node for node in made.workflows[WORKFLOW].nodes}
     nodes = [node for _, node in nodes_of(made.workflows[WORKFLOW])]

@@ -1,4 +1,4 @@
-"""A profile is data; what it says reaches the task's metadata, and a pod of another shape refuses to start."""
+"""Profiles reach the tasks' metadata; a pod of another shape refuses to start."""
 
 from __future__ import annotations
 

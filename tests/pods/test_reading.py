@@ -1,4 +1,4 @@
-"""A rehearsal of the stages after training: what their pods ask of S3 of a prepared set is what they read of it."""
+"""Reads of prepared data: pods of the stages after training request from S3 only the files that they read."""
 
 from __future__ import annotations
 

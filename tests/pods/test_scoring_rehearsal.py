@@ -50,7 +50,7 @@ def test_pods_that_are_lost_publish_one_table_with_the_bytes_of_one_process(here
 
 
 def large_files(directory: Path) -> Path:
-    """Larger than two parts together, by a column that nobody asks for."""
+    """Write files larger than two parts together; most of it is an unused column."""
     write_files(directory, FILES, of_each=3000)
     for path in directory.iterdir():
         frame = pd.read_csv(path)

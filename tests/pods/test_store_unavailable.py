@@ -1,4 +1,4 @@
-"""A store that stays away: every task tells Flyte to try again, and a person at the terminal what to do."""
+"""An unavailable store: every task asks Flyte to retry, and tells a user at the terminal how to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep of two pods on a rehearsed cluster: the packaged workflow, pods that are lost, and what comes of it."""
+"""A sweep of two pods on a rehearsed cluster: the packaged workflow, lost pods, and the result."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ TRIALS = 6
 
 @dataclass
 class OfWorkers(Kills):
-    """Workers of a sweep write to one store, so nobody can tell whose write it is: at these writes one of them that
-    runs is lost."""
+    """Kills of sweep workers at given writes.
+
+    The workers write to one store, which cannot tell their writes apart, so any running worker is lost.
+    """
 
     nodes: Sequence[str] = ()
     store: str = ""

@@ -1,4 +1,4 @@
-"""The deck of training in pods: it is there while training goes on, tells of attempts before, and costs it nothing."""
+"""The deck of training in pods: shown during training, lists earlier attempts, and does not slow training down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packaged main workflow on a rehearsed cluster: what is cached hits, and kills change nothing in the model."""
+"""The packaged main workflow on a rehearsed cluster: cached stages hit, and kills do not change the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever Arrow can hold: it is prepared, or the column is set aside with a word, or there is one clear line."""
+"""Columns of any Arrow type are prepared, skipped with a warning, or refused in one line."""
 
 from __future__ import annotations
 

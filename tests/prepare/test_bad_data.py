@@ -1,4 +1,4 @@
-"""What is wrong with data is said in one line that names it, and bad rows are set aside and counted."""
+"""Bad data is reported in one line that names it; bad rows are quarantined and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data card says what is in the data, and warns of what would make a model useless."""
+"""The data card describes the data and warns of properties that would make a model useless."""
 
 from __future__ import annotations
 

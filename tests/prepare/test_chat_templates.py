@@ -29,7 +29,7 @@ def at(word: str, statement: str) -> str:
 
 
 def rows(count: int, **others: str) -> list[dict[str, str]]:
-    """Questions, of which those at the given places (``at_31``) have another text."""
+    """Return ``count`` questions; ``others`` replaces the text of some, as in ``at_31``."""
     return [
         {"prompt": others.get(f"at_{number}", f"What is {number}?"), "completion": f"It is {number}."}
         for number in range(1, count + 1)

@@ -1,4 +1,4 @@
-"""What may not be read is one line that says so, wherever it lies; nothing is passed over."""
+"""Unreadable files are one line of error, in every place; none is skipped."""
 
 from __future__ import annotations
 

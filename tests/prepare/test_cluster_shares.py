@@ -1,4 +1,4 @@
-"""A table prepared by several machines is, byte for byte, the one that a single machine prepares."""
+"""A table prepared by several machines equals that of a single machine, byte for byte."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_what_was_changed_on_its_way_is_not_believed(tmp_path: Path) -> None:
     assert exchange.read(part, Value) == Value(1)
     for name in (VALUE, "run.rows"):
         raw = (part / name).read_bytes()
-        (part / name).unlink()  # the original stays as it is
+        (part / name).unlink()  # the original stays unchanged
         (part / name).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
         with pytest.raises(DamagedArtifact, match=name):
             exchange.read(part, Value)

@@ -1,4 +1,4 @@
-"""Conversations to rows of tokens: only answers are learned, none is cut, and what is none is named."""
+"""Conversations to rows of tokens: only answers are learned, none is cut, and invalid rows are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CSV cut into blocks holds the rows that Python's csv module finds in the whole of it, wherever the borders fall."""
+"""A CSV file cut into chunks has the same rows as with Python's csv module, wherever the borders fall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that is cut while it is read is one clear line, not the end of the process by a signal."""
+"""A file that is cut during reading is one line of error; no signal ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user says about the data (types, separators, quotes) is what happens; what is not said is warned of."""
+"""Declared properties of the data (types, separators, quotes) are applied; undeclared ones cause a warning."""
 
 from __future__ import annotations
 

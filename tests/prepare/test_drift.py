@@ -1,4 +1,4 @@
-"""Drift: none is called so where rows were split by chance, and one of half a standard deviation is found."""
+"""Drift: none in random splits, and a shift of half a standard deviation is found."""
 
 from __future__ import annotations
 

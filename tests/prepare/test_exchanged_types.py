@@ -1,4 +1,4 @@
-"""Every type that pods exchange, or that a record of finished work holds, comes back equal to the bit."""
+"""Every type in exchanged files and in records of finished work is read back bit for bit."""
 
 from __future__ import annotations
 

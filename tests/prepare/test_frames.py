@@ -1,4 +1,4 @@
-"""A DataFrame handed over in Python is the same data as its file."""
+"""A DataFrame in Python is the same data as its file."""
 
 from __future__ import annotations
 

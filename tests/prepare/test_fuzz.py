@@ -1,4 +1,4 @@
-"""Whatever the bytes are: a result whose counts add up, or one line; never a traceback, never a hang."""
+"""Any bytes give a result with consistent counts, or one line of error, without a traceback or a hang."""
 
 from __future__ import annotations
 

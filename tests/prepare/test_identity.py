@@ -1,4 +1,4 @@
-"""One value is one value, however it is stored or spelled: the same rows share a split, whatever brings them."""
+"""Equal values in any storage type or spelling are one value: equal rows share a split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as class folders and as arrays: the same prepared format, hostile files set aside, splits by content."""
+"""Images in class folders and in arrays: the same prepared format, hostile files quarantined, splits by content."""
 
 from __future__ import annotations
 

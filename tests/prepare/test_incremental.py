@@ -1,4 +1,4 @@
-"""New files beside an earlier prepared set: statistics stay, rows stay, and only what is new is worked on."""
+"""New files after an earlier preparation: statistics and rows stay, and only new files are processed."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def records(data: PreparedData, segment: str) -> np.ndarray:
 
 def test_a_row_has_the_split_that_it_would_have_had(sales: Path, january: PreparedData, tmp_path: Path) -> None:
     add(sales, "february", month(1))
-    beside = prepare(tmp_path / "beside", sales, january.artifact.directory)
-    anew = prepare(tmp_path / "anew", sales)
+    beside = prepare(tmp_path / "extended", sales, january.artifact.directory)
+    anew = prepare(tmp_path / "fresh", sales)
     assert {split: beside.card["rows"][split] for split in SPLITS} == {s: anew.card["rows"][s] for s in SPLITS}
     # The same without January's file: what the base set has seen need not be there any more.
     (sales / "january.parquet").unlink()

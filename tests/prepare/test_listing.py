@@ -1,4 +1,4 @@
-"""The source is listed once: what is fingerprinted is what is read, and what changes meanwhile is an error."""
+"""The source is listed once: the fingerprinted files are read, and changes meanwhile are errors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_goes_wrong_because_a_file_changed_is_said_so(tmp_path: Path, monke
 
 
 def parquet(path: Path, *names: str, groups: int = 6) -> None:
-    """A Parquet file with the columns ``names`` and y, in so many row groups; whole at every moment."""
+    """Write atomically a Parquet file with the columns ``names`` and y, in ``groups`` row groups."""
     rows = 100 * groups
     columns = {name: np.arange(float(rows)) for name in names}
     pq.write_table(pa.table({**columns, "y": np.arange(rows) % 2}), path.with_suffix(".new"), row_group_size=100)
@@ -145,7 +145,7 @@ def test_another_file_in_the_place_of_one_is_one_line_whatever_it_lacks(
     ],
 )
 def test_a_file_that_was_removed_after_it_was_listed_is_one_line(tmp_path: Path, suffix: str, work: str) -> None:
-    """Whoever comes upon it first: the fingerprint, a process that decodes it, or one of several machines."""
+    """The fingerprint, a decoding process or one of several machines finds it first."""
     data = tmp_path / "data"
     write_source(data, suffix)
     listing = list_source(str(data))
@@ -198,7 +198,7 @@ def test_a_machine_that_reads_what_changed_says_so(
     monkeypatch.setattr(shares, step, after_a_change)
     with pytest.raises(UserError, match="was changed while it was read; start again"):
         on_several(tmp_path / "pods", list_source(str(tmp_path / "data")), 2, DataConfig(), "y")
-    # Nobody reads text again once it is parsed: that it changed is found before the artifact is written.
+    # Text is not read again once it is parsed: its change is found before the artifact is written.
     assert len(happened) == (2 if (suffix, step) == ("csv", "encode_share") else 1)
     assert not (tmp_path / "pods/prepared").exists()
 

@@ -1,4 +1,4 @@
-"""A disk that is full, for real: one line, nothing half-written is believed, and with space the same command succeeds.
+"""A really full disk: one line of error, no trust in partial files, and with space the same command succeeds.
 
 The disk is a small tmpfs, mounted in a namespace of the test's own.
 """
@@ -98,7 +98,7 @@ def test_a_full_disk_is_said_and_then_forgotten(tmp_path: Path, where: str) -> N
     else:
         pq.write_table(table, data, row_group_size=2500)
     script = tmp_path / "attempts.py"
-    script.write_text(ATTEMPTS)  # a file, because workers import it anew
+    script.write_text(ATTEMPTS)  # a file, because workers import it themselves
     step, _, by = where.partition(" by ")
     arguments = (script, data, tmp_path / "disk", step, "2" if by else "1")
     ran = on_a_small_disk(tmp_path / "disk", sys.executable, *arguments)

@@ -1,4 +1,4 @@
-"""Files, names and values that a table seldom has: read as they are meant, or one line that says what to do."""
+"""Unusual files, names and values: read correctly, or refused in one line with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table larger than the memory that a process may have is prepared all the same."""
+"""A table larger than the memory limit of the process is prepared."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_table_larger_than_memory(roomy: Path) -> None:
     numbers = draw.normal(size=(COLUMNS, GROUP))
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
         for first in range(0, ROWS, GROUP):
-            # Drawn anew for each group they would take longer than all else.
+            # Drawing new values for every group would take longer than everything else.
             columns = {
                 n: np.roll(column, first // GROUP) * draw.normal(1, 0.01)
                 for n, column in zip(names, numbers, strict=True)

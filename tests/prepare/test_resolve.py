@@ -1,4 +1,4 @@
-"""What raw data is, is decided once and handed down to whoever prepares it."""
+"""Raw data is resolved once and passed to all preparing processes."""
 
 from __future__ import annotations
 

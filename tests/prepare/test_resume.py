@@ -1,4 +1,4 @@
-"""A prepare that is killed goes on where it stopped, and gives what one that was never killed gives."""
+"""A killed preparation resumes and gives the result of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.CompletedProcess[str]:
-    """A prepare with two workers, one of which kills itself or its parent in its third unit."""
+    """Prepare with two workers; one kills itself or its parent in its third unit."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     command: list[str | Path] = [
@@ -221,7 +221,7 @@ def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path)
     assert with_workers(parquet, tmp_path, "parent").returncode == -signal.SIGKILL
     orphan = Path(f"/proc/{(tmp_path / 'first.victim').read_text()}/stat")
     deadline = time.monotonic() + 20
-    # Nobody may be there to reap it: a zombie is dead, too.
+    # No process may reap it: a zombie is dead, too.
     while orphan.exists() and orphan.read_text().split(") ")[1][0] != "Z":
         assert time.monotonic() < deadline, "the worker outlived the process that started it"
         time.sleep(0.05)
@@ -308,7 +308,7 @@ def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) 
             (scratch.root / "square-0-000001.done").write_bytes(record)
             list(scratch.map(square, range(3)))
         assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
-        assert not (tmp_path / name).exists(), "the next attempt begins anew"
+        assert not (tmp_path / name).exists(), "the next attempt starts from scratch"
 
 
 def test_a_partitioned_directory_with_dates_in_text_goes_on_too(

@@ -1,4 +1,4 @@
-"""Raw data in S3 is read by ranges and gives what the same files give locally, although requests fail on the way."""
+"""Raw data in S3 is read by ranges, with failing requests, and gives the same result as local files."""
 
 from __future__ import annotations
 

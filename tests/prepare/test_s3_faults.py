@@ -1,4 +1,4 @@
-"""An S3 that stalls, denies or loses raw data while it is read: got over if that can be, else said in one line."""
+"""An S3 that stalls, denies or loses raw data during reading: retried if possible, else one line of error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMATS = ("csv", "parquet")
 
 @pytest.fixture
 def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """A store of which one soon thinks that it does not answer."""
+    """Store with short timeouts in its client."""
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.5)
     monkeypatch.setattr(retry, "ATTEMPTS", 4)
     s3.client_of.cache_clear()

@@ -1,4 +1,4 @@
-"""A table has the types that its values have, whichever format it came in."""
+"""Columns get the types of their values in every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of many runs are stored once each, in the order of their keys, however they are cut and merged."""
+"""Rows of many runs are stored once each, in the order of their keys, for any cuts and merges."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_parts_are_consecutive_ranges_of_keys(
 
 
 def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows in their order, of which the last ones are a split: their keys lie in the last part."""
+    """The last rows form a split, and rows keep their order, so its keys lie in the last part."""
     monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", 160)
     order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
     records["number"] = np.arange(100)

@@ -1,4 +1,4 @@
-"""What is counted in bulk is what would be counted one by one, however the values are stored."""
+"""Vectorised statistics equal those of single values, for every storage type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ordinary table needs nothing but its name and a target, and what is stored can be computed by hand."""
+"""Ordinary tables need only their name and a target; stored values can be computed by hand."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_digits_are_images(tmp_path: Path) -> None:
     assert data.signature.image_mean == (pytest.approx(train.mean()),)
 
 
-@pytest.mark.skipif(not ADULT.exists(), reason="the census data is not beside the repository")
+@pytest.mark.skipif(not ADULT.exists(), reason="the census data is missing next to the repository")
 def test_the_census_table_as_published() -> None:
     import tempfile
 

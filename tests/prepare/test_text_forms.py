@@ -1,4 +1,4 @@
-"""Text in other forms than a comma-separated file: other delimiters, JSON Lines, compressed, and columns of nothing."""
+"""Text formats other than a comma-separated file: delimiters, JSON Lines, compression, and empty columns."""
 
 from __future__ import annotations
 

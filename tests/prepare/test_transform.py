@@ -1,4 +1,4 @@
-"""The transformation that travels with the data gives every raw row the inputs that training saw."""
+"""The stored transformation gives every raw row the inputs of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row weights: never a feature, stored with the row, and in training a weight of 2 is the row twice."""
+"""Row weights: never a feature, stored with the row, and in training a weight of 2 equals the row twice."""
 
 from __future__ import annotations
 

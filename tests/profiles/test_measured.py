@@ -1,4 +1,4 @@
-"""What is measured on one kind of hardware is not reused on another; what is computed is."""
+"""Measurements are not reused on other hardware; computed results are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stages of a profile need together: amounts as Kubernetes writes them, taints that they tolerate, clouds."""
+"""Total needs of a profile's stages: amounts in Kubernetes' notation, tolerated taints, clouds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of a pod, from a placement that names everything."""
+"""The manifest of a pod for a placement with every field."""
 
 from __future__ import annotations
 

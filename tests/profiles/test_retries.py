@@ -1,4 +1,4 @@
-"""The number of retries that outlasts the preemptions of a stage."""
+"""The number of retries for the expected preemptions of a stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registries that models are promoted in."""
+"""Registries with promoted models."""
 
 from __future__ import annotations
 

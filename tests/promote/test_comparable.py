@@ -1,4 +1,4 @@
-"""Models that answer another question, or rows that may have been trained on, are not compared."""
+"""Models with other questions, or with rows that may have been trained on, are not compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promotions at once, killed, or out of room: one whole model is in service, whatever happens."""
+"""Concurrent, killed and full-disk promotions: one whole model is in service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in service changes for a model that is shown to be as good, and says why when it does not."""
+"""The model in service is replaced only by a model that is shown to be as good; a refusal has a reason."""
 
 from __future__ import annotations
 

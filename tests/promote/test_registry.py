@@ -1,4 +1,4 @@
-"""A registry that was damaged, or that others write into, and its command."""
+"""Damaged and untrusted registries, and the registry's command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.promotions import LENIENT, Models, flip, in_service, put
 def test_a_damaged_package_that_lies_there_is_stored_again(
     damage: Callable[[Path], None], models: Models, tmp_path: Path
 ) -> None:
-    """As one that was stored by a run whose verdict came too late, and then damaged."""
+    """The damaged version was stored by a run that decided too late."""
     registry, model = Registry(str(tmp_path / "registry")), models.trained(150)
     damage(Path(registry.uri, "versions", registry.add(model)))
     assert put(model, registry, models.data).promoted
@@ -66,7 +66,7 @@ def test_what_others_put_beside_the_promotions_is_none(models: Models, served: R
 
 
 def test_a_promotion_under_the_number_of_another_is_named(served: Registry) -> None:
-    """Believed, it would leave a number that is taken as the next one, for ever."""
+    """If it was trusted, the next number would always be taken."""
     shutil.copy(Path(served.uri, "promoted", "00000001.json"), Path(served.uri, "promoted", "00000002.json"))
     with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
         served.promoted()

@@ -1,4 +1,4 @@
-"""Promotion of models that predict tokens: both are run on the same test rows, and compared by row."""
+"""Promotion of models that predict tokens: both run on the same test rows and are compared by row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 @pytest.fixture(scope="module")
 def packages(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An exported transformer as it was initialised, and one that was trained."""
+    """Export an untrained and a trained transformer."""
     directory = tmp_path_factory.mktemp("packages")
     for steps in (0, 40):
         small_transformer(directory / f"trained-{steps}", data, steps)

@@ -1,4 +1,4 @@
-"""No test row that the promoted model was trained on goes unnoticed, whatever has changed between two preparations."""
+"""Every test row that the promoted model was trained on is found, whatever changed between two preparations."""
 
 from __future__ import annotations
 

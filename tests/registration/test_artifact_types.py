@@ -1,4 +1,4 @@
-"""A task is given artifacts of the kind that it takes: so the backend asks at registration, and we in every call."""
+"""Tasks accept only artifacts of their kind, checked by the backend at registration and by tasks in every call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def one_of_a_list() -> list[str]:
 
 @pytest.mark.parametrize("wrong", [swapped, one_of_a_list])
 def test_an_evaluation_is_no_trained_model(wrong: Any) -> None:
-    with pytest.raises(TypeTransformerFailedError, match="artifact of the stage 'evaluate', expected one of 'train'"):
+    with pytest.raises(
+        TypeTransformerFailedError, match="artifact: is of the stage 'evaluate'; expected the stage 'train'"
+    ):
         wrong()
 
 

@@ -1,4 +1,4 @@
-"""A Flyte that cannot be reached, does not speak or trust TLS, or refuses the login: one line, and exit code 1."""
+"""Unreachable Flyte, TLS errors and refused logins: one line, and exit code 1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_remote(directory: Path, endpoint: str, *options: str, verbose: bool = Fa
 
 
 def one_line(ended: Ended) -> str:
-    """The message, after asserting that it is all that is said besides what the command is about to do."""
+    """Return the message, which must be the only output besides the command's announcement."""
     assert ended.returncode == 1, ended.stdout
     assert "Traceback" not in ended.stdout and 'File "' not in ended.stdout, ended.stdout
     inside = [line.strip("│ ") for line in ended.stdout.splitlines() if line.startswith("│")]
@@ -42,7 +42,7 @@ def one_line(ended: Ended) -> str:
 
 
 def self_signed() -> tuple[bytes, bytes]:
-    """The key and the certificate of ``localhost``, which nobody else has signed."""
+    """Return a key and a self-signed certificate for ``localhost``."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
     now = datetime.datetime.now(datetime.UTC)
     unsigned = (

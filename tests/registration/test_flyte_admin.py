@@ -1,4 +1,4 @@
-"""The rules of the FlyteAdmin on loopback, by which every other test of registration is measured."""
+"""Rules of the FlyteAdmin on loopback, on which all other tests of registration rely."""
 
 from __future__ import annotations
 

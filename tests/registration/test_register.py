@@ -1,4 +1,4 @@
-"""The README's commands against a FlyteAdmin on loopback, and what they registered run as a cluster would run it."""
+"""The README's commands against a FlyteAdmin on loopback; registered entities run like on a cluster."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
 
 
 def test_run_remote_gives_another_profile_another_version_and_the_same_none(site: Site, tmp_path: Path) -> None:
-    """The profile is a file outside of the code, as one that somebody edits between two runs."""
+    """The profile is a file outside of the code, which a user may edit between two runs."""
     mine = tmp_path / "mine.toml"
 
     def run(retries: int) -> str:

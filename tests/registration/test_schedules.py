@@ -1,4 +1,4 @@
-"""Schedules: what is read from their files, which cron expressions pass, and the launch plans made of them."""
+"""Schedules: parsing, accepted cron expressions, and launch plans."""
 
 from __future__ import annotations
 

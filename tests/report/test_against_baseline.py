@@ -1,4 +1,4 @@
-"""The first line of the report: better, worse, or can't tell."""
+"""The first line of the report: better, worse, or not significant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan said of a training, beside how it went."""
+"""Comparison of a plan with the training's measured results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts: where points lie, what the axes say, and that odd values and odd labels do no harm."""
+"""Charts: positions of points, labels of axes, and robustness to odd values and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data card as a page: text from the data stays text, many columns stay cheap, and it fits on a phone."""
+"""The data card's page: escaped text, low cost of many columns, and a width that fits a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the devices of a run did, what held it back and what it cost, on the page and in the terminal."""
+"""Devices of a run: utilisation, diagnosis and cost, on the page and in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's directory: whole, or not there."""
+"""A run's directory is complete or absent."""
 
 from __future__ import annotations
 

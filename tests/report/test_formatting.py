@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Formats of figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts are drawn once for what they show: a report of reused stages loads nothing that draws."""
+"""Charts are drawn once for their data: a report of reused stages loads no plotting library."""
 
 from __future__ import annotations
 

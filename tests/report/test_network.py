@@ -1,4 +1,4 @@
-"""The charts of a network profile and the page of a measurement: where points lie and what is said."""
+"""Charts of a network profile and the page of a measurement: positions of points and texts."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_page_of_a_tuning_holds_each_candidate_with_its_interval(tmp_path: P
     drawing = ElementTree.fromstring(re.findall(r"<svg.*?</svg>", page, re.DOTALL)[0])
     said = [text.text for text in drawing.iter("text")]
     assert "fp16 compression hook: may change numbers" in said and "bucket_cap_mb=50: no change" in said
-    # One that failed has no interval. The longest interval is as long as its figures say.
+    # Failed changes have no interval. The longest interval is drawn as long as its figures say.
     lines = [
         (float(x1) - float(x0), style)
         for path in drawing.iter("path")

@@ -1,4 +1,4 @@
-"""The page: nothing of the data can become markup, nothing is loaded, and it fits on a phone."""
+"""The report's page: data never becomes markup, nothing is loaded, and it fits a phone."""
 
 from __future__ import annotations
 

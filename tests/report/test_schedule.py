@@ -1,4 +1,4 @@
-"""The report of a scheduled run: the later runs that were skipped because it was still going."""
+"""The report of a scheduled run: later runs that were skipped because it was still running."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_times_are_utc_whatever_the_zone_of_the_pod() -> None:
 
 
 def schedule_of(directory: Path, hours: int) -> tuple[str, str, list[str]]:
-    """Of a run of so many hours what its page says in its last section, what the terminal says, and the figures."""
+    """Return the page's last section, the terminal's text and the figures for a run of ``hours`` hours."""
     schedule = schedule_figures("0 2 * * *", KICKOFF, KICKOFF + timedelta(hours=hours))
     summary = build(directory / "runs", results(directory / "in", ["no", "yes"]), STAGES, {}, schedule)
     run = Path(summary.directory)

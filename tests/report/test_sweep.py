@@ -1,4 +1,4 @@
-"""What a report says of a sweep."""
+"""The report of a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a Flyte task, and the summary on its way through Flyte."""
+"""The report as a Flyte task, and its summary's way through Flyte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block that closes a run."""
+"""The closing summary of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deck of a training: what it says at each time, without a script and with everything escaped."""
+"""The deck of a training: its content over time, without scripts and with everything escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong is one line that says what, where, and how to mend it; and nothing is published."""
+"""Bad input is one line with problem, place and remedy; nothing is published."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_statistics_that_no_export_wrote_are_one_line(served: Registry, raw: boo
 
 
 def vouched(model: Path, *names: str) -> None:
-    """Write the manifest anew, as whoever made the package so would have."""
+    """Update the manifest, as the author of such a package would."""
     import hashlib
 
     manifest = json.loads((model / "manifest.json").read_text())

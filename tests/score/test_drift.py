@@ -1,4 +1,4 @@
-"""Drift: rows like those of the training raise no alarm, and a shift of one standard deviation in one column does."""
+"""Drift: rows like the training's raise no alarm, and a shift of one standard deviation in one column does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A scoring that is killed at any of its steps, again and again, publishes one table, whose bytes are those of one that
-never was."""
+"""A scoring that is killed at every step publishes one table with the bytes of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def survive(registry: Registry, tmp_path: Path, seed: int, kills: int) -> None:
         at, moment = draw.randint(1, steps), draw.choice(["before", "after"])
         ended = scoring(registry, data, output, at, moment)
         there = len(publications(str(output)))
-        # Once the pointer is there a scoring has nothing to do, so that nobody kills it.
+        # Once the pointer exists, a scoring has nothing to do and is not killed.
         assert ended.returncode == -signal.SIGKILL or (ended.returncode == 0 and there == 1), ended.stderr
     assert scoring(registry, data, output).returncode == 0
     (publication,) = publications(str(output))

@@ -1,4 +1,4 @@
-"""What is published: what the model says of every row, whatever the rows are stored as and whoever scored them."""
+"""Published scores equal the model's outputs for every row, in any storage format and by any number of pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package or a registry that somebody else made: verified before it is copied, and nothing else is copied."""
+"""Untrusted packages and registries: verified before they are copied, without any other file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every setting of every class takes what works, and refuses the rest in one line that names it."""
+"""Every setting accepts valid values and refuses others in one line that names it."""
 
 from __future__ import annotations
 

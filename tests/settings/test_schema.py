@@ -1,4 +1,4 @@
-"""The JSON Schema that editors use says of ``run.yaml`` what the program says of it."""
+"""The JSON Schema for editors agrees with the program about ``run.yaml``."""
 
 from __future__ import annotations
 

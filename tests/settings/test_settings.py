@@ -1,4 +1,4 @@
-"""A wrong setting is named by its path, with its value and what is allowed, whichever way it comes in."""
+"""Wrong settings are named by their path, value and allowed values, from every source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delimited text in blocks: what goes to another process, and numbers that are written in unusual ways."""
+"""Delimited text in chunks: pickled data, and unusual spellings of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each answer of a store means: try again, another was first, or somebody has to mend something."""
+"""Meaning of every answer of a store: retry, conflict, or an error that a person has to fix."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_an_answer_means(
 
 
 def test_a_clock_that_is_wrong_is_no_missing_permission(store: FaultyS3, tmp_path: Path) -> None:
-    """One that is set right meanwhile, as of a machine that was suspended, is none at all."""
+    """A clock that is corrected meanwhile, as after a suspend, causes no error."""
     storage = storage_for(f"s3://bucket/{tmp_path.name}")
     store.inject("PUT", *["403 RequestTimeTooSkewed"] * 2)
     storage.put("key", b"data")

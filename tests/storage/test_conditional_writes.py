@@ -1,4 +1,4 @@
-"""Stores that ignore the condition of a write: work that needs exactly one writer is refused."""
+"""Stores that ignore conditional writes: work that needs exactly one writer is refused."""
 
 from __future__ import annotations
 

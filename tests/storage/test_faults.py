@@ -1,4 +1,4 @@
-"""Stores that answer badly, change bytes on the way or stay away."""
+"""Stores that answer badly, corrupt bytes or are unavailable."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_upload_goes_on_after_a_lost_answer(google: FaultyS3, tmp_path: Path)
     google.inject("PUT", "503")
     put_file(storage, "large", LARGE)
     assert storage.get("large", tmp_path).read_bytes() == LARGE
-    # The session, three parts of which one was sent twice, and a question after each fault, of which one was repeated.
+    # POST: the session, three parts and a repeated part. PUT: a question after every fault, one of them repeated.
     assert [sum(line.startswith(method) for line in google.requests) for method in ("POST", "PUT")] == [5, 4]
 
 

@@ -1,4 +1,4 @@
-"""Whatever writes: that a disk, or a quota, is full is told by what the error says, and named where it is."""
+"""Full disks and quotas are recognised by the error of any write, and named with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that must end soon: of all tries together, by one deadline, and every try on a connection of its own."""
+"""Requests with deadlines: one for all attempts together, and a fresh connection for every attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a name is, what it names lies below the directory that it is for, or it is refused in one line."""
+"""Any name leads to a path below its directory, or is refused in one line."""
 
 from __future__ import annotations
 

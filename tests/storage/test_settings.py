@@ -1,4 +1,4 @@
-"""Where a client finds its account, and what it says when it finds none."""
+"""Account settings of a client: where they are found, and the error without any."""
 
 from __future__ import annotations
 

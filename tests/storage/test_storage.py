@@ -1,4 +1,4 @@
-"""What all stores promise: objects, ranges, listings, and one winner of several writers."""
+"""The contract of all stores: objects, ranges, listings, and one winner of several writers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def create_when_told(base: str, barrier: Any, outcomes: Any) -> None:
 
 
 def test_of_several_writers_one_wins_on_a_disk_without_hard_links(tmp_path: Path) -> None:
-    """And nobody sees its file half-written."""
+    """No reader sees a partial file."""
     context = multiprocessing.get_context("fork")
     barrier, outcomes = context.Barrier(3), context.Queue()
     racers = [context.Process(target=create_when_told, args=(str(tmp_path), barrier, outcomes)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""A file of an untrusted directory is opened only if it is a regular one inside of it, however it is reached."""
+"""Files of untrusted directories are opened only if they are regular files inside of it, on any path."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_no_more_is_read_or_copied_than_is_allowed(given: Path, tmp_path: Path) 
 
 
 def test_the_blobs_of_a_snapshot_are_files_of_it(tmp_path: Path) -> None:
-    """As Hugging Face's client writes them; nothing else beside a snapshot is."""
+    """Hugging Face's client writes blobs there; other files outside of a snapshot are refused."""
     snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
     (blobs / "below").mkdir(parents=True)
@@ -120,7 +120,7 @@ def test_the_blobs_of_a_snapshot_are_files_of_it(tmp_path: Path) -> None:
     (tmp_path / "named").symlink_to(snapshot)
     for directory in (snapshot, tmp_path / "named"):
         assert read_untrusted(directory, "good", MOST) == b"content"
-    for name, target in {"deeper": "blobs/below/f00d", "beside": "refs", "on": "blobs/out"}.items():
+    for name, target in {"deeper": "blobs/below/f00d", "sibling": "refs", "on": "blobs/out"}.items():
         (snapshot / name).symlink_to(f"../../{target}")
         assert "outside of" in refusal(snapshot, name)
     other = tmp_path / "models--a--b/others/0123"

@@ -1,4 +1,4 @@
-"""What tests of different rooms share."""
+"""Shared code of tests."""
 
 from pathlib import Path
 

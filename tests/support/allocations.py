@@ -1,4 +1,4 @@
-"""What memory really is given out on the CPU: by the profiler's allocation events, and by malloc's own count."""
+"""Real CPU memory of a block: by the profiler's allocation events, and by malloc's own count."""
 
 from __future__ import annotations
 

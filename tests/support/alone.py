@@ -1,4 +1,4 @@
-"""Ranks of which one fails alone, where to take a process group down means to wait for the peers, as with NCCL."""
+"""Process groups with a single failing rank, where a shutdown waits for the peers, as with NCCL."""
 
 from __future__ import annotations
 

@@ -165,8 +165,10 @@ SUFFIXES = st.sampled_from([".parquet", ".arrow"])
 
 
 def write_table_with(column: pa.Array, path: Path) -> None:
-    """A table of ``ROWS`` rows whose column ``c`` this is, beside a number ``x`` and two classes ``y``. Rejects the
-    example if the format of the path has no such type."""
+    """Write a table of ``ROWS`` rows with the column ``c``, a number ``x`` and two classes ``y``.
+
+    Rejects the example if the format of the path has no such type.
+    """
     table = pa.table({"x": np.arange(ROWS) * 0.5, "c": column, "y": np.arange(ROWS) % 2})
     try:
         write(table, path)

@@ -1,4 +1,4 @@
-"""A stand-in for CUDA's streams and events, which notes what is asked of them; copies are made on the CPU at once."""
+"""Stand-in for CUDA's streams and events that records their calls; copies are made on the CPU at once."""
 
 from __future__ import annotations
 

@@ -50,9 +50,10 @@ def make_base(
     tokenizer: bool = True,
     **changes: Any,
 ) -> Path:
-    """Write a base of a ``family``, with other settings of its config.json in ``changes``, whose tensors are of
-    ``dtype`` and in parts of at most ``max_shard_size`` (such as "20KB"); beside it, unless it shall have none, a
-    tokenizer of the bytes."""
+    """Write a base of a ``family`` and, if ``tokenizer``, a tokenizer of the bytes.
+
+    ``changes`` are other settings of its config.json. Its files have at most ``max_shard_size`` (such as "20KB").
+    """
     limit = {"max_shard_size": max_shard_size} if max_shard_size else {}
     random_network(family, **changes).to(dtype).save_pretrained(directory, **limit)
     if tokenizer:

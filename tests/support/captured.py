@@ -1,4 +1,4 @@
-"""What a piece of code writes, Python, native code and child processes alike, as one text in the order of writing."""
+"""Captured output of Python, native code and child processes, as one text in the order of writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates: of every feature that transformers gives them, and in the manner of the four families of bases."""
+"""Chat templates with every feature of transformers, and in the style of the four families of bases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control groups: as files show them, and such whose memory is small for real, as a container's is."""
+"""Control groups: made-up files, and real groups with little memory, like a container's."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ HIERARCHY = Path("/sys/fs/cgroup")
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[Path]:
-    """A group of so many bytes, version 1 or 2; ``put`` moves a process into it. Skips the test where none can be
-    made."""
+    """Make a control group with a memory limit in bytes, version 1 or 2; ``put`` moves a process into it.
+
+    Skips the test if none can be made.
+    """
     version_2 = (HIERARCHY / "cgroup.controllers").exists()
     group = (HIERARCHY if version_2 else HIERARCHY / "memory") / f"small-{uuid.uuid4().hex[:8]}"
     try:

@@ -17,7 +17,10 @@ WORDS = ["alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta"]
 
 
 def story(number: int) -> str:
-    """Some hundred words, each of which follows from the one before or the one after that; no two are alike."""
+    """Return a story of some hundred words; every word follows from one of the previous two.
+
+    No two stories are equal.
+    """
     draw = np.random.default_rng(number)
     place, words = int(draw.integers(len(WORDS))), [f"story {number}:"]
     for step in draw.integers(1, 3, int(draw.integers(20, 120))).tolist():
@@ -36,7 +39,7 @@ def write_stories(folder: Path, count: int = 60) -> Path:
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
-    """JSON Lines; a text is written as it is."""
+    """Write JSON Lines; a text is written verbatim."""
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""CSV with what makes the end of a record hard to find, and what Python's csv module makes of it."""
+"""CSV text whose records are hard to separate, and the rows that Python's csv module reads from it."""
 
 from __future__ import annotations
 

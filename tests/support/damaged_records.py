@@ -1,4 +1,4 @@
-"""Damage to a record, from a cut file to what somebody writes on purpose, and the readers that must survive it."""
+"""Damage to records, from cut files to forged content, and the readers that must survive it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enough of a Dockerfile's grammar to ask what comes before what."""
+"""Parser of Dockerfiles for questions about the order of instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A FlyteAdmin that runs what it is told to, by the rehearsal's propeller, and a ``kubectl`` that shows its pods."""
+"""A FlyteAdmin that runs executions with the rehearsal's propeller, and a ``kubectl`` that shows its pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported models that were never exported, as far as a plan of serving reads them."""
+"""Made-up exported models with the files that a plan of serving reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVML played by a library of this directory (``fake_nvml.c``), which processes find in NVIDIA's place.
+"""Fake NVML: a library (``fake_nvml.c``) that processes load in place of NVIDIA's.
 
 ``python -m tests.support.fake_nvml N`` prints N readings of all devices, as one line of JSON each.
 """

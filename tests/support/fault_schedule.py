@@ -1,4 +1,4 @@
-"""What goes wrong, and when: faults by name, damage done to what is stored, and seeded schedules of both."""
+"""Faults by name, damage to stored data, and seeded schedules of both."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def has_checkpoint(home: Path) -> bool:
 
 
 def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:
-    """Run ``job`` to its end while ``faults`` things go wrong, drawn from ``seed``; yields each that happened.
+    """Run ``job`` to its end with ``faults`` faults, drawn from ``seed``; yield every fault that happened.
 
-    Raises ``AssertionError`` if one that was to happen did not.
+    Raises ``AssertionError`` if a planned fault did not happen.
     """
     draw = random.Random(seed)
     home = Path(job.home)

@@ -1,4 +1,4 @@
-"""An S3 on loopback that can be told to misbehave: moto's server behind a proxy that injects named faults."""
+"""An S3 on loopback with injected faults: moto's server behind a proxy."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class FaultyS3(ThreadingHTTPServer):
     a request for deletion, but says CODE of each key that contains TEXT, and keeps it;
     "reset" hangs up before anything is done, "lost" after it was done;
     "truncate" sends half of the answer; "stall" sends half and then nothing for ``stall_s`` seconds; "corrupt" flips a
-    bit of the request's body, or of the answer's if the request has none; "cut" stores half of it; "pass" is none,
-    for requests before the one that is meant.
+    bit of the request's body, or of the answer's if the request has none; "cut" stores half of it; "pass" is no
+    fault, to skip a request.
     A body that does not match its CRC is refused, as S3 does and moto does not.
-    ``slow`` delays the storing of every object whose path contains the text, by so many seconds.
+    ``slow`` maps parts of paths to seconds by which matching writes are delayed.
     ``down_until`` (``time.monotonic``) makes every connection end at once without an answer, ``silent_until`` makes it
     stay without one until the client ends it.
     ``ignores_conditions`` drops the condition of a write, as some services do; ``fired`` names each such write.

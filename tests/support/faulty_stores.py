@@ -54,8 +54,11 @@ class Remote:
 
 
 class GoogleHandler(Handler):
-    """Does what Google does and the emulator does not: it refuses a request whose ``ifGenerationMatch`` does not hold,
-    lists by pages, and tells no range of an upload of which nothing has arrived."""
+    """Adds Google's behaviour that the emulator lacks.
+
+    It refuses a request whose ``ifGenerationMatch`` does not hold, lists by pages, and returns no range of an upload
+    before its first byte.
+    """
 
     turn = threading.Lock()
 

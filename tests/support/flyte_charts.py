@@ -1,4 +1,4 @@
-"""What Flyte's charts put on a cluster of propeller and its configuration, as Helm renders v1.16.8 of them."""
+"""Manifests of propeller and its configuration in Flyte's charts, as Helm renders v1.16.8 of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ storage:
   container: bucket
 """
 
-# flyte-core: files named by the keys of ``configmap``, two of which have a section for propeller
+# flyte-core: files named by the keys of ``configmap``; two of them have a section for propeller
 
 CORE_CORE = """\
 manager:

@@ -1,4 +1,4 @@
-"""What the processes of a training really hold, beside what is traced of them."""
+"""Real memory of a training's processes, and their traced memory."""
 
 from __future__ import annotations
 

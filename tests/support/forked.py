@@ -1,4 +1,4 @@
-"""What forked processes do in tests: say what they are, or wait."""
+"""Bodies of forked processes in tests: report themselves, or wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same table in every format that is read, and which row of it came into which split."""
+"""The same table in every supported format, and the split of every row."""
 
 from __future__ import annotations
 

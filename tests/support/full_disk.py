@@ -18,7 +18,7 @@ from tests.support.quick_config import EXPORT, NETWORK
 
 CONFIG = {"training": {"epochs": 2}, "export": EXPORT, "collectives": NETWORK, "promotion": {"max_loss": 50}}
 HOOK = Path(__file__).with_name("full_at_open")
-#: By stage, how the names of the files end of which every byte depends on the inputs alone.
+#: By stage, suffixes of files whose bytes depend only on the inputs.
 EXACT = {"prepare": (".rows", ".json"), "train": (".safetensors", "history.json")}
 #: More names of files than there are.
 MOST = 300

@@ -1,4 +1,4 @@
-"""Names that somebody else chose, and a store that holds whatever is put under them."""
+"""Untrusted names, and a store that holds any data under them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ NAMES = st.lists(PARTS | st.text(max_size=8), max_size=6).map("/".join) | st.tex
 
 
 def anchored(name: str, place: Path) -> str:
-    """``name``, or if it is absolute one that is so below ``place``: code that is wrong shall write there, and not all
-    over the machine that finds it out."""
+    """Return ``name``, moved below ``place`` if it is absolute: wrong code must write there, and not anywhere on the
+    machine."""
     return f"{place}{name}" if name.startswith("/") else name
 
 

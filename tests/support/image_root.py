@@ -1,9 +1,9 @@
 """A root file system in which a Dockerfile's instructions are executed without Docker.
 
 The base image is this machine's own root, read through an overlay whose changes stay in memory and vanish at the end:
-that base has the dependencies installed already, so that pip finds all that it is asked for. Everything else is as
-``docker build`` and ``docker run`` do it: files owned by root where nothing else is said, ``RUN`` by root, and the
-finished container's process by the number that ``USER`` names, with the image's environment and directory.
+it has the dependencies installed already, so that pip finds all requested packages. Everything else is like
+``docker build`` and ``docker run``: files owned by root by default, ``RUN`` as root, and the finished container's
+process with the number in ``USER`` and the image's environment and directory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def missing() -> str:
 
 
 class ImageRoot:
-    """An image as far as it is built. ``holder`` is the process in whose mount namespace it lies."""
+    """Partly built image. ``holder`` is the process that owns its mount namespace."""
 
     def __init__(self, root: Path, holder: int, context: Path) -> None:
         self.root, self.holder, self.context = root, holder, context

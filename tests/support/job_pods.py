@@ -1,4 +1,4 @@
-"""Pods of a job without torch's agent: their workers end as they are told, by the code that they run in a real pod."""
+"""Pods of a job without torch's agent: their workers end as given, by the code of a real pod."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> N
             storage_for(uri).put(OUTPUTS, b"")
             return
         if first is None:
-            raise IgnoreOutputs("the pod of rank 0 hands on the result")
+            raise IgnoreOutputs("rank 0's pod returns the result")
         ended = first if isinstance(first, FlyteRecoverableException) else FlyteUserRuntimeException(first)
         raise failure_of(ended, reports)
 

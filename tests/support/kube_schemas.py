@@ -15,7 +15,7 @@ from referencing import Registry, Resource
 
 from tests.support import REPOSITORY
 
-#: CustomResourceDefinitions as published, beside the checkout; not everybody has them.
+#: CustomResourceDefinitions as published, next to the checkout; optional.
 CRDS = REPOSITORY.parent / "shared/data/crds"
 VERSIONS = ("1.31", "1.34", "1.36")
 BASE = "https://kubernetes.io/api/"

@@ -146,8 +146,10 @@ def distance(found: Outcome, case: Case) -> float:
 
 
 class Divided(NamedTuple):
-    """One rank's part of a case before its first step, whose micro-batches have so many ``rows``; ``checkpoints`` are
-    in its home, if it has one."""
+    """One rank's part of a case before its first step.
+
+    ``rows`` is the size of its micro-batches. ``checkpoints`` needs a checkpoint directory.
+    """
 
     layout: Layout
     model: ParallelModel

@@ -1,4 +1,4 @@
-"""Trainings with large steps, and what takes the memory for them away from a process that runs, from outside."""
+"""Trainings with large steps, and removal of their memory from outside the running process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job by ``pyflyte run``, and how far its training is."""
+"""The main job by ``pyflyte run``, and the progress of its training."""
 
 from __future__ import annotations
 

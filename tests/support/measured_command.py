@@ -1,4 +1,4 @@
-"""Commands as processes of their own, with what they took."""
+"""Commands as processes of their own, with their measured time and memory."""
 
 from __future__ import annotations
 

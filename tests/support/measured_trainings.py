@@ -1,4 +1,4 @@
-"""Figures of trainings that never ran, and where a plan looks for them."""
+"""Figures of made-up trainings, in the place where a plan looks for them."""
 
 from __future__ import annotations
 

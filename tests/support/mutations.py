@@ -113,7 +113,7 @@ def binary_size(size: int) -> bytes:
 
 
 def changed_archive(draw: random.Random, data: bytes) -> bytes:
-    """A tar file of which a member has another size or kind, or with other bytes."""
+    """Return a tar file with other bytes, or with another size or kind of a member."""
     if draw.random() < 0.3:
         return changed_bytes(draw, data)
     changed = bytearray(data)

@@ -35,7 +35,7 @@ def batch_norm(signature: Signature) -> nn.Module:
 
 
 class SometimesMore(OnNumbers):
-    """Has a layer that takes no part, or one that takes part in batches with a large first number only."""
+    """Network with a layer that is unused, or used only in batches with a large first number."""
 
     def __init__(self, signature: Signature, ever: bool) -> None:
         super().__init__(nn.Linear(numbers(signature), 12), nn.ReLU(), nn.Linear(12, signature.outputs))

@@ -1,4 +1,4 @@
-"""Prepared data made for the purpose: every row carries its own number, so that a test sees which rows it was given."""
+"""Prepared data whose rows carry their numbers, so that a test can identify them."""
 
 from __future__ import annotations
 

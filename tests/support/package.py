@@ -1,4 +1,4 @@
-"""Packages the workflows as ``pyflyte package`` does and reads back what a cluster would be told."""
+"""Packages the workflows like ``pyflyte package`` and reads the package back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_package(archive: Path, log: Path, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     assert not any(name.split(".")[0] == "workflows" for name in sys.modules)
-    # Flytekit derives the same schemas of the same dataclasses for every task anew, for most of the time of a package.
+    # Flytekit derives the schemas of the same dataclasses again for every task, which takes most of the time.
     derive = DataclassTransformer.get_literal_type
     DataclassTransformer.get_literal_type = functools.cache(derive)
     pyflyte.main(["--pkgs", "workflows", "package", "--image", IMAGE, "--force", "--output", str(archive)])

@@ -1,4 +1,4 @@
-"""Processes of a test: a fork server with torch loaded, free ports, who runs and who is whose child."""
+"""Processes of a test: a fork server with torch loaded, free ports, running processes and their children."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ preload()
 def torchrun(
     prepared: Path, output: Path, config: Mapping[str, Any], restarts: int, world: int = 2
 ) -> subprocess.Popen[bytes]:
-    """``slipstream train`` under torch's agent, which writes to ``log`` beside the output."""
+    """Start ``slipstream train`` under torch's agent, with a ``log`` next to the output."""
     output.parent.mkdir(parents=True, exist_ok=True)
     settings = output.parent / "config.yaml"
     settings.write_text(json.dumps(config))
@@ -65,7 +65,7 @@ def free_port() -> int:
 
 def running(pid: int) -> bool:
     try:
-        # An orphan that nobody waits for stays a zombie in some containers.
+        # In some containers, no process reaps orphans, and they stay zombies.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False

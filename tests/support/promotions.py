@@ -1,4 +1,4 @@
-"""Models to promote, and what a run does with them."""
+"""Models to promote, and promotions by a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.promote.store import Registry
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 
-#: So many points that the 200 test rows can show a loss below.
+#: A limit in points that is high enough to be shown with 200 test rows.
 LENIENT = PromotionConfig(max_loss=8.0)
 
 

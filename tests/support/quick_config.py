@@ -1,4 +1,4 @@
-"""Settings with which the stages that measure take as little time as they can."""
+"""Settings for the shortest measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table with every type of column, prepared for real, and Arrow rows as a raw model takes them."""
+"""A prepared table with every type of column, and Arrow rows for a raw model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def as_raw(rows: pa.RecordBatch, columns: RawColumns) -> dict[str, np.ndarray]:
 
 
 def columns_of(transform: Transform) -> RawColumns:
-    """The raw columns that a transform takes, all of which ONNX can express."""
+    """Return the raw columns of a transform; ONNX must support all of them."""
     columns = read_columns(transform.to_json())
     assert isinstance(columns, RawColumns)
     return columns

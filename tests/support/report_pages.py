@@ -1,4 +1,4 @@
-"""What tests of pages share: markup as a browser reads it, and how wide a page becomes on a screen."""
+"""Tests of pages: markup as a browser reads it, and the page's width on a screen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assert_is_inert(page: str) -> None:
     assert not [name for name in parsed.attributes if name.startswith("on")]
     assert not parsed.attributes.keys() & {"src", "srcset", "data", "xlink:href", "action", "poster"}
     links = {link for link in parsed.attributes.get("href", set()) if not link.startswith("#")}
-    # A link loads nothing until it is followed, and this one leads to the file beside the page.
+    # A link loads nothing until it is followed, and this one leads to a file in the page's directory.
     assert links <= {"card.html"}
     assert not re.search(r"url\(|@import|https?:|//[a-z]", page)
 

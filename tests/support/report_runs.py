@@ -1,4 +1,4 @@
-"""The artifacts of a run, small and made in memory: what the report is tried on."""
+"""Artifacts of a run, small and made in memory, for tests of the report."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def results(
 
 
 def compression() -> Compression:
-    """What is told of a search in which the second of two smaller models was taken."""
+    """Return the record of a search that chose the second of two smaller models."""
     whole, half, fewer = (
         ModelSize(250_818, [512, 256, 64]),
         ModelSize(88_546, [256, 128, 32]),
@@ -301,7 +301,7 @@ def compression() -> Compression:
 
 
 def swept() -> Sweep:
-    """What is told of a sweep with a trial of each kind, of which the third is the best."""
+    """Return the record of a sweep with a trial of every kind; the third is the best."""
     curve = [[1.0, 0.9], [2.0, 0.6], [3.0, 0.5]]
     trials = [
         SweepTrial(0, "complete", "as given", 0.5, curve, 9.0),

@@ -32,7 +32,7 @@ def sampling(
 
 
 def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Wait until the condition holds. Fails after so many seconds."""
+    """Wait until the condition holds. Fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "in vain"
@@ -40,7 +40,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def device(uuid: str = "GPU-0", index: int = 0, busy: float | None = 0.5, joules: float | None = 1000) -> DeviceReading:
-    """A device that has everything, every number one that a file of samples holds exactly."""
+    """Return a reading with every field; a file of samples holds its numbers exactly."""
     return DeviceReading(
         uuid,
         index,

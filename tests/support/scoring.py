@@ -1,4 +1,4 @@
-"""A model in service, rows to score, and what became of them."""
+"""A model in service, rows to score, and their scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEEP = ScoringConfig(keep=["id"])
 
 
 def registry_with_model(directory: Path, task: str = "classification", **settings: Any) -> Registry:
-    """A registry in which a model of :func:`mixed_frame` is promoted; its package lies beside it."""
+    """Make a registry with a promoted model of :func:`mixed_frame`, and its package in the same directory."""
     data = PreparedData.open(mixed_table(directory / "prepared", task, **settings))
     registry = Registry(str(directory / "registry"))
     put(package(directory / "package", data), registry, data)

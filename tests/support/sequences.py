@@ -1,5 +1,5 @@
-"""Seeded sequences of attempts at one training, as propeller makes them: retries, recoveries and relaunches, each with
-a shard that nobody can guess; attempts that overlap; and what each has to show.
+"""Seeded sequences of overlapping attempts at one training, as propeller makes them: retries, recoveries and
+relaunches, each with an unpredictable shard, and their expected results.
 
 Every attempt is real: processes that train, with their home on a disk or on S3, and that are killed, told to end, or
 stopped and let go on when they have long been succeeded.
@@ -39,9 +39,9 @@ ENDS = {
     "told to end": Fault("step", "SIGTERM", at=4),
     "told to end later": Fault("step", "SIGTERM", at=8),
 }
-#: How an attempt comes about after one that ended: as the next of its execution, or in an execution of another name.
+#: Origin of an attempt after an ended one: the next of its execution, or an execution of another name.
 NEXT = ("retried", "retried", "recovered", "relaunched")
-#: Whoever shows no sign of life for half a second has gone. A half of that would be too short for a new client of S3.
+#: A lease expires after half a second without heartbeats. Half of that would be too short for a new client of S3.
 LEASE = {"PERIOD_S": 0.1, "HASTE_S": 0.1, "GLANCE_S": 0.02, "SILENT_PERIODS": 6, "SHARE_OF_TIMEOUT": 20}
 RESUMED = re.compile(r"resumes from step (\d+) \((\S+)\)")
 
@@ -170,15 +170,15 @@ class Sequence:
         second = threading.Thread(target=lambda: waited.append(wait_for_others(address, holder, "wait")))
         second.start()
         time.sleep(0.1)
-        # Rank 0 holds the home; once it is gone, whoever started it ends the others.
+        # Rank 0 holds the lease; once it has ended, its agent ends the others.
         assert not waited or not running.ranks[0].is_alive(), "two at once"
         running.finish()
         second.join(30)
-        assert waited, "the second one waits for ever"
+        assert waited, "the second attempt waits endlessly"
         self.happened.append("two at once")
 
     def run(self) -> None:
-        """Disturbances until there were so many as were drawn, and then an attempt to the end."""
+        """Run a random number of disturbed attempts, and then an undisturbed one."""
         for _ in range(self.draw.randint(2, 4)):
             what = self.draw.random()
             if what < 0.2:

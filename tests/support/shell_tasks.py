@@ -1,4 +1,4 @@
-"""Workflows of shell scripts: what a cluster makes of their pods shows within seconds."""
+"""Workflows of shell scripts, whose pods finish within seconds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Shell:
 
 @contextmanager
 def under_way(execution: Execution) -> Iterator[Future[Any]]:
-    """Run it beside the block."""
+    """Run the execution during the block."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(execution.run, NAME, {})
         try:

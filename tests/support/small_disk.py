@@ -1,4 +1,4 @@
-"""A disk that is small for real: a tmpfs, mounted in a namespace of the test's own."""
+"""A really small disk: a tmpfs, mounted in a namespace of the test's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small_disks(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def fill(filler: Path, pages: int) -> None:
-    """Fill the disk of the file ``filler`` but for so many pages."""
+    """Fill the disk of the file ``filler`` except for ``pages`` pages."""
     with filler.open("wb", buffering=0) as file:
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Sweeps of real workers that can be killed, and the weights that each trial has to end with."""
+"""Sweeps of real workers that can be killed, and the expected weights of every trial."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class SweepRun:
         return "".join(path.read_text()[-3000:] for path in sorted(self.place.glob("*.log")))
 
     def overlaps(self) -> list[str]:
-        """Trials of which two processes were at work at the same time."""
+        """Return the trials that two processes ran at the same time."""
         lines = [line.split() for line in (self.place / "notes").read_text().splitlines()]
         began = [(float(at), trial, pid) for trial, pid, at, what in lines if what == "began"]
         ended = {pid: float(at) for trial, pid, at, what in lines if what == "ended"}
@@ -184,8 +184,10 @@ KINDS = ("slot", "worker", "all", "write")
 
 
 def storm(run: SweepRun, workers: int, kinds: Sequence[str], seed: int) -> list[Trial]:
-    """A sweep of so many workers, of which one after another is killed in these ways; a seed decides which and when.
-    All of it is done, or the sweep was over before."""
+    """Run a sweep and kill its workers one after another in the given ways; a seed decides which and when.
+
+    The sweep may end before all kills.
+    """
     draws = random.Random(seed)
     for number in range(workers):
         run.start(f"worker-{number}")

@@ -1,4 +1,4 @@
-"""Small tables as text, and what became of their rows."""
+"""Small tables as text, and their prepared rows."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def word_tokenizer(size: int) -> transformers.PreTrainedTokenizerFast:
 
 
 def data_with_words(directory: Path) -> PreparedData:
-    """:func:`token_data` with a tokenizer beside it."""
+    """Write :func:`token_data` and a tokenizer."""
     word_tokenizer(VOCABULARY).save_pretrained(directory / "words")
     return token_data(directory / "data", directory / "words")
 
@@ -48,7 +48,7 @@ def token_data(directory: Path, tokenizer: Path | None = None) -> PreparedData:
 
 
 def small_transformer(directory: Path, data: PreparedData, steps: int = 0) -> Artifact:
-    """The artifact of a small transformer as it was initialised, or trained for so many steps on the training split."""
+    """Return the artifact of a small transformer, trained for ``steps`` steps on the training split."""
     config = ModelConfig("transformer", SIZES)
     model = build(config, data.signature, seed=0)
     rows = data.split("train")

@@ -1,4 +1,4 @@
-"""Small prepared data and small models, made in memory: what evaluation and export are tried on."""
+"""Small prepared data and small models, made in memory, for tests of evaluation and export."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def started(
     body: Callable[..., None] = rank_body,
     **more: Any,
 ) -> list[BaseProcess]:
-    """Begin to train in ``world`` processes, each of which runs ``body``. ``more`` goes into the request."""
+    """Start training in ``world`` processes that run ``body``. ``more`` goes into the request."""
     settings = {
         "prepared": prepared,
         "model": model,
@@ -84,7 +84,7 @@ def started(
     }
     place.mkdir(exist_ok=True)
     port = free_port()
-    # Daemons: one that hangs fails its test, and ends with the tests instead of being waited for.
+    # Daemons: a hanging process fails its test and ends with the tests.
     arguments = [(rank, world, port, settings, environment or {}) for rank in range(world)]
     ranks: list[BaseProcess] = [FORK.Process(target=body, args=a, daemon=True) for a in arguments]
     for process in ranks:

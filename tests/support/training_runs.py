@@ -65,7 +65,7 @@ class Job:
     model: ModelConfig | None = None
     #: A trained model to learn from, too.
     teacher: Path | None = None
-    #: A trained model whose weights, and units if it was pruned, the training begins with.
+    #: Trained model that the training starts from: its weights, and its units if it was pruned.
     start: Path | None = None
     #: Steps (from 1) whose inputs become non-finite.
     poisoned: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Job:
     #: With a number, every rank notes the rows of each step in ``rows-<number>-<rank>``.
     watched: int = 0
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    #: Evaluations after which rank 0 is told to stop; 0: nobody tells. What it says is noted in ``told-<rank>``.
+    #: Evaluations after which ``on_evaluation`` stops rank 0; 0: never. Every call is recorded in ``told-<rank>``.
     stops_after: int = 0
     #: Seconds that each step takes longer; when each began is noted in ``times-<rank>``.
     step_s: float = 0.0
@@ -362,7 +362,7 @@ def wait(ranks: list[multiprocessing.process.BaseProcess], limit_s: float) -> bo
 
 
 def outcome(job: Job) -> dict[str, str]:
-    """What must be equal between a run that was killed and one that was not, as digests.
+    """Return digests that must be equal after killed and undisturbed runs.
 
     The weights (last and best), the course of training, and from the newest checkpoint the optimiser, every rank's
     random generators and the position.

@@ -1,4 +1,4 @@
-"""Directories that others made: with links out of them, exchanged while they are read, and in the Hub's cache."""
+"""Untrusted directories: with links out of them, exchanged during reading, and in the Hub's cache."""
 
 from __future__ import annotations
 

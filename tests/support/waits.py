@@ -1,4 +1,4 @@
-"""What would make the host wait for a device, looked for on a CPU: there the same operations are dispatched.
+"""Operations that would make the host wait for a device, found on a CPU, which dispatches the same operations.
 
 A copy from memory that is not pinned makes it wait, too. Where all tensors are on a CPU only those can be seen that
 make a tensor of Python's numbers. So torch's "meta" stands in for a device, and what is on the CPU is on the host.

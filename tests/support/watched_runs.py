@@ -1,4 +1,4 @@
-"""A training on two pods of two GPUs that lost one of its two attempts, as its artifact tells of it."""
+"""Artifact of a training on two pods of two GPUs that lost one of its two attempts."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ DEVICES = TrainingDevices(
 
 
 def watched_files() -> dict[str, Any]:
-    """The files that the trained model has beside those of ``report_runs``."""
+    """Return the trained model's files in addition to those of ``report_runs``."""
     return {"attempt.json": replace(ATTEMPT, bottleneck=BOTTLENECK), "devices.json": DEVICES}

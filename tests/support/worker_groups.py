@@ -1,4 +1,4 @@
-"""Fresh process groups on this machine, for tests of what runs in them."""
+"""Fresh process groups on this machine for tests."""
 
 from __future__ import annotations
 

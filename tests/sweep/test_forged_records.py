@@ -1,4 +1,4 @@
-"""Records of a sweep that somebody else wrote, or that were damaged: they set nothing and stop nobody."""
+"""Forged and damaged records of a sweep: they change no settings and block no worker."""
 
 from __future__ import annotations
 
@@ -109,8 +109,11 @@ def test_the_first_that_sets_nothing_is_the_configuration_as_given() -> None:
 
 
 def test_one_worker_among_all_of_them(tmp_path: Path, prepared: Path) -> None:
-    """The record of the settings as given is cut; others set a factory, too little, and what cannot be drawn; one that
-    is right has ended without a loss. A right record under a number that is taken does not count."""
+    """Bad records of every kind are ignored.
+
+    The record of the given settings is cut. Others set a factory, too few settings, or values that cannot be drawn. A
+    valid record ended without a loss. A valid record under a number that is taken does not count.
+    """
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     right = {RATE: 0.01, HIDDEN: [8]}
     forged: dict[str, bytes] = {

@@ -1,5 +1,4 @@
-"""Whatever is killed of a sweep, no trial is lost or run twice, and each ends with the weights of its training
-alone."""
+"""Kills of any process of a sweep lose or repeat no trial, and every trial gives the weights of its training alone."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def test_a_storm(workers: int, tmp_path: Path, prepared: Path) -> None:
 
 @pytest.mark.prove
 def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path, prepared: Path, store: FaultyS3) -> None:
-    """Amid trials of two workers, one of which is killed then; on S3."""
+    """S3 is unavailable during trials of two workers; one of them is killed meanwhile."""
     run = SweepRun(tmp_path, prepared, RunConfig.from_dict(CONFIG), store=f"s3://bucket/{tmp_path.name}")
     for name in ("one", "two"):
         run.start(name)
@@ -52,5 +51,5 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path, prepared
             run.kill("worker", "one")
             run.restart_the_dead()
         time.sleep(20)
-        assert store.refused > refused, "nobody asked while it was away"
+        assert store.refused > refused, "no request while it was unavailable"
     check(run, run.finish(), {})

@@ -1,4 +1,4 @@
-"""Records of trials: what is cut or changed neither counts nor stands in the way."""
+"""Records of trials: damaged and changed ones neither count nor block."""
 
 from __future__ import annotations
 

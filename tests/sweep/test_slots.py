@@ -1,4 +1,4 @@
-"""Of workers that want the same trial one gets it, and what nobody works on any more is free."""
+"""Of workers that want the same trial, one gets it; abandoned trials are free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings a sweep may search, and what it says of others."""
+"""The settings that a sweep may search, and errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Optuna says to records is what it says to a study of its own."""
+"""Optuna proposes the same from records as in its own study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a trial that cannot go on, and of one whose machine is taken away."""
+"""Trials that cannot continue, and trials on preempted machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVML played by a library."""
+"""Fake NVML library."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 
 @pytest.fixture
 def nvml(library: FakeNvml) -> FakeNvml:
-    """Two devices that have everything, until it is told to play something else."""
+    """Fake NVML with two fully equipped devices, until a test changes them."""
     library.play()
     return library

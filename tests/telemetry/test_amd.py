@@ -1,4 +1,4 @@
-"""AMD's devices, from a /sys that is made up."""
+"""AMD devices, from a made-up /sys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict from given times: each cause alone, none, and what is never blamed."""
+"""The diagnosis from given times: every cause alone, none, and causes that are never named."""
 
 from __future__ import annotations
 

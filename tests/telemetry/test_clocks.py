@@ -1,4 +1,4 @@
-"""What lower clocks cost: by faults of the machine only, and only if they last."""
+"""Cost of reduced clocks: only for faults of the machine, and only if they last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``slipstream telemetry``: what it shows of a stage's samples, in place on a terminal, once when piped."""
+"""``slipstream telemetry``: a stage's samples, updated in place on a terminal, once when piped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dollars add up to the cent, whatever was used, lost and killed; without a price there are hours and no dollars."""
+"""Costs add up to the cent, for any usage, loss and kill; without a price, hours and no dollars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pod used, from control groups of both versions, and how long its processes waited for a processor."""
+"""A pod's usage from control groups of both versions, and its processes' waiting time for a core."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_waits_of_descendants_count_also_after_their_threads_end(tmp_path: P
     process(tmp_path, 11, 10, t11=5 * 10**9)
     waits._next = 0
     assert waits.seconds() == 7
-    process(tmp_path, 13, 11, t13=5 * 10**8)  # another thread with the number of one that ended
+    process(tmp_path, 13, 11, t13=5 * 10**8)  # another thread with the number of an ended one
     waits._next = 0
     assert waits.seconds() == 7.5
 

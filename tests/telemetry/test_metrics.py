@@ -1,4 +1,4 @@
-"""The text that Prometheus reads: names, labels, values; a linter and a server have the last word."""
+"""Prometheus metrics: names, labels and values, checked by a linter and a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node is what its cloud says, over real HTTP; what a server does otherwise costs a second at most."""
+"""Node facts from the cloud's metadata server, over real HTTP; a bad server costs a second at most."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = {
     "gcp": ("projects/123/machineTypes/a2-ultragpu-8g", "a2-ultragpu-8g"),
     "azure": ("Standard_ND96isr_H100_v5", "Standard_ND96isr_H100_v5"),
 }
-#: Nobody listens there.
+#: No server listens there.
 NOBODY = "http://127.0.0.1:9"
 #: A second, and what a loaded machine adds to it.
 AT_MOST_S = 3.0

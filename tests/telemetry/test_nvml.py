@@ -1,4 +1,4 @@
-"""NVIDIA's devices as the sampler reads them: everything, nothing, parts, gone."""
+"""NVIDIA devices in the sampler: all readings, none, some, and lost devices."""
 
 from __future__ import annotations
 

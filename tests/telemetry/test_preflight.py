@@ -1,4 +1,4 @@
-"""What does not fit on the visible GPUs is refused in one line before it starts; a stand-in plays NVML's module."""
+"""Runs that do not fit on the visible GPUs are refused in one line before they start, with a fake NVML module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NVMLError(Exception):
 
 @dataclass
 class Device:
-    """A GPU, or a partition, whose UUID begins with MIG."""
+    """GPU, or a partition, whose UUID has the prefix MIG."""
 
     index: int = 0
     uuid: str = "GPU-aa"

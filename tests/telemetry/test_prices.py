@@ -1,4 +1,4 @@
-"""A pod's price: from its profile, its node's type or its accelerator, or none; what cannot be a price is refused."""
+"""A pod's price from its profile, node type or accelerator, or none; invalid prices are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_type_of_the_node_says_it_before_the_accelerator() -> None:
     by_type = price(EIGHT, "p4de.24xlarge")
     assert by_type.on_demand == Decimal("27.44705") and by_type.spot is None
     assert by_type.source.startswith("https://") and date.fromisoformat(by_type.dated)
-    by_accelerator = price(EIGHT, "a type that nobody knows")
+    by_accelerator = price(EIGHT, "an unknown type")
     assert by_accelerator == price(EIGHT)
     assert by_accelerator.on_demand != by_type.on_demand and "a2-ultragpu-8g" in by_accelerator.of
 

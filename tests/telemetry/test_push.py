@@ -1,4 +1,4 @@
-"""Totals to a gateway: what it gets, and gateways that are dead, silent, or refuse."""
+"""Totals pushed to a gateway: content, and gateways that are dead, silent, or refuse."""
 
 from __future__ import annotations
 

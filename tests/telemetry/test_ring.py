@@ -1,4 +1,4 @@
-"""Samples on disk: what is kept, for how long, and what is left of a file that is cut or damaged."""
+"""Samples on disk: retention, and recovery from cut and damaged files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nothing_is_no_samples(tmp_path: Path) -> None:
     assert read(tmp_path) == read(tmp_path / "nowhere") == []
     (tmp_path / "seconds-5.ring").mkdir()
     (tmp_path / "seconds-x.ring").write_text("not a time")
-    (tmp_path / "minutes.ring").write_text("SLT1 is what a frame begins with")
+    (tmp_path / "minutes.ring").write_text("SLT1 is the start of a frame")
     assert read(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""The sampler as a process: what it sees, what a hung driver costs, when it ends, and what it takes."""
+"""The sampler as a process: readings, hanging drivers, its end, and its own cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.fake_nvml import ROOT, FakeNvml
 from tests.support.processes import free_port, running
 from tests.support.sampler_process import device, sampling, totals, until
 
-#: What the work beside the sampler needs and it does not.
+#: Modules that the sampled work needs and the sampler does not.
 HEAVY = ("torch", "numpy", "boto3", "pandas", "flytekit", "pydantic")
 
 
@@ -40,7 +40,7 @@ def ups(directory: Path) -> list[bool]:
 def test_it_samples_each_second_and_counts_until_its_end(nvml: FakeNvml, tmp_path: Path) -> None:
     with sampling(tmp_path, nvml.environment(), "--price=spot=3600") as process:
         until(lambda: len(read(tmp_path)) >= 3)
-        process.send_signal(signal.SIGINT)  # Ctrl-C is for whoever started it
+        process.send_signal(signal.SIGINT)  # Ctrl-C is for the process that started it
         count = len(read(tmp_path))
         process.terminate()
         assert process.wait(10) == 0
@@ -189,7 +189,7 @@ def test_it_loads_nothing_heavy() -> None:
 
 
 def scrape(port: int) -> int:
-    """How many lines of metrics there are; none while nobody serves."""
+    """Return the number of lines of metrics; 0 without a server."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             return len(answer.read().splitlines())
@@ -210,7 +210,7 @@ def test_it_takes_40_mb_with_8_devices_served_and_scraped(nvml: FakeNvml, tmp_pa
 
 @pytest.mark.prove
 def test_it_takes_5_ms_of_cpu_a_second_with_8_devices_served_and_scraped(nvml: FakeNvml, tmp_path: Path) -> None:
-    """Over 30 s, scraped every 5, beside 8 processes of 33 threads each."""
+    """Over 30 s, scraped every 5 s, with 8 other processes of 33 threads each."""
     nvml.play("devices 8")
     port = free_port()
     for rank in range(8):

@@ -1,4 +1,4 @@
-"""Samples condensed for a chart: means of spans, counters over resets, devices by their rank."""
+"""Samples condensed for a chart: means of intervals, counters with resets, devices by their rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics over HTTP: what is answered, and addresses at which nobody can listen."""
+"""Metrics over HTTP: responses, and addresses that cannot be bound."""
 
 from __future__ import annotations
 

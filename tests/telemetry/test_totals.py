@@ -1,4 +1,4 @@
-"""Totals: counted by the sampler, written by it and by the ranks, and read from files that anybody may have broken."""
+"""Totals: counted by the sampler, written by it and by the ranks, and read from untrusted files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler beside the work: whatever happens to it, the work goes on and ends in time."""
+"""Failures of the sampler do not stop or delay the sampled work."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def isolated(directory: Path) -> Path:
 
 
 def test_the_sampler_keeps_none_of_the_agents_files_open(tmp_path: Path) -> None:
-    """One that a driver holds in the kernel would keep whoever reads the agent's output."""
+    """A sampler that hangs in the driver would block readers of the agent's output."""
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
     before = files_of(os.getpid()) - {"/dev/null"}

@@ -1,4 +1,4 @@
-"""Training adapters beside a base: what it holds, keeps and leaves, and what it refuses."""
+"""Training of adapters on a base: memory, saved state, results and refusals."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_no_value_of_a_base_is_read_before_there_is_room_for_it(
 ) -> None:
     def refuse(predictor: Predictor, *_: Any) -> None:
         assert all(parameter.is_meta for parameter in predictor.parameters()), "nothing has memory yet"
-        assert {p.dtype for p in predictor.parameters() if not p.requires_grad} == {torch.bfloat16}, "as it is held"
+        assert {p.dtype for p in predictor.parameters() if not p.requires_grad} == {torch.bfloat16}, "held type"
         raise UserError("no room")
 
     monkeypatch.setattr(setup, "check_memory", refuse)

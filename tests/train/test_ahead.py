@@ -1,4 +1,4 @@
-"""The host runs ahead of the device, and what is recorded is still the device's time.
+"""The host runs ahead of the device; recorded times are still the device's.
 
 A stand-in for a GPU: work that it is given ends later, one after the other, and its marks come when it does.
 """

@@ -1,4 +1,4 @@
-"""Fine-tuning as a whole: what it begins with, what it leaves, and what it refuses."""
+"""Fine-tuning as a whole: starting weights, results and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of a base in a store: all ranks together ask it for each byte once."""
+"""Fine-tuning of a base in a store: all ranks together request every byte once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with a compiled pass: what it computes, that nothing is compiled later, and what is refused."""
+"""Training with a compiled pass: results, no later compilation, refusals."""
 
 from __future__ import annotations
 

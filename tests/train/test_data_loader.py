@@ -1,4 +1,4 @@
-"""The loader: the rows that the order lists, verified, in buffers that hold as promised, by a thread that ends."""
+"""The loader: ordered and verified rows, buffers that stay valid as promised, and a thread that ends."""
 
 from __future__ import annotations
 

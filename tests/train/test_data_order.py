@@ -1,4 +1,4 @@
-"""The order of the data: every row once an epoch, the same for every world, fair in every batch, found in no time."""
+"""The order of the data: every row once an epoch, equal for every world, fair in every batch, and fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared data that streams from a store: the same batches, a bounded cache, nothing believed that was not checked."""
+"""Prepared data that streams from a store: the same batches, a bounded cache, no unverified data."""
 
 from __future__ import annotations
 

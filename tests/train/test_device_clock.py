@@ -1,4 +1,4 @@
-"""A thread that waits for a GPU sleeps; a stand-in notes what is asked of CUDA."""
+"""A thread that waits for a GPU sleeps; a stand-in records the calls of CUDA."""
 
 from __future__ import annotations
 

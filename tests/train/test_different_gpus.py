@@ -1,4 +1,4 @@
-"""What ranks agree on for the GPUs that they have: one precision, and how they talk."""
+"""Agreement of ranks with different GPUs: one precision and one backend."""
 
 from __future__ import annotations
 

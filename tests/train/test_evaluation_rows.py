@@ -1,4 +1,4 @@
-"""On GPUs an evaluation's batches are as large as fits on every one, and a resumed run's are the same."""
+"""On GPUs an evaluation's batches are as large as fits on every one, and equal in a resumed run."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def test_the_rows_before_stay_while_they_fit() -> None:
 def with_memory(
     free_rows: tuple[int, ...], stops: bool, rank: int, world: int, port: int, settings: dict[str, Any], unused: object
 ) -> None:
-    """Train on devices on which so many rows of results are free, and note the rows of the evaluations' batches; the
-    first evaluation is not survived if it ``stops``."""
+    """Train with room for ``free_rows`` rows of results per rank, and record the rows of the evaluations' batches.
+
+    If ``stops``, the process ends in the first evaluation.
+    """
     from slipstream.errors import UserError
     from slipstream.models.factory import batch_rows
     from slipstream.train.loop import evaluation

@@ -1,4 +1,4 @@
-"""At the end the others wait for rank 0, which writes the model, for longer than a collective may take."""
+"""At the end, the other ranks wait for rank 0 to write the model, longer than a collective's timeout."""
 
 from __future__ import annotations
 

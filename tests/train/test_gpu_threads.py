@@ -1,4 +1,4 @@
-"""Threads of a rank work on its GPU from their first moment; a stand-in notes what each thread asks CUDA for."""
+"""Threads of a rank use its GPU from the start; a stand-in records every thread's calls of CUDA."""
 
 from __future__ import annotations
 

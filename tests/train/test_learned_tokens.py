@@ -1,4 +1,4 @@
-"""The loss of tokens of which only some are learned: however a batch is divided, the same numbers."""
+"""The loss with some tokens masked: equal numbers for any division of a batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def answers(step: int) -> Tensor:
-    """Rows ``[rows, length + 1]`` of which a part at the end is learned: nothing of some, nearly all of others."""
+    """Return rows ``[rows, length + 1]`` whose ends are learned: nothing of some, nearly all of others."""
     draw = np.random.default_rng(step)
     rows = draw.integers(0, VOCABULARY, (ROWS, LENGTH + 1))
     begins = draw.choice([1, LENGTH - 1, LENGTH, LENGTH + 1], ROWS)

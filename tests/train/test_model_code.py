@@ -1,4 +1,4 @@
-"""Edited model code is new work: of all modules that a factory is made of, and found without running one."""
+"""Edited model code is new work: every module of a factory counts, and none is run to find it."""
 
 from __future__ import annotations
 

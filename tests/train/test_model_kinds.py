@@ -1,4 +1,4 @@
-"""Models that need something of the trainer: batch normalisation, parameters that take no part, fixed shapes."""
+"""Models with special needs: batch normalisation, unused parameters, fixed shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``training.network_profile``: training applies the tuner's result, and a resumed run keeps what it began with."""
+"""``training.network_profile``: training applies the tuner's result, and a resumed run keeps its first one."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_new_result_makes_nothing_run_again(tmp_path: Path) -> None:
     before = digest_of(section), code_version("train")
     TuningHistory(str(tmp_path), HERE).publish(FOUND, {})
     assert (digest_of(config.for_training()), code_version("train")) == before
-    # Who applies nothing trains the same whatever is said of the collectives.
+    # Without a network profile, settings of the collectives do not affect training.
     assert RunConfig(collectives=config.collectives).for_training() == TrainingConfig()
 
 

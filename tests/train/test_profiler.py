@@ -1,4 +1,4 @@
-"""A profile of some steps of training."""
+"""Profiler traces of some training steps."""
 
 from __future__ import annotations
 
@@ -58,8 +58,7 @@ def event(name: str, start: float, end: float, device: DeviceType, **more: Any) 
 
 
 def test_a_kernel_is_counted_once() -> None:
-    """A step as the profiler gives it: the kernel, the operation that launched it and the annotations around, of which
-    the device has its own."""
+    """A step's events are the kernel, the operation that launched it, and annotations on host and device."""
     product = event("aten::mm", 12, 18, DeviceType.CPU)
     product.append_kernel("gemm", 0, 100)
     events = EventList(

@@ -1,4 +1,4 @@
-"""The line of progress: how fast it goes, and what the devices do."""
+"""The progress line: speed and device utilisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a training goes while it goes: what rank 0 writes, and what is made of the records of attempts."""
+"""Live progress: rank 0's file, and the summary of attempt records."""
 
 from __future__ import annotations
 

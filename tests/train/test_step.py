@@ -1,4 +1,4 @@
-"""One optimiser step: no synchronisation, one verdict, loss scaling, averaged weights, chosen arithmetic."""
+"""One optimiser step: no synchronisation, one decision, loss scaling, averaged weights, chosen arithmetic."""
 
 from __future__ import annotations
 

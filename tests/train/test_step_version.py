@@ -1,4 +1,4 @@
-"""A step computes what the stored losses say, for every kind of model; if that changes, ``STEP_VERSION`` is raised."""
+"""Steps give the stored losses for every kind of model; if these change, ``STEP_VERSION`` is raised."""
 
 from __future__ import annotations
 

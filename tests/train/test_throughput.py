@@ -1,4 +1,4 @@
-"""Throughput and model FLOPs utilisation: what is counted, and what it is compared with."""
+"""Throughput and model FLOPs utilisation: counted operations and peak rates."""
 
 from __future__ import annotations
 

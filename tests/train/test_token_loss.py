@@ -1,4 +1,4 @@
-"""The loss of tokens, in pieces: the numbers of the whole, without its memory."""
+"""The loss of tokens, in chunks: the numbers of the whole, without its memory."""
 
 from __future__ import annotations
 

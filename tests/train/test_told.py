@@ -1,4 +1,4 @@
-"""Whoever looks on hears of each evaluation, on rank 0, and may stop the training on all ranks."""
+"""``on_evaluation`` is called on rank 0 for every evaluation, and may stop the training on all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_
 
 
 def test_a_training_that_nobody_stops_ends_as_without_anybody(prepared: Path, tmp_path: Path) -> None:
-    """Also if it is killed: each evaluation is told of before a checkpoint holds it, so none is missed."""
+    """Kills change nothing: every evaluation is reported before a checkpoint holds it, so none is missed."""
     plain = Job(prepared, tmp_path / "plain", 2, str(tmp_path / "plain/home"))
     assert attempt(plain).finished
     job = Job(prepared, tmp_path / "told", 2, str(tmp_path / "told/home"), stops_after=99)

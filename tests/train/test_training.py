@@ -1,4 +1,4 @@
-"""Training's arithmetic: one gradient whatever the ranks and pieces; precision, stopping, refusals."""
+"""Training's arithmetic: one gradient for any ranks and micro-batches; precision, stopping, refusals."""
 
 from __future__ import annotations
 

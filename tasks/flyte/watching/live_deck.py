@@ -49,7 +49,7 @@ def live_deck(title: str, page: Page) -> Iterator[None]:
                     Deck.publish()
             except Exception as error:
                 if not said:
-                    LOG.warning("the deck %r is not published: %s", title, error)
+                    LOG.warning("the deck %r could not be published (%s)", title, error)
                 said = True
 
     # Flyte's context, with the address of decks, belongs to the thread that runs the task.

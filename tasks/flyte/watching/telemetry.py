@@ -105,5 +105,5 @@ def directory_of(stage: str, *, local: bool) -> Path:
             shutil.rmtree(directory, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=f"{stage}-", dir=base))
     except OSError as error:
-        LOG.warning("%s: %s; samples go to a temporary directory", base, error.strerror)
+        LOG.warning("%s cannot be used for samples (%s); they go to a temporary directory", base, error.strerror)
         return Path(tempfile.mkdtemp(prefix=f"{stage}-"))

@@ -1,4 +1,4 @@
-"""Rows that are decoded and encoded by another model's statistics are what that model makes of the raw rows."""
+"""Rows that are decoded and encoded again for another model equal its own encoding of the raw rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exported directory: what its files say, that it is checked without torch or Flyte, and that damage is found."""
+"""The exported directory: its files, checks without torch or Flyte, and detection of damage."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def other_opset(directory: Path, name: str) -> None:
 def test_another_model_behind_a_right_digest_is_found(
     name: str, change: Callable[[Path, str], None], message: str, copy: Path
 ) -> None:
-    """The same happens where this machine computes otherwise than the one that exported."""
+    """The check also fails if this machine computes other results than the exporting one."""
     change(copy, name)
     reseal(copy, name)
     with pytest.raises(BadPackage, match=message):
@@ -315,7 +315,7 @@ def test_tokens_are_drawn_with_padding(tmp_path: Path) -> None:
 
 
 def resigned(package: Path, **files: dict[str, object] | None) -> None:
-    """Enter other files into the manifest, and its new digest beside it, as who made the package could have done."""
+    """Enter other files into the manifest and update its digest, as the package's author could."""
     manifest = json.loads((package / MANIFEST).read_text())
     manifest["files"] |= files
     (package / MANIFEST).write_text(json.dumps(manifest))

@@ -225,7 +225,7 @@ def test_what_a_graph_cannot_start_from_is_said() -> None:
 
 
 def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:
-    """Transform trims, the graph cannot: a text with spaces is one that it has not seen."""
+    """Transform trims, the graph cannot: a text with spaces is unknown to it."""
     name = next(name for name, kind in classifier.columns.types.items() if kind == TEXT)
     known = next(column.vocabulary[0] for column in classifier.transform.categorical if column.name == name)
     session = onnxruntime.InferenceSession(encoder(classifier.columns, 20).SerializeToString())

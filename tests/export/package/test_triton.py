@@ -1,4 +1,4 @@
-"""The Triton repository, by the words of Triton's own protobuf and by the rules that it does not know."""
+"""The Triton repository against Triton's own protobuf and the rules outside of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(path: Path) -> Any:
 
 
 def test_triton_reads_what_the_model_is(model: Path, tmp_path: Path) -> None:
-    """Names, types and dims of both models, compared with the ONNX files that lie beside their configuration."""
+    """Names, types and dims of both models equal those of the ONNX files next to their configuration."""
     made = write_repository(model, tmp_path / "repository")
     assert [path.name for path in made] == ["y", "y_raw"]
     for path in made:

@@ -1,4 +1,4 @@
-"""Networks with adapters: what is trained, what they compute, and what is merged of them."""
+"""Networks with adapters: trained parameters, results, and merged weights."""
 
 from __future__ import annotations
 

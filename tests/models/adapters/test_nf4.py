@@ -1,4 +1,4 @@
-"""Weights in four bits: the bytes are bitsandbytes', and passes keep no more than these."""
+"""Weights in four bits: equal to bitsandbytes' bytes, and passes keep no more than these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that begins with an adapter in peft's files."""
+"""Training that starts from an adapter in peft's files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LORA = LoraConfig(rank=4, alpha=6.0, targets=["v_proj", "down_proj"])
 
 @pytest.fixture
 def model(tmp_path: Path) -> ModelConfig:
-    """Of a base and of an adapter for it, both beside each other."""
+    """Model of a base and an adapter for it in the same directory."""
     base = str(make_base(tmp_path / "base", tokenizer=False))
     network = build(ModelConfig(base=base, lora=LORA), SIGNATURE, 0).network
     draw_adapters(network)

@@ -1,4 +1,4 @@
-"""The values that a model with adapters begins with, in parts."""
+"""Initial values of a model with adapters, in chunks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_adapters_are_drawn_by_seed_and_name_and_add_nothing(tmp_path: Path) -> 
         assert torch.equal(parameter, same.get_parameter(name))
         assert torch.equal(parameter, other.get_parameter(name)) == (not name.endswith("lora_A.weight")), name
         if name.endswith("lora_A.weight"):
-            # Of this standard deviation is what a linear layer begins with, whose numbers lie below 1 / sqrt(inputs).
+            # A linear layer's initial values lie below 1 / sqrt(inputs), which gives this standard deviation.
             expected = (3 * parameter.shape[1]) ** -0.5
             assert parameter.std().item() == pytest.approx(expected, rel=0.2) and is_adapter(name)
 

@@ -1,4 +1,4 @@
-"""What is no base, or no whole one, is one line that names the file."""
+"""Unusable and incomplete bases end in one line that names the file."""
 
 from __future__ import annotations
 

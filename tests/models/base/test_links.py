@@ -1,4 +1,4 @@
-"""The files of a base that somebody else made: no other file is read through them."""
+"""Untrusted bases: no other file is read through their links."""
 
 from __future__ import annotations
 

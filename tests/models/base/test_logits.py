@@ -1,4 +1,4 @@
-"""A model that begins with a base computes what transformers computes with it."""
+"""A model that starts from a base computes the same logits as transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of tensors are what they are, here and in a store, and no more is read than they need."""
+"""Parts of tensors, on disk and in a store: read correctly, without reading more than needed."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_of_a_store_rows_come_by_few_requests(remote: Remote, tmp_path: Path, mo
 
 
 def test_a_base_in_a_store(remote: Remote, tmp_path: Path) -> None:
-    """In parts, with other files beside and below it, whose bytes nobody asks for; the store fails and is asked
-    again."""
+    """A base in several files is read without requests for other files in its directory; failed requests are
+    repeated."""
     here = make_base(tmp_path / "base", max_shard_size="20KB")
     (here / "original.pth").write_bytes(b"\0" * 100)
     put(here, remote)

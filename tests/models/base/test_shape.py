@@ -1,4 +1,4 @@
-"""The arguments of a model that begins with a base."""
+"""Arguments of a model that starts from a base."""
 
 from __future__ import annotations
 

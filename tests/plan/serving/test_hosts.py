@@ -1,4 +1,4 @@
-"""How long a request takes on an instance: measured, predicted from where it was measured, or not known."""
+"""Time of a request on an instance: measured, predicted from a measurement, or unknown."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_model_measured_on_a_gpu_is_predicted_on_others_by_both_limits(tmp_pat
     fp32 = variant(read.report, FP32)
     times = [serving_time(read, fp32, place) for place in (l4, h100, cpu)]
     assert not isinstance(times[0], str) and times[0].how == "measured"
-    # A row's million operations are nothing beside reading the weights, which are counted once.
+    # A row's million operations are negligible compared with reading the weights, which are counted once.
     assert not isinstance(times[1], str)
     assert times[1].service.mean == pytest.approx(times[0].service.mean * 300 / 3350, rel=0.01)
     assert times[2] == "no CPU is predicted from a GPU"

@@ -1,4 +1,4 @@
-"""Recorded requests: rates by the hour of the day, how unevenly they come, idle spells; and what is no record."""
+"""Recorded requests: hourly rates, burstiness, idle periods, and invalid records."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from slipstream.plan.serving.queueing import MOST_BUSY, Service, erlang_c, p99, 
 SHARES = (np.arange(2000) + 0.5) / 2000
 STEADY = Service.of([0.01])
 EXPONENTIAL = Service.of((-0.01 * np.log(1 - SHARES)).tolist())
-#: Queues that are simulated beside each other, requests of each, and those of them that do not count, as they find it
-#: as it began, empty.
+#: Queues that are simulated in parallel, requests per queue, and warm-up requests, which find the queue empty and do
+#: not count.
 QUEUES, REQUESTS, WARM = 1_000, 4_000, 1_500
 
 

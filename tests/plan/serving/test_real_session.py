@@ -1,4 +1,4 @@
-"""Poisson arrivals at a real session of ONNX Runtime: their p99 beside what is planned from its measured calls.
+"""Poisson arrivals at a real session of ONNX Runtime: measured p99 against the plan from its measured calls.
 
 Time is that of the thread: it passes while the server waits for an arrival, which it does by asking for the time, and
 stands still while other processes have the core.

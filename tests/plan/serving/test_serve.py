@@ -1,4 +1,4 @@
-"""``slipstream plan serve`` from an exported model and recorded requests to replicas and dollars."""
+"""``slipstream plan serve``: replicas and dollars from an exported model and recorded requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small, honest propeller and training operator: what a cluster does for a package, and nothing that it does not.
+"""A small propeller and training operator that do for a package only what a real cluster does.
 
 Every rule is one of Flyte v1.16.8 or training-operator v1.9.0, named where it is imitated. A pod is a process with only
 the environment, the command and the files that a cluster would give it; all data is on S3.

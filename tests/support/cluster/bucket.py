@@ -1,4 +1,4 @@
-"""The bucket of a rehearsal, as propeller and the pods see it."""
+"""The bucket of a rehearsal, shared by propeller and the pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class Bucket:
-    """Messages and files below ``s3://name/``, on the S3 at ``endpoint``. One that is not ``patient`` asks once."""
+    """Messages and files below ``s3://name/``, on the S3 at ``endpoint``. Requests are repeated only if ``patient``."""
 
     def __init__(self, endpoint: str, name: str, patient: bool = True) -> None:
         self.endpoint, self.name = endpoint, name

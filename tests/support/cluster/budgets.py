@@ -1,4 +1,4 @@
-"""How an attempt ended, and Which retry budget is charged for the next (``executor.go: isEligibleForRetry``)."""
+"""The end of an attempt, and the retry budget charged for the next (``executor.go: isEligibleForRetry``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a rehearsal: pods that are lost in the moment of a write, drawn from a seed."""
+"""Faults of a rehearsal: pods that are lost at the moment of a write, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class Kills:
 
 
 def drawn(seed: int, number: int, writes: Mapping[str, int], pods: Mapping[str, int]) -> list[Kill]:
-    """At most ``number`` kills in nodes of which an undisturbed attempt makes so many ``writes`` with so many ``pods``.
+    """Draw at most ``number`` kills from the writes and pods of every node in an undisturbed attempt.
 
-    The node that writes most is the training, which has a state to lose. It is struck in its second and third attempt,
-    too: these begin where the one before stopped and write less, so they are struck early, and the first one before it
-    is half done, as otherwise they would find the work finished. Others are struck once.
+    The node with most writes is the training, which has a state to lose. Its second and third attempts are killed, too.
+    They resume and write less, so they are killed early. The first attempt is killed before it is half done: otherwise
+    the others would find the work finished. Other nodes are killed once.
     """
     draw = random.Random(seed)
 

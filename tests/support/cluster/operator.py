@@ -1,4 +1,4 @@
-"""What watches the pods of an attempt: propeller's pod plugin for one, the training operator for a PyTorchJob.
+"""Watchers of an attempt's pods: propeller's pod plugin for one, the training operator for a PyTorchJob.
 
 Both return None when the attempt's outputs decide, else the verdict.
 """
@@ -24,10 +24,10 @@ class Aborted(Exception):
 
 
 def watch_pod(pods: list[Pod], aborted: threading.Event) -> Verdict | None:
-    """A pod that is deleted or ended by a signal or an error of its own is a failure of the system.
+    """Watch a plain pod. Its deletion, and its end by a signal or an error, are system failures.
 
-    ``task/k8s/plugin_manager.go: checkResourcePhase`` does not wait for the end of a pod that is being deleted; of one
-    that was Pending nothing is left to be found.
+    ``task/k8s/plugin_manager.go: checkResourcePhase`` does not wait for the end of a pod that is being deleted. A
+    deleted Pending pod no longer exists.
     """
     (pod,) = pods
     while True:
@@ -42,8 +42,8 @@ def demystified(pod: Pod) -> Verdict | None:
     """What propeller makes of a plain pod that has ended by itself (``flytek8s/pod_helper.go``).
 
     ``DemystifyFailure``: without a reason from the kubelet, which gives none for an exit code, any failed pod was
-    "Interrupted". What flytekit catches is no failed pod: it exits 0. One that was OOMKilled is its user's failure,
-    whatever its exit code (``DemystifySuccess``): what it has written is not read.
+    "Interrupted". A pod exits 0 after an error that flytekit catches, so it has not failed. An OOMKilled pod is a user
+    failure with any exit code (``DemystifySuccess``): its outputs are not read.
     """
     if pod.reason == OOM_KILLED:
         if pod.exit_code == 0:
@@ -56,9 +56,9 @@ def watch_job(pods: list[Pod], start: Start, clean: str, aborted: threading.Even
     """A PyTorchJob with an elastic policy (``pytorchjob_controller.go: UpdateJobStatus``, ``common/pod.go``).
 
     It has succeeded when the first pod exits 0 and has failed when the first fails, or is deleted while it runs
-    (``core/status.go: UpdateJobReplicaStatuses``); one that is deleted before is made anew. To Flyte a failed job is
-    the user's failure (``kfoperators/common: GetPhaseInfo``), and propeller deletes it with its pods. Of one that has
-    succeeded ``clean``, the CleanPodPolicy, says whether pods that still run are deleted or left alone.
+    (``core/status.go: UpdateJobReplicaStatuses``). A pod that is deleted before is made again. To Flyte a failed job
+    is the user's failure (``kfoperators/common: GetPhaseInfo``), and propeller deletes it with its pods. After success,
+    ``clean``, the CleanPodPolicy, says whether running pods are deleted or left alone.
     """
     while True:
         for index, pod in enumerate(pods):
@@ -95,7 +95,7 @@ def run_job(pods: list[Pod], read: Callable[[], Verdict]) -> Verdict:
 
 
 def never(index: int) -> Pod:
-    raise AssertionError(f"pod {index} was not to be made anew")
+    raise AssertionError(f"pod {index} was not to be made again")
 
 
 def look(pods: list[Pod], aborted: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""What the files at an attempt's output prefix say of it (``task/handler.go: ValidateOutput``)."""
+"""The outcome of an attempt from the files at its output prefix (``task/handler.go: ValidateOutput``)."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Pod:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def terminate(self) -> None:
-        """SIGTERM, and SIGKILL when the grace period is over; one that is Pending is gone at once."""
+        """Send SIGTERM, and SIGKILL after the grace period; a Pending pod is removed at once."""
         if self.withdraw():
             return
         assert self.process

@@ -1,4 +1,4 @@
-"""An execution of a packaged workflow: node by node, each from what its bindings say."""
+"""An execution of a packaged workflow, node by node, with inputs from the bindings."""
 
 from __future__ import annotations
 
@@ -145,10 +145,10 @@ class Execution:
         return self.package.tasks[node.task_node.reference_id.name]
 
     def array(self, path: str, array: ArrayNode, inputs: Literals) -> Literals:
-        """A map task (``array/handler.go``): every element is a node, with retries and a cache of its own.
+        """Run a map task (``array/handler.go``): every element is a node, with its own retries and cache.
 
-        All pods get the lists whole and choose by their index; what is bound is given to each as it is. As many
-        elements may fail as the success criteria allow; their outputs are void.
+        All pods get the whole lists and choose by their index; bound inputs are passed unchanged. As many elements may
+        fail as the success criteria allow; their outputs are void.
         """
         mapped = [name for name in inputs if name not in array.bound_inputs]
         (size,) = {len(inputs[name].collection.literals) for name in mapped}

@@ -1,4 +1,4 @@
-"""What happened in a rehearsal, said as it happens and kept for the page."""
+"""Events of a rehearsal, logged as they happen and kept for the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode")
 
 @dataclass
 class Attempt:
-    """One attempt at a node: its pods with all that were made anew, and how it ended. Times are seconds since 1970."""
+    """One attempt at a node: its pods, including replaced ones, and its end. Times are seconds since 1970."""
 
     node: str
     task: str

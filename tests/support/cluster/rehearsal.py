@@ -55,7 +55,7 @@ class Rehearsal:
     def execution(
         self, name: str, *, seed: int = 0, say: Callable[[str], None] = lambda line: None, kills: Kills | None = None
     ) -> Execution:
-        """One that is still to be run; ``seed`` is that of the order of maps. Only one at a time can have kills."""
+        """Return an execution to run; ``seed`` decides the order of maps. Only one at a time can have kills."""
         kills = kills or Kills()
         workdir = self.workdir / name
         workdir.mkdir()

@@ -1,4 +1,4 @@
-"""What propeller makes of a task's template for the pods of one attempt."""
+"""Rendering of a task's template for the pods of one attempt, as by propeller."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dic
 
 
 def raw_output(base: str, execution: str, node: str, attempt: int) -> str:
-    """The prefix of an attempt's raw output below ``base``: each attempt has a shard of its own, that nobody can guess
+    """Return the prefix of an attempt's raw output below ``base``, with an unpredictable shard of its own
     (``taskexec_context.go: ComputeRawOutputPrefix``)."""
     name = f"{execution}-{node.replace('/', '-')}-{attempt}"
     shard = hashlib.sha256(name.encode()).hexdigest()[:2]

@@ -1,4 +1,4 @@
-"""The rounds in which propeller looks after an execution, and those that fail (``controller/handler.go``).
+"""Propeller's rounds of an execution, and failed rounds (``controller/handler.go``).
 
 What the object store or FlyteAdmin refuses fails the whole round: it is repeated at once, and ``status.failedAttempts``
 never goes back. One failed round more than ``max-workflow-retries`` ends the execution, whatever its tasks may retry.
@@ -38,7 +38,7 @@ class RetriesExhausted(Exception):
 
 
 class Rounds:
-    """Those of one execution. ``failed`` is its ``status.failedAttempts``; ``give_up`` is told when it is too much."""
+    """Rounds of one execution. ``failed`` is its ``status.failedAttempts``; ``give_up`` is called above the limit."""
 
     def __init__(self, retries: int, aborted: threading.Event, give_up: Callable[[Exception], None]) -> None:
         self.retries, self.aborted, self.give_up = retries, aborted, give_up

@@ -1,4 +1,4 @@
-"""Nodes with room for so many pods, and who gets it: kube-scheduler, in so far as it is about that."""
+"""Simple kube-scheduler: nodes with room for a number of pods."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def tolerates(toleration: Toleration, taint: str) -> bool:
 
 
 class Scheduler:
-    """Places pods one by one, whatever job they are of. Who finds no room stays Pending until a pod has ended, in its
-    grace period, too; then the one that waits longest goes first."""
+    """Places single pods of any job.
+
+    Without room, a pod stays Pending until another has ended, its grace period included. The pod that has waited
+    longest goes first.
+    """
 
     def __init__(self, *machines: Machine) -> None:
         self.machines = machines

@@ -1,1 +1,1 @@
-"""``make cluster-proof``: what the project promises of a cluster, repeated on the user's own."""
+"""``make cluster-proof``: the project's promises about clusters, tested on the user's own cluster."""

@@ -1,4 +1,4 @@
-"""``slipstream cluster-proof``: says what it will do to the cluster, does it, and prints what held."""
+"""``slipstream cluster-proof``: announces its actions on the cluster, runs them, and prints the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.cluster_proof.kubernetes import Kubernetes
 from tests.support.cluster_proof.proof import FILES, ROWS, TRAIN, Proof, Row
 from tests.support.package import package
 
-#: Attempts at a training: undisturbed, three that lose a pod, one that loses two, one that is ended and recovered.
+#: Attempts at a training: undisturbed, three with a lost pod, one with two, and an aborted one with its recovery.
 ATTEMPTS = 1 + 3 * 2 + 3 + 2
 #: What such an attempt takes on two CPUs, from its creation to its end.
 MINUTES_OF_AN_ATTEMPT = 2
@@ -53,7 +53,9 @@ def main(profile: str, image: str, minutes: float, price: float, *, autoscaled: 
     Example: slipstream cluster-proof a100-spot --image registry.example/slipstream:v1
     """
     if not image:
-        raise UserError("no image: expected one that the cluster can pull (make cluster-proof IMAGE=…)")
+        raise UserError(
+            "IMAGE: is empty; expected an image that the cluster can pull, as in make cluster-proof IMAGE=…"
+        )
     placement = load(profile).placement("train")
     flyte, kubernetes = site(**where)
     context, version = kubernetes.context(), flyte.version()
@@ -108,7 +110,7 @@ def cost(placement: Placement, price: float) -> str:
 
 
 def agreed(yes: bool) -> None:
-    """Ask. Raises ``UserError`` where nobody can answer, and ``click.Abort``."""
+    """Ask for confirmation. Raises ``UserError`` without a terminal, and ``click.Abort``."""
     if yes:
         return
     if not sys.stdin.isatty():

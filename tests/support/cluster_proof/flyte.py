@@ -1,4 +1,4 @@
-"""A user's Flyte, as far as the proof needs it: registers, starts, looks on, ends; whatever it refuses is one line."""
+"""The user's Flyte: register, start, poll and end executions; every refusal is one line."""
 
 from __future__ import annotations
 

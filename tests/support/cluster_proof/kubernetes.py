@@ -82,7 +82,7 @@ class Kubernetes:
 
 
 def runs(pod: KubeObject) -> bool:
-    """Whether it runs, and nobody has deleted it."""
+    """Return True if the pod runs and is not being deleted."""
     return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 

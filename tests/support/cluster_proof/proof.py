@@ -1,4 +1,4 @@
-"""What is tried on the cluster, one act after the other, and what of it held."""
+"""The trials on the cluster, one act after the other, and their results."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Proof:
         return self.executions[-1]
 
     def launch(self, repetition: int) -> str:
-        """Start a main job. Each repetition trains anew, to the same model."""
+        """Start a main job. Every repetition trains the same model again."""
         config = replace(self.config, training=replace(self.config.training, repetition=repetition))
         name = self.next_name()
         self.say(f"  {name}")
@@ -216,8 +216,10 @@ class Proof:
             raise NotHeld(f"{name} failed: {closure.error.message or closure.abort_metadata.cause}")
 
     def training_pod(self, name: str, seen: set[str]) -> KubeObject:
-        """A pod of a training of which all pods run and steps are made; ``seen`` are the pods of earlier attempts, to
-        which those of this one are added. The last pod is taken, which of several is not that of rank 0."""
+        """Wait until all pods of a training run and make steps, and return the last one.
+
+        Of several pods, the last is not rank 0's. ``seen`` are the pods of earlier attempts; this attempt's are added.
+        """
 
         def training() -> list[KubeObject]:
             self.check(name)
@@ -232,9 +234,11 @@ class Proof:
         return pods[-1]
 
     def same_model(self, name: str, seen: set[str], lost: int) -> str:
-        """Wait for the model of an execution whose training went on after pods were ``lost`` or it was recovered, and
-        end the execution, as the other stages were tried before. Raises ``NotHeld`` unless it is the same model, and
-        so many attempts failed."""
+        """Wait for the model of an execution that resumed after ``lost`` pods or a recovery; then end the execution.
+
+        The other stages were tested before. Raises ``NotHeld`` unless it is the same model and ``lost`` attempts
+        failed.
+        """
         resumed: list[int] = []
 
         def trained() -> Node | None:

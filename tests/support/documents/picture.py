@@ -35,7 +35,7 @@ LEGEND = (
 
 
 def levels(graph: Mapping[str, set[str]], nodes: Iterable[str]) -> list[list[str]]:
-    """Return the nodes in layers from top to bottom; a node is one layer above the highest one that it imports."""
+    """Return the nodes in layers from top to bottom; a node is one layer above its highest import."""
     inside = set(nodes)
 
     @cache

@@ -1,1 +1,1 @@
-"""What only a GPU can show, in one command of at most ten minutes: ``slipstream gpu-proof``, or ``make gpu``."""
+"""``slipstream gpu-proof`` or ``make gpu``: checks that need a GPU, in at most ten minutes."""

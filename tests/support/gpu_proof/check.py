@@ -1,4 +1,4 @@
-"""What a check is given, and what it gives."""
+"""Inputs and results of a check."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ CHECKS = (
     Check("tests", "the tests marked `gpu` pass", "machine:marked_tests", 120),
     Check("speed", "a transformer in bf16 trains, with a trace", "steps:speed", 150),
     Check("no waits", "no step makes the host wait for the device", "steps:no_waits", 90),
-    Check("kill and resume", "a training that is killed ends with the bits of one that is not", "survival:resume", 120),
+    Check("kill and resume", "a killed training ends with the bits of an undisturbed one", "survival:resume", 120),
     Check("saves", "a snapshot is what a synchronous copy is, whatever the device computes", "saves:under_load", 90),
-    Check("error", "what ends one rank is said, and ends the job", "survival:error", 60),
+    Check("error", "an error of one rank is reported and ends the job", "survival:error", 60),
     Check("offload", "weights sharded by FSDP2 and kept on the host train like whole ones", "variants:offload"),
     Check("PowerSGD", "gradients as products of thin matrices train", "variants:powersgd"),
     Check("EMA", "averaged weights are the average of the steps' weights", "variants:averaged"),
@@ -86,6 +86,6 @@ CHECKS = (
     Check("loader", "rows reach the device as they are, and faster than by a DataLoader", "loading:loader", 90),
     Check("export", "ONNX Runtime on this device gives what torch gives", "exporting:parity"),
     Check("telemetry", "readings are the driver's, causes are named, and no step waits", "telemetry:telemetry", 120),
-    Check("collectives", "the benchmark measures, beside nccl-tests if they are there", "exchange:collectives", 120),
+    Check("collectives", "the benchmark measures, like nccl-tests if installed", "exchange:collectives", 120),
     Check("layouts", "every layout computes what one process computes", "exchange:layouts", 180),
 )

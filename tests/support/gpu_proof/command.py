@@ -38,8 +38,9 @@ NAMES = [check.name for check in CHECKS]
 @click.option("--readme", type=click.Path(path_type=Path, exists=True), help="Fill in its table in the end.")
 @click.option("--quick", is_flag=True, help="Rehearse on the CPU, with small sizes.")
 def main(output: Path, names: tuple[str, ...], minutes: float, readme: Path | None, *, quick: bool) -> None:
-    """Check on this machine's GPUs what only they can show, and measure. Writes gpu.json, gpu.html and what each check
-    said to OUTPUT, after every check anew.
+    """Run the checks that need a GPU on this machine's GPUs, and measure.
+
+    Writes gpu.json, gpu.html and every check's output to OUTPUT, and updates them after every check.
 
     Example: slipstream gpu-proof --only speed --only saves
     """

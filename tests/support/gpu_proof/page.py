@@ -53,7 +53,7 @@ def row(device: str, results: Sequence[Result]) -> str:
 
 
 def fill(readme: str, device: str, results: Sequence[Result]) -> str:
-    """The README with this device's row in its table, in place of an older one or of the one that says "not run"."""
+    """Return the README with this device's row in its table, which replaces an older row or the "not run" row."""
     lines = readme.split("\n")
     first = lines.index(HEADER) + 2
     last = next(place for place in range(first, len(lines)) if not lines[place].startswith("|"))

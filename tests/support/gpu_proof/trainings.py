@@ -27,8 +27,10 @@ SMALL_TRANSFORMER = {
 
 
 def train(directory: Path, prepared: Path, model: ModelConfig, *, sampled: Path | None = None, **training: Any) -> Path:
-    """Train in a process group of one; returns the trained model. Its checkpoints lie beside it, what its rank counts
-    in ``sampled``."""
+    """Train in a process group of one; return the trained model.
+
+    Its checkpoints are in the same directory, and its rank's counts in ``sampled``.
+    """
     alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
     where = {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     os.environ.update({name: str(value) for name, value in where.items()})

@@ -1,4 +1,4 @@
-"""A user's mistake that ranks tell each other of while they save or restore ends them together."""
+"""User errors that ranks exchange during a save or restore end all ranks together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fail(error: Exception) -> None:
 def test_all_ranks_know_of_a_mistake_that_they_gathered() -> None:
     with pytest.raises(AgreedUserError, match=r"^home: may not be written$"):
         run_and_gather(ALONE, lambda: fail(UserError("home: may not be written")))
-    # What is caught by its kind, or was nobody's mistake, stays what it is.
+    # Errors that are caught by their class, and bugs, keep their class.
     for error in (DamagedArtifact("weights: a digest is wrong"), ZeroDivisionError("a bug")):
         with pytest.raises((DamagedArtifact, RuntimeError)) as failed:
             run_and_gather(ALONE, partial(fail, error))

@@ -1,4 +1,4 @@
-"""What checkpoints promise, one promise at a time, in one process."""
+"""Promises of checkpoints, one at a time, in one process."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_an_index_that_leads_out_of_its_checkpoint_is_damage(
     index = shard.parent / "index.json"
     index.write_text(index.read_text().replace(shard.name, f"../{elsewhere.name}"))
     manifest = json.loads((shard.parent / "manifest.json").read_bytes())
-    manifest["files"]["index.json"] = vars(hash_file(index))  # as whoever can write it would
+    manifest["files"]["index.json"] = vars(hash_file(index))  # as any writer of the directory could
     (shard.parent / "manifest.json").write_text(json.dumps(manifest))
     assert Run(tmp_path).checkpoints.restore() is None
     assert "is in '../elsewhere.bin', which the manifest does not list" in capsys.readouterr().err

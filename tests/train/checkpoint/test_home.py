@@ -1,4 +1,4 @@
-"""The home of a training's checkpoints: whose it is, and what in it counts."""
+"""Checkpoint directories: their holder, and the checkpoints that count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signs of life every tenth of a second, so that nobody is there any more after less than one."""
+    """Set heartbeats to 0.1 s, so that a lease expires in less than a second."""
     monkeypatch.setattr(leases, "PERIOD_S", 0.1)
     monkeypatch.setattr(leases, "HASTE_S", 0.1)
     monkeypatch.setattr(leases, "GLANCE_S", 0.01)
@@ -173,7 +173,7 @@ def test_it_waits_no_longer_than_the_grace_and_than_there_is_life(home: Home, qu
     started = time.monotonic()
     wait_for_announced(home, new, 0.3)
     assert 0.2 < time.monotonic() - started < 2
-    lease._over.set()  # killed: no sign of life any more, and no end
+    lease._over.set()  # killed: no more heartbeats, and no exit record
     started = time.monotonic()
     wait_for_announced(home, new, 60)
     assert time.monotonic() - started < 5
@@ -262,7 +262,7 @@ def test_what_is_finished_but_not_yet_delivered_is_waited_for_and_taken(
     time.sleep(0.3)  # no process has the lock
     inputs = {"training": TrainingConfig()}
     delivered = UnfinishedTraining().deliver(home.storage.base, FIRST, inputs)
-    time.sleep(1.0)  # longer than one without a sign of life is waited for
+    time.sleep(1.0)  # longer than the timeout of a lease
     assert not waited
     delivered("model")
     other.join(5)

@@ -1,4 +1,4 @@
-"""What nobody needs is deleted; where that is not allowed, or comes too late, no training ends and none is misled."""
+"""Deletion of unneeded checkpoints; if it is forbidden or late, no training ends and none uses wrong data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_an_attempt_has_left_behind_and_may_not_be_deleted_is_a_warning(
     home.finish(RETRY, "model", "code")
     assert "files were not deleted (AccessDenied)" in capsys.readouterr().err
     assert home.finished() is not None and not store.plan
-    # To begin afresh beside the old checkpoints would be to resume them.
+    # A fresh start next to the old checkpoints would resume from them.
     store.inject("POST", "kept /step- AccessDenied")
     with pytest.raises(UserError, match="were not deleted"):
         home.reopen()

@@ -1,4 +1,4 @@
-"""Training resumes after an edit of the code and says so; what decides the result must still be equal."""
+"""Training resumes after an edit of the code and says so; all settings that decide the result must be equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of homes, and freeing those that nobody comes back for."""
+"""The list of checkpoint directories, and deletion of abandoned ones."""
 
 from __future__ import annotations
 

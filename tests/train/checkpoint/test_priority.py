@@ -1,4 +1,4 @@
-"""The thread that publishes a checkpoint gives way to the steps, and says what it needs without them."""
+"""The publishing thread yields to the steps, and reports the time it needs without them."""
 
 from __future__ import annotations
 

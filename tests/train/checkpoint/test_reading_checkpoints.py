@@ -1,4 +1,4 @@
-"""What a rank reads, holds and verifies of a checkpoint: its part."""
+"""Each rank reads, holds and verifies only its part of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharded state (FSDP2) is written by all ranks, each its own part, and read back into another number of ranks."""
+"""Sharded state (FSDP2): every rank writes its own part, and any number of ranks reads it back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The snapshot is copied while training goes on, and is of its moment all the same."""
+"""The snapshot is copied during training, and still holds the state of its step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_next_step_waits_for_the_snapshot_and_the_passes_before_it_do_not(
     assert allowed.is_set()
     wait = run.checkpoints.background.pop_step_wait()
     assert wait is not None and wait.stall() > 0.0
-    assert run.checkpoints.background.pop_step_wait() is None, "a wait is told once"
+    assert run.checkpoints.background.pop_step_wait() is None, "a wait is reported once"
     run.checkpoints.finish()
     assert not same(run.everything(), before)
     resumed = Run(tmp_path)

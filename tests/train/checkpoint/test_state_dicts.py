@@ -1,4 +1,4 @@
-"""State by name is what torch's own functions give, so that any tool that knows these can read a checkpoint."""
+"""State dicts equal those of torch's own functions, so other tools can read a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Optimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 
 
 class Tied(nn.Module):
-    """An output layer that shares the embedding's weights, a frozen layer, a buffer that is kept and one that is not,
-    and a layer with the name of a wrapper's."""
+    """Network with tied weights, a frozen layer, a persistent and a non-persistent buffer, and a layer with the name of
+    a wrapper's."""
 
     def __init__(self) -> None:
         super().__init__()

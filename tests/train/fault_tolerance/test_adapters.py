@@ -1,4 +1,4 @@
-"""A training of adapters that was killed ends, bit for bit, like one that never was."""
+"""A killed training of adapters ends bit for bit like an undisturbed one."""
 
 from __future__ import annotations
 

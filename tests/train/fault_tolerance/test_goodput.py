@@ -1,4 +1,4 @@
-"""The sums of the goodput record, and that an attempt's file outlives the process that wrote it."""
+"""Sums of the goodput record; an attempt's file outlives its process."""
 
 from __future__ import annotations
 

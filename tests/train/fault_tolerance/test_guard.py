@@ -1,4 +1,4 @@
-"""The guard saves when it is due and leaves in good order, on all ranks at the same step."""
+"""The guard saves on schedule and shuts down cleanly, on all ranks at the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interval between checkpoints is the one that loses the least."""
+"""The interval between checkpoints minimises the loss."""
 
 from __future__ import annotations
 

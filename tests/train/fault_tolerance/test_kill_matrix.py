@@ -1,4 +1,4 @@
-"""A run that was killed ends, bit for bit, like one that never was."""
+"""A killed run ends bit for bit like an undisturbed one."""
 
 from __future__ import annotations
 

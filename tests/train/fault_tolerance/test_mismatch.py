@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit, or a place that cannot hold one, is refused on the command line before training."""
+"""Checkpoints that do not fit, and unusable checkpoint directories, are refused before training."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_rank_that_died_after_the_end_of_its_training_ends_well_when_it_is_sta
 
 
 def test_edited_code_of_the_model_is_another_training(prepared: Path, server: FaultyS3, tmp_path: Path) -> None:
-    """An edit of a module that the factory's module imports, of which the same weights would fit."""
+    """The edited module is imported by the factory's module, and the old weights would fit."""
     directory, own = Directory(tmp_path, prepared, server), {"name": "nets:Scaled"}
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "layers.py").write_text("SCALE = 1")

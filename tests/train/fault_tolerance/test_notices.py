@@ -1,4 +1,4 @@
-"""A notice is heard wherever a run spends its time, and costs no work that there was time to save."""
+"""Preemption notices are received during all work of a run, and cost no work if there was time to save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that stays away: the steps go on, one snapshot waits, and the user is told now and then."""
+"""An unavailable store: training continues, one snapshot waits, and the user is informed now and then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.training_runs import Job, attempt, outcome
 
 
 class Clock:
-    """Seconds that pass when it is told so."""
+    """Clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0

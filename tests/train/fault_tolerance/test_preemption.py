@@ -1,4 +1,4 @@
-"""Notices reach us over real HTTP, and nothing that a metadata server does can end a run that should go on."""
+"""Preemption notices over real HTTP; no behaviour of a metadata server can end a healthy run."""
 
 from __future__ import annotations
 

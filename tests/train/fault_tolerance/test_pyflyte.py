@@ -1,4 +1,4 @@
-"""The same through ``pyflyte run``: the workers are started again by their agent, the run by its user."""
+"""Kills through ``pyflyte run``: the agent restarts the workers, and the user restarts the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose checkpoints are on S3, and an S3 that behaves badly."""
+"""Runs with checkpoints on S3, and an S3 that misbehaves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whatever happens to a training, in whichever order: it never begins before its last finished save, restores nothing
-that came too late, and ends with the weights of one that nothing happened to."""
+"""Any sequence of disturbances: a training resumes from its last finished save, restores nothing late, and ends with
+the weights of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.sequences import LEASE, Sequence
 from tests.support.training_runs import Job, outcome
 
-#: 200 sequences in all: by where the home lies, the number of tests of so many each.
+#: 200 sequences in all: ``OF_A_TEST`` per test, with the checkpoint directory on a disk or on S3.
 OF_A_TEST = 10
 PROOF = [("disk", part) for part in range(16)] + [("s3", part) for part in range(4)]
 

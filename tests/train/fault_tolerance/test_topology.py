@@ -1,4 +1,4 @@
-"""A run that goes on with another number of processes sees the same samples in the same order."""
+"""A run that resumes with another number of processes sees the same samples in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same through real torchrun: its agent, its restarts, its interpreters."""
+"""Kills through real torchrun: its agent, its restarts, its interpreters."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def job_of(prepared: Path, place: Path) -> Job:
     return Job(prepared, place, 2, str(place / "model.checkpoints"))
 
 
-#: Runs an agent that is killed while its worker imports torch; prints by which signal the worker ended. A subreaper
-#: (36 in <linux/prctl.h>) is told how the children of its children end.
+#: Runs an agent that is killed while its worker imports torch; prints the signal that ended the worker. A subreaper
+#: (36 in <linux/prctl.h>) gets the exit status of its grandchildren.
 KILLED_AGENT = """
 import ctypes, os, subprocess, sys
 assert not ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

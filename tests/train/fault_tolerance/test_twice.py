@@ -1,4 +1,4 @@
-"""The same training started twice at once, on the same output: it is made once, and the other one says so."""
+"""The same training started twice at once on the same output: it runs once, and the other start says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``training.accumulation: auto``: the fewest micro-batches that fit, found once, written into the home and kept."""
+"""``training.accumulation: auto``: the fewest micro-batches that fit, searched once and kept in the checkpoint
+directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``slipstream memory``: what it says, and that nothing is allocated for it."""
+"""``slipstream memory``: its output, without allocating any memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is traced of a step beside what its processes really hold."""
+"""Traced memory of a step against the real memory of its processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of_tokens(
 
 
 def of_adapters(base: Path, world: int, parallel: dict[str, Any], more: Sequence[dict[str, Any]]) -> list[TracedStep]:
-    """Of the same network as a base, with adapters of rank 8 beside weights in four bits."""
+    """Trace the same network as a base in four bits with adapters of rank 8."""
     model = ModelConfig(base=str(base), lora=LoraConfig(8), quantise="nf4")
     return [replace(step, model=model) for step in of_tokens(world, 2, parallel, more)]
 

@@ -1,4 +1,4 @@
-"""Killed and resumed, a training with recomputed blocks, or with micro-batches that were found, ends the same."""
+"""Kills of trainings with recomputed blocks or automatic micro-batches do not change the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training whose state alone has no room is refused before any process starts, by arithmetic."""
+"""A training whose state alone does not fit is refused before any process starts, by arithmetic."""
 
 from __future__ import annotations
 

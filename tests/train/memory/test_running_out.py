@@ -1,4 +1,4 @@
-"""A rank runs out of memory in a step: the next attempt goes on with smaller micro-batches, to the same bit."""
+"""Out of memory in a step: the next attempt continues with smaller micro-batches, to the same bit."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ MADE_FOR = MadeFor(1, "none", "none", "fp32", 64, 5, "data", "model")
 
 
 def ended(home: Home, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int = 0) -> OutOfMemory | UserError:
-    """How a rank ends that ran out of memory with 4 micro-batches, where so many at most are possible."""
+    """Return the error of a rank that ran out of memory with 4 micro-batches, if at most ``most`` are possible."""
     monkeypatch.setattr(
         running_out, "possible_numbers", lambda setup: [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= most]
     )

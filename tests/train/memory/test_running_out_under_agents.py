@@ -1,4 +1,4 @@
-"""A rank runs out of memory under torch's agent, and in Flyte's task: all ranks are started again, and go on."""
+"""Out of memory under torch's agent and in Flyte's task: all ranks restart and continue."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_torchrun_restarts_all_ranks(shard: str, tmp_path: Path) -> None:
 
 
 def table() -> str:
-    """So many rows that the training split has ``STEPS_PER_EPOCH`` batches."""
+    """Return a table whose training split has ``STEPS_PER_EPOCH`` batches."""
     random = np.random.default_rng(0)
     rows = random.normal(size=(int(STEPS_PER_EPOCH * ROWS / 0.79), 3))
     return "a,b,c,y\n" + "".join(f"{a:.4f},{b:.4f},{c:.4f},{'yes' if a + b > c else 'no'}\n" for a, b, c in rows)

@@ -1,4 +1,4 @@
-"""Adapters of a model that several processes hold: the gradients are those of one process, and four bits stay so."""
+"""Adapters of a model on several processes: gradients of one process, and weights kept in four bits."""
 
 from __future__ import annotations
 

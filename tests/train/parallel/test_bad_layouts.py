@@ -1,4 +1,4 @@
-"""A layout that cannot be is one line that names the setting to change."""
+"""Impossible layouts end in one line that names the setting to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under every layout a base's weights are where they belong, and each process has read its own part of them alone."""
+"""Under every layout a base's weights are correct, and every process has read only its own part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot work is one line before any process of the training starts."""
+"""Impossible trainings end in one line before any of their processes starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def on_processes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Place the training in so many processes of this machine."""
+    """Place the training in ``number`` processes of this machine."""
     place = replace(load("local").placement("train"), nodes=1, processes=number)
     monkeypatch.setattr(Profile, "placement", lambda self, stage: place)
 

@@ -1,4 +1,4 @@
-"""A checkpoint of one layout is resumed under every other: weights, moments, and the steps after it."""
+"""A checkpoint of any layout resumes under every other: weights, moments, and the steps after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the levels of ZeRO cost: the collectives of one step, counted."""
+"""Cost of the ZeRO levels: the collectives of one step, counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled blocks: when their gradients come, and that every layout still computes what one process computes."""
+"""Compiled blocks: the order of their gradients, and every layout's agreement with one process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
 
 @needs_compiler
 def test_gradients_of_compiled_blocks_come_while_the_backward_pass_goes_on(tmp_path: Path) -> None:
-    """Before the gradient reaches the block before, so that DDP can send them beside its pass."""
+    """They come before the gradient reaches the previous block, so DDP overlaps sending them with its pass."""
     order, gradients = on_ranks(1, partial(backward_pass, compiled=True), tmp_path / "compiled")[0]
     assert order == [event for name in reversed(BLOCKS) for event in (name, f"{name}, weights")]
     _, plain = on_ranks(1, partial(backward_pass, compiled=False), tmp_path / "plain")[0]

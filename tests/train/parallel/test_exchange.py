@@ -1,4 +1,4 @@
-"""``training.gradients`` and ``training.backend``: how replicas exchange gradients, also when ranks are killed."""
+"""``training.gradients`` and ``training.backend``: exchange of gradients between replicas, also with kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of a transformer never makes the host wait for a device, whatever it is divided by."""
+"""A step of a transformer never makes the host wait for a device, under any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that the backward pass computes once more: the same gradients, bit for bit, in less memory."""
+"""Recomputed blocks: the same gradients, bit for bit, in less memory."""
 
 from __future__ import annotations
 

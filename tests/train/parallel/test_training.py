@@ -1,5 +1,5 @@
-"""``training.parallel`` in a whole training: the same model under every layout, also when ranks are killed and when
-the layout changes in between."""
+"""``training.parallel`` in a whole training: the same model under every layout, also with kills and changes of the
+layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network of the user's own, with several inputs, that states its plan and its initial deviations."""
+"""A user's network with several inputs, its own plan and its own initial deviations."""
 
 from __future__ import annotations
 

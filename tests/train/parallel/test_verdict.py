@@ -1,4 +1,4 @@
-"""One number that is none, in the gradient of one rank, is seen by all ranks, and none of them updates its part."""
+"""A non-finite value in one rank's gradient is seen by all ranks, and none of them updates its part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that resumes under another layout brings its part of a checkpoint to its machine, and little more."""
+"""A rank that resumes under another layout reads little more than its part of a checkpoint."""
 
 from __future__ import annotations
 

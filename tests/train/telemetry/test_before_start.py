@@ -1,4 +1,4 @@
-"""What is known of memory before a training starts, and how long a pod waited for the others."""
+"""Memory at the start of a training, and a pod's waiting time for the others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_workers_know_how_long_their_pod_waited(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(WAITED_FOR_PODS, "9999")
     with waiting_for_pods("train", 1) as waiting:
         waiting.all_met()
-    assert WAITED_FOR_PODS not in os.environ, "a job of one pod waits for nobody"
+    assert WAITED_FOR_PODS not in os.environ, "a job of one pod does not wait"
     with waiting_for_pods("train", 2) as waiting:
         time.sleep(0.2)
         waiting.all_met()

@@ -1,4 +1,4 @@
-"""The phases of a step, and how the times of all ranks come together with the exchange that they make anyway."""
+"""The phases of a step, and the exchange of all ranks' times together with the gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.worker_groups import in_group
 
 
 def step_of(number: int, rank: int = 0) -> StepTime:
-    """Numbers of which all sums are exact."""
+    """Return times whose sums are all exact."""
     return StepTime(data=number, compute=2 * number, exchange=0.25 * rank, optimizer=1.0, rest=0.5)
 
 
@@ -73,7 +73,7 @@ def test_the_histogram_counts_each_step_once_in_each_bound_that_holds_it() -> No
 
 
 class SlowGradient(torch.autograd.Function):
-    """Its backward pass takes so many seconds longer."""
+    """Function that delays its backward pass by the given seconds."""
 
     @staticmethod
     def forward(ctx: object, x: torch.Tensor, seconds: float) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Trainings that are held back by one known cause say so, name no other, and predict what they would take without it.
+"""Trainings that are held back by one known cause name it and no other, and predict their time without it.
 
-Two processes on two cores; nothing else may run beside them.
+Two processes on two cores; nothing else may run at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEEDS, HEALTHY_RUNS = 5, 10
 
 @dataclass(frozen=True)
 class Rounds:
-    """``healthy[seed]`` is the run beside those of ``provoked[name][seed]``."""
+    """Runs by seed: ``healthy[seed]`` belongs to ``provoked[name][seed]``."""
 
     healthy: list[Outcome]
     provoked: dict[str, list[Outcome]]

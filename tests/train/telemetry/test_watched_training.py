@@ -1,5 +1,5 @@
-"""Trainings that are watched as in a pod: whatever the driver does their weights stay the same and they end in time,
-a Prometheus server has what the dashboard asks for, and a kill costs little of what was sampled and no cent."""
+"""Watched trainings: no behaviour of the driver changes weights or delays the end, Prometheus has the dashboard's
+metrics, and kills lose few samples and no cent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def devices_in(model: Path) -> TrainingDevices:
 
 @pytest.fixture
 def nvml(tmp_path: Path) -> FakeNvml:
-    """Two devices that have everything, until it is told to play something else."""
+    """Fake NVML with two fully equipped devices, until a test changes them."""
     return FakeNvml(tmp_path / "nvml")
 
 

@@ -1,1 +1,1 @@
-"""``slipstream rehearse``: a profile made small, its workflow in three acts, and the page of what happened."""
+"""``slipstream rehearse``: a profile made small, its workflow in three acts, and a page of the events."""

@@ -1,4 +1,4 @@
-"""A rehearsal in three acts: undisturbed, the same again, and with kills. What each has to show is checked."""
+"""A rehearsal in three acts, whose results are checked: undisturbed, the same again, and with kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a rehearsal: every pod over time, which attempts failed, of what, and who paid."""
+"""The page of a rehearsal: every pod over time, and failed attempts with their causes and retry budgets."""
 
 from __future__ import annotations
 

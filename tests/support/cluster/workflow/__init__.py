@@ -1,1 +1,1 @@
-"""What the template of a workflow says, as propeller reads it: bindings, branches, order, and keys of the cache."""
+"""Workflow templates as propeller reads them: bindings, branches, order, and cache keys."""

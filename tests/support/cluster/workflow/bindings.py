@@ -1,4 +1,4 @@
-"""The inputs of a node from what it is bound to (propeller: ``nodes/resolve.go``, ``nodes/attr_path_resolver.go``).
+"""Inputs of a node from its bindings (propeller: ``nodes/resolve.go``, ``nodes/attr_path_resolver.go``).
 
 A path into a dataclass is followed through its MessagePack, and what is found there is packed again in the order in
 which Go ranges over a map: another one each time.

@@ -1,4 +1,4 @@
-"""What a cached task's result is found by, and where results lie (``catalog/hashing.go``, ``nodes/cache.go``)."""
+"""Cache keys of tasks, and the places of results (``catalog/hashing.go``, ``nodes/cache.go``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node of a ``conditional`` runs (``branch/evaluator.go``, ``branch/comparator.go``)."""
+"""The chosen node of a ``conditional`` (``branch/evaluator.go``, ``branch/comparator.go``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDERS = {ComparisonExpression.GT, ComparisonExpression.GTE, ComparisonExpressio
 
 
 class MalformedBranch(Exception):
-    """A condition that propeller refuses: the node fails, and nobody tries again."""
+    """Condition that propeller refuses: the node fails without retries."""
 
 
 def decide(block: IfElseBlock, inputs: Mapping[str, Literal]) -> Node:

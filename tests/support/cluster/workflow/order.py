@@ -1,4 +1,4 @@
-"""What a node waits for, and how many elements of a map task have to succeed (``array/handler.go``)."""
+"""Dependencies of a node, and the required successes of a map task (``array/handler.go``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def needed(array: ArrayNode, size: int) -> int:
 
 
 def upstream(node: Node) -> set[str]:
-    """The nodes that have to end before ``node``: those it is told of, and those its inputs come from."""
+    """Return the nodes that must end before ``node``: its stated upstream nodes, and the sources of its inputs."""
     found = set(node.upstream_node_ids)
     for binding in node.inputs:
         found |= promised(binding.binding)

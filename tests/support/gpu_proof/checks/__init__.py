@@ -1,1 +1,1 @@
-"""The checks by what they look at. Each runs in a process of its own, on one device or on all."""
+"""The checks by subject. Each runs in its own process, on one device or on all."""

@@ -1,4 +1,4 @@
-"""What processes say to each other: collectives, and layouts."""
+"""Communication between processes: collectives and layouts."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def collectives(place: Place) -> Iterator[Figure]:
                 if processes > 1:
                     yield Figure(f"{operation}, bus bandwidth", sizes[-1].busbw(), "GB/s")
         for line in compare_with_installed(profile, config):
-            yield Figure("beside", line)
+            yield Figure("comparison", line)
 
 
 def layouts(place: Place) -> Sequence[Figure]:
-    """In float64 beside the CPU: losses, gradients' norms and weights after a dozen steps."""
+    """Compare losses, gradients' norms and weights after a dozen steps with the CPU's, in float64."""
     cases = {name: case for name, case in CASES.items() if case.world <= place.devices}
     if place.small:
         cases = {name: replace(case, steps=4) for name, case in list(cases.items())[:1]}

@@ -18,7 +18,7 @@ ROWS = 256
 
 
 def parity(place: Place) -> Sequence[Figure]:
-    """In FP32, without TF32, beside torch on the CPU: within what rounding explains."""
+    """Compare FP32 results, without TF32, with torch on the CPU, up to rounding."""
     provider = place.device.type
     if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         raise NotHere("ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu in place of onnxruntime")

@@ -1,4 +1,4 @@
-"""The training loader into the device's memory, beside what an engineer would write."""
+"""The training loader into the device's memory, compared with a usual DataLoader."""
 
 from __future__ import annotations
 

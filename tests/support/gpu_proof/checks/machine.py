@@ -1,4 +1,4 @@
-"""What the machine is, and the tests that need it."""
+"""Facts of the machine, and the tests that need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a transformer: what share of the device they use, and that none waits for it."""
+"""Steps of a transformer: utilisation of the device, and no waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that are killed, and one that fails."""
+"""Killed trainings, and failing ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def error(place: Place) -> Sequence[Figure]:
                 said, at = line.strip(), time.time()
     ended = time.time()
     assert agent.returncode, "the job ended well"
-    assert said, "nobody said that there was too little memory"
+    assert said, "no rank reported too little memory"
     began = float(noted.read_text())
     assert at - began < PROMPT_S, f"said only {at - began:.1f} s later"
     return [

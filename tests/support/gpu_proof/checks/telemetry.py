@@ -1,5 +1,4 @@
-"""What telemetry says of a device beside what its driver's own tool says, what it costs a step, and what it names where
-training is held back on purpose."""
+"""Telemetry of a device: readings against the driver's own tool, cost per step, and diagnoses of provoked causes."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def telemetry(place: Place) -> Iterator[Figure]:
     yield from beside_tool(place.directory / "samples", gpu_uuid(place.device), lambda s: work(place.device, s))
 
 
-# Readings of a GPU beside those of its driver's tool
+# Readings of a GPU against those of its driver's tool
 
 
 def work(device: torch.device, seconds: float) -> None:
@@ -106,7 +105,7 @@ def scaled(value: float | None, factor: float) -> float | None:
 def beside_tool(
     directory: Path, uuid: str, load: Callable[[float], None], seconds: float = LOAD_S, settling: float = SETTLING_S
 ) -> Iterator[Figure]:
-    """Means over the same time, and the energy that was used in it beside the tool's power times that time."""
+    """Compare means over the same time, and the energy with the tool's power times that time."""
     from threading import Thread
 
     worker, told = Thread(target=load, args=(settling + seconds,), daemon=True), list[Told]()
@@ -156,7 +155,7 @@ def compared(ours: list[DeviceReading], samples: list[Sample], told: list[Told])
         yield Figure(f"{name} apart", 100 * abs(own / its - 1), "%")
 
 
-# Readings of the host beside /proc
+# Readings of the host against /proc
 
 
 def beside_proc(directory: Path) -> Iterator[Figure]:
@@ -276,7 +275,7 @@ def repeated(send: Callable[[Any, int], None], seconds: float) -> Callable[[Any,
 
 
 def trained_on(directory: Path, batch: int, layers: tuple[int, ...], sampled: Path | None = None) -> Path:
-    """A classifier of a table, for so many steps."""
+    """Train a classifier of a table for ``STEPS`` steps."""
     made = records(STEPS * batch)
     made[TARGET] = made["numeric"][:, 1] > 0
     prepared = directory / "prepared"
@@ -301,7 +300,7 @@ def no_waits(place: Place) -> Iterator[Figure]:
 
 @contextmanager
 def marks_are_watched(place: Place, settling: int = 4) -> Iterator[dict[str, int]]:
-    """Raises where the host waits, after so many steps; gives the calls that were watched."""
+    """Raise if the host waits after ``settling`` steps; yield the numbers of watched calls."""
     watched = dict.fromkeys(("before_step", "train_step", "enqueued"), 0)
 
     def guarded(call: Callable[..., Any], name: str) -> Callable[..., Any]:

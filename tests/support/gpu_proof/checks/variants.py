@@ -1,4 +1,4 @@
-"""Other ways of training, each beside the plain one on the same rows."""
+"""Variants of training, compared with plain training on the same rows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def powersgd(place: Place) -> Sequence[Figure]:
 
 
 def averaged(place: Place) -> Sequence[Figure]:
-    """Against averages that are kept beside them in float64 on the host."""
+    """Compare with averages that are kept in float64 on the host."""
     expected, seen, update = dict[str, Tensor](), list[AveragedWeights](), AveragedWeights.update
 
     def noting(self: AveragedWeights, step: int, skip: Tensor) -> None:
