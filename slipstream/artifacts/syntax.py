@@ -144,7 +144,7 @@ def write_tree(node: ast.AST, into: list[str]) -> None:
 
 
 def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements without a first one that is a text."""
+    """Return the statements without a leading string."""
     first = body[0] if body else None
     return body[1:] if isinstance(first, ast.Expr) and texts(first.value) else body
 

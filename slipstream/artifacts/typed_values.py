@@ -180,7 +180,7 @@ def read_any(tree: object) -> object:
         for value in tree:
             read_any(value)
     elif type(tree) not in PLAIN | {float} or (isinstance(tree, float) and not math.isfinite(tree)):
-        raise ValueError("Input should be made of what JSON holds")
+        raise ValueError("Input should consist of JSON values")
     return tree
 
 

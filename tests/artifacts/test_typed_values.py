@@ -193,8 +193,8 @@ def test_a_class_that_checks_its_values_is_asked() -> None:
     ("value", "kind", "word"),
     [
         (Inner(3, Path()), Inner, "name: Input should be a valid string, not 3"),  # type: ignore[arg-type]
-        ({"a": (1, 2)}, dict[str, Any], "a: Input should be made of what JSON holds, not"),
-        ([math.nan], list[Any], "0: Input should be made of what JSON holds"),
+        ({"a": (1, 2)}, dict[str, Any], "a: Input should be consist of JSON values, not"),
+        ([math.nan], list[Any], "0: Input should be consist of JSON values"),
         (np.array(["a"]), np.ndarray, r"Input should be the name of a tensor .*, not array\(\['a'\]"),
         (np.int64(3), int, "valid integer, not np.int64"),
         ({1: 2}, dict[str, int], r"1\.\[key\]: Input should be a valid string, not 1"),

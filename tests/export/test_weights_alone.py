@@ -119,7 +119,7 @@ def test_check_verifies_the_files_and_says_what_it_cannot(
     whole = weights.read_bytes()
     try:
         weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(BadPackage, match=r"model\.safetensors: its SHA-256 is not the manifest's"):
+        with pytest.raises(BadPackage, match=r"model\.safetensors: its SHA-256 differs from the manifest's"):
             check(exported)
     finally:
         weights.write_bytes(whole)

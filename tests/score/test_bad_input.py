@@ -65,7 +65,7 @@ def test_a_package_that_is_none_or_was_changed(served: Registry, tmp_path: Path)
     model = tmp_path / "model"
     shutil.copytree(Path(served.uri).parent / "package", model)
     flip(model / "model.raw.onnx")
-    assert "its SHA-256 is not the manifest's" in refusal(tmp_path, "", data, package=str(model))
+    assert "its SHA-256 differs from the manifest's" in refusal(tmp_path, "", data, package=str(model))
 
 
 def test_a_model_that_is_not_signed_by_the_key(served: Registry, tmp_path: Path) -> None:

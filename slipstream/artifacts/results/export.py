@@ -233,11 +233,11 @@ class ExportReport:
         """
         expected = [self.chosen] if self.variants or self.chosen else []
         if [variant.name for variant in self.variants if variant.chosen] != expected:
-            raise ValueError("not one variant is the chosen one")
+            raise ValueError("expected exactly one chosen variant, named by the field chosen")
         if self.task not in METRICS:
-            raise ValueError(f"{self.task!r} is no task")
+            raise ValueError(f"{self.task!r} is not a task")
         if self.profile and self.decided_at_batch not in [each.batch for each in self.profile]:
-            raise ValueError("the batch size that decided was not profiled")
+            raise ValueError("the batch size of the decision was not profiled")
 
     @property
     def timed(self) -> list[VariantFigures]:
