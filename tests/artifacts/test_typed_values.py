@@ -163,7 +163,9 @@ def test_what_is_not_of_the_type_is_named(tree: dict[str, Any], word: str) -> No
 
 @pytest.mark.parametrize("data", [b"", b"{}", pickle.dumps(VALUE.shape), encode(1, int)[:-1], save({})])
 def test_what_is_no_value_is_refused(data: bytes) -> None:
-    with pytest.raises(DamagedArtifact, match=r"^value\.file: holds no value in safetensors and JSON; expected Outer"):
+    with pytest.raises(
+        DamagedArtifact, match=r"^value\.file: cannot be decoded as a value in safetensors and JSON; expected Outer"
+    ):
         decode(data, Outer, "value.file")
 
 

@@ -293,7 +293,7 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
         lambda: merge_partitions.s3_parts(merged / SUMMARY, "s3://bucket/from", "s3://bucket/to"),
         lambda: merge_partitions.assemble(new, MADE_BY, pods / "fitted-downloaded", []),
     ):
-        with pytest.raises(DamagedArtifact, match=f"{VALUE}: holds no value"):
+        with pytest.raises(DamagedArtifact, match=f"{VALUE}: cannot be decoded"):
             step()
     assert not (tmp_path / "ran").exists() and not new.exists()
 
