@@ -125,8 +125,8 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
         ["--data", "t.csv", "--target", "y", "--config", '{"data": {"weight": "a"}}'],
         r"no row is left.*line 2: the weight is negative in column 'a', '-10'",
     ),
-    "an image in no class folder": (("t.png", b"PNG"), ["--data", "t.png"], r"t\.png: lies in no class folder"),
-    "arrays that are no arrays": (("t.npz", b"PK"), ["--data", "t.npz"], r"t\.npz: not a whole \.npz file"),
+    "an image in no class folder": (("t.png", b"PNG"), ["--data", "t.png"], r"t\.png: is not in a class folder"),
+    "arrays that are no arrays": (("t.npz", b"PK"), ["--data", "t.npz"], r"t\.npz: not a complete \.npz file"),
     "YAML that is none": (
         ("run.yaml", b"training:\n  epochs: [1\nmodel: {}\n"),
         ["--config", "run.yaml"],

@@ -241,14 +241,14 @@ class TestFiles:
 
     def test_an_unknown_format(self, prepared: Prepare, tmp_path: Path) -> None:
         (tmp_path / "t.dat").write_bytes(b"a,b")
-        with pytest.raises(UserError, match=r"'\.dat' does not tell the format; set data\.format"):
+        with pytest.raises(UserError, match=r"'\.dat' is not a known format; set data\.format"):
             prepared(tmp_path / "t.dat")
 
     def test_a_truncated_parquet(self, prepared: Prepare, tmp_path: Path) -> None:
         path = tmp_path / "t.parquet"
         pq.write_table(pa.table({"x": np.arange(1000.0), "y": np.arange(1000) % 2}), path)
         path.write_bytes(path.read_bytes()[:-100])
-        with pytest.raises(UserError, match=r"t\.parquet: not a whole Parquet file"):
+        with pytest.raises(UserError, match=r"t\.parquet: not a complete Parquet file"):
             prepared(path)
 
     def test_a_parquet_damaged_inside(self, prepared: Prepare, tmp_path: Path) -> None:
@@ -259,12 +259,12 @@ class TestFiles:
         raw = bytearray(path.read_bytes())
         raw[3000] ^= 1
         path.write_bytes(raw)
-        with pytest.raises(UserError, match=r"t\.parquet: not a whole Parquet file"):
+        with pytest.raises(UserError, match=r"t\.parquet: not a complete Parquet file"):
             prepared(path)
 
     def test_text_called_parquet(self, prepared: Prepare, tmp_path: Path) -> None:
         (tmp_path / "t.parquet").write_text(GOOD)
-        with pytest.raises(UserError, match=r"t\.parquet: not a whole Parquet file"):
+        with pytest.raises(UserError, match=r"t\.parquet: not a complete Parquet file"):
             prepared(tmp_path / "t.parquet")
 
     def test_several_files_are_one_table(self, prepared: Prepare, tmp_path: Path) -> None:

@@ -101,9 +101,9 @@ class TestFolders:
         assert data.card["rows"]["read"] == 602 and data.card["rows"]["kept"] == 600
 
     def test_with_a_target_text_files_are_tables_as_before(self, prepared: Prepare, folders: Path) -> None:
-        with pytest.raises(UserError, match="target: 'y' is not needed, as texts are labelled"):
+        with pytest.raises(UserError, match="target: 'y' is not used, as texts are labelled"):
             prepared(folders, target="y", format="text")
-        with pytest.raises(UserError, match=r"0\.txt: lies in no class folder"):
+        with pytest.raises(UserError, match=r"0\.txt: is not in a class folder"):
             prepared(folders / "good", target="", format="text")
         with pytest.raises(UserError, match=r"target: '.*reviews.*' has no column|unlike"):
             prepared(folders, target="y")

@@ -82,7 +82,7 @@ class TestBrackets:
         (
             "t.csv",
             bytes(1 << 20),
-            "the header has bytes that are 0, as no text has; if it .* expected a CSV",
+            "the header has bytes that are 0, which text does not have; if it .* expected a CSV",
         ),
         ("t.csv", b"PAR1" + bytes(50), "is Parquet; call it .parquet, or set data.format to parquet"),
         ("t.parquet", b"ARROW1" + bytes(50), "is an Arrow file; call it .arrow, or set data.format to arrow"),

@@ -137,7 +137,7 @@ class TestJsonLines:
         assert [(row["line"], row["reason"], row["raw"][:9]) for row in result] == [
             (11, "not JSON", '{"x": '),
             (21, "not a JSON object", "[1]"),
-            (31, "half a surrogate pair, which is no text", '{"city": '),
+            (31, "half of a surrogate pair, which is not valid text", '{"city": '),
             (51, "not JSON", "[" * 9),
         ]
         assert data.card["rows"]["kept"] == 295
