@@ -157,8 +157,7 @@ def open_folders(source: ResolvedSource) -> ImageSet:
     shape = first_shape(source)
     above = sorted({"/".join(folder[:-1]) for folder in folders} - {""})
     ignored = [
-        f"the folders above the class folders, such as {name!r}, count for nothing: splits go by content, as "
-        "data.split says"
+        f"the folders above the class folders, such as {name!r}, are ignored: splits depend on the content (data.split)"
         for name in above[:1]
     ]
     step = rows_at_once(shape)

@@ -270,7 +270,7 @@ def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, 
     if mark == USUAL_DELIMITER or all(map(has_tabs, files)):
         return mark, []
     where = first if len(files) == 1 else f"{first} and {len(files) - 1:,} more"
-    return mark, [f"delimiter {mark!r} detected in {where}: if it is another, set data.delimiter"]
+    return mark, [f"delimiter {mark!r} detected in {where}: if it is wrong, set data.delimiter"]
 
 
 def delimiter_of(file: SourceFile, config: DataConfig) -> str:
