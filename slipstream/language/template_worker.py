@@ -213,7 +213,7 @@ def check_size(text: int) -> None:
 
 
 def refuse_chance(name: str, *_: object, **__: object) -> NoReturn:
-    raise Refused(f"uses {name}, which gives another result in every run")
+    raise Refused(f"uses {name}, which gives a different result in every run")
 
 
 def refuse_addresses(text: str, messages: Sequence[Message]) -> None:
@@ -221,4 +221,4 @@ def refuse_addresses(text: str, messages: Sequence[Message]) -> None:
     if printed := ADDRESS.findall(text):
         given = {found for message in messages for value in message.values() for found in ADDRESS.findall(value)}
         if not given.issuperset(printed):
-            raise Refused("prints the address of an object, which is another one in every run")
+            raise Refused("prints the address of an object, which differs in every run")

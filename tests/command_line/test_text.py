@@ -73,7 +73,7 @@ def test_from_conversations_to_the_report(pyflyte_run: Run, tmp_path: Path) -> N
     ("settings", "target", "expected"),
     [
         ({}, "y", "target: 'y' is not needed, as language learns each next token"),
-        ({"tokenizer": "nowhere"}, "", "data.tokenizer: 'nowhere' is no directory; expected train, bytes"),
+        ({"tokenizer": "nowhere"}, "", "data.tokenizer: 'nowhere' is not a directory; expected train, bytes"),
         ({"length": 9999}, "", "data.length: the documents of the train split have"),
     ],
 )
