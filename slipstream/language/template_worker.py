@@ -128,7 +128,7 @@ def reason_of(error: Exception) -> str:
 
     text = one_line(str(error))[:LONGEST_REASON]
     if isinstance(error, AnswerChanges):
-        return "shows an answer otherwise once others follow, or not at all"
+        return "renders an answer differently when further messages follow, or omits it"
     # Templates raise exactly this class by raise_exception.
     return f"says: {text}" if type(error) is TemplateError else f"fails: {type(error).__name__}: {text}"
 

@@ -101,7 +101,7 @@ def test_the_text_is_that_of_apply_chat_template(name: str, reference: Any, monk
                 assert 0 <= first < last <= len(ours.text)
         else:
             # Refused by the template itself, or an answer that is shown otherwise once others follow.
-            assert text is None or "shows an answer otherwise" in str(ours), (talk, ours)
+            assert text is None or "renders an answer differently" in str(ours), (talk, ours)
         if talk[0]["role"] == "user":
             asked = reference.apply_chat_template(
                 talk[:1], chat_template=source, tokenize=False, add_generation_prompt=True

@@ -143,7 +143,9 @@ def test_a_template_that_changes_what_went_before_is_told() -> None:
     changing = "{% for m in messages %}[{{ m.content }}{{ loop.length }}]{% endfor %}"
     messages = talk(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
     (found,) = ChatTemplate(changing, {}, "2024-07-26").render([messages])
-    assert isinstance(found, CannotRender) and "shows an answer otherwise once others follow" in str(found)
+    assert isinstance(found, CannotRender) and "renders an answer differently when further messages follow" in str(
+        found
+    )
 
 
 class TestBadInput:
