@@ -72,7 +72,7 @@ def test_from_conversations_to_the_report(pyflyte_run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "target", "expected"),
     [
-        ({}, "y", "target: 'y' is not needed, as language learns each next token"),
+        ({}, "y", "target: 'y' is not used, as data.task: language"),
         ({"tokenizer": "nowhere"}, "", "data.tokenizer: 'nowhere' is not a directory; expected train, bytes"),
         ({"length": 9999}, "", "data.length: the documents of the train split have"),
     ],

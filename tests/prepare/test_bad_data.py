@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "many columns, none of use": (
         ",".join(f"c{i}" for i in range(300)) + ",y\n" + "".join("1," * 300 + f"{i % 2}\n" for i in range(120)),
         {},
-        r"no column is left to learn from; 'c0': it is 1 .*; 'c2': it is 1 [^;]*; and 297 more$",
+        r"no column can be used as a feature; 'c0': it is 1 .*; 'c2': it is 1 [^;]*; and 297 more$",
     ),
     "many columns, another target": (
         ",".join(f"c{i}" for i in range(300)) + ",y\n" + "1," * 300 + "1\n",
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "only identifiers": (
         "a,y\n" + "".join(f"k{i},{i % 2}\n" for i in range(99)),
         {},
-        r"no column is left .*'a': nearly",
+        r"no column can be used .*'a': nearly",
     ),
 }
 

@@ -164,7 +164,7 @@ class TestFolders:
             prepared(one, target="")
         (one / "dog").mkdir()
         (one / "dog" / "b.png").write_bytes(encoded(np.ones((4, 4), np.uint8)))
-        with pytest.raises(UserError, match="class 'cat' has 1 usable image, so it cannot be both"):
+        with pytest.raises(UserError, match="class 'cat' has 1 usable image, so it cannot be in both"):
             prepared(one, target="")
 
     def test_moving_an_image_into_another_class_is_other_data(self, folders: Path) -> None:

@@ -175,7 +175,7 @@ def test_when_nothing_is_new_the_earlier_set_is_given_again(
     again = prepare(tmp_path / "again", sales, january.artifact.directory)
     output = capsys.readouterr().err
     base = january.artifact.directory
-    assert output == f"prepare      nothing new: all files are in {base}, which is taken as it is\n"
+    assert output == f"prepare      no new files: {base} holds all of them and is reused unchanged\n"
     # The same fingerprint: what was trained on it needs no training again.
     assert again.artifact.check_sha256().fingerprint == january.artifact.fingerprint
     for name in again.artifact.files:
@@ -207,18 +207,18 @@ def test_other_bytes_are_found_though_nobody_named_a_fingerprint(sales: Path, tm
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(UserError, match=r"'january.parquet' among them, one has other bytes"):
+    with pytest.raises(UserError, match=r"'january.parquet' among them, one was changed"):
         engine.prepare(tmp_path / "second", str(sales), "y", DataConfig(earlier=str(tmp_path / "first")), {})
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("changed", r"'january.parquet' among them, one has other bytes"),
-        ("grown", r"'january.parquet' is missing or has changed"),
-        ("another seed", r"data\.split: .* was made; set it so"),
+        ("changed", r"'january.parquet' among them, one was changed"),
+        ("grown", r"'january.parquet' is missing or was changed"),
+        ("another seed", r"data\.split: .*; set it to that value"),
         ("another target", r"target: 'y' is not 'city'"),
-        ("a class more", r"target 'y': the class '7' of the new files is none of"),
+        ("a class more", r"target 'y': the class '7' of the new files is not a class of"),
         ("a column more", r"the column 'more' is only in the new files"),
         ("damaged", r"data\.earlier: .*train-00000\.rows"),
         ("no such set", r"data\.earlier: .*not a finished artifact"),

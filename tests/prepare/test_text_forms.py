@@ -181,17 +181,21 @@ class TestNothingThere:
         ("text", "settings", "besides"),
         [
             ("y\n" + "0\n1\n" * 50, {}, "there is none"),
-            ("id,x,y\n" + "1,2,0\n2,3,1\n" * 50, {"id": "id", "drop": ["x"]}, "only what is set apart, 'id', 'x'"),
+            (
+                "id,x,y\n" + "1,2,0\n2,3,1\n" * 50,
+                {"id": "id", "drop": ["x"]},
+                "only columns that data.id, group, time, weight or drop name, 'id', 'x'",
+            ),
         ],
     )
     def test_a_table_with_nothing_to_learn_from(
         self, prepared: Prepare, text: str, settings: dict[str, Any], besides: str
     ) -> None:
-        with pytest.raises(UserError, match=f"data: '[^']+' has no column to learn from: besides .* 'y' .*{besides}"):
+        with pytest.raises(UserError, match=f"data: '[^']+' has no column to use as a feature: .* 'y' .*{besides}"):
             prepared(text, **settings)
 
     def test_a_table_with_a_constant_besides_the_target(self, prepared: Prepare) -> None:
-        with pytest.raises(UserError, match=r"no column is left to learn from; 'x': it is 1 in every"):
+        with pytest.raises(UserError, match=r"no column can be used as a feature; 'x': it is 1 in every"):
             prepared("x,y\n" + "1,0\n1,1\n" * 50)
 
 
