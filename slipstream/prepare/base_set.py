@@ -226,8 +226,8 @@ class BaseSet:
     def _made_so(self) -> str:
         """The end of the message about a changed setting."""
         return (
-            f"as which data.earlier = {self.address!r} was made; leave it out or set it so, or prepare all files anew "
-            "without data.earlier"
+            f"the value in data.earlier = {self.address!r}; remove the setting, set it to that value, or prepare all "
+            "files again without data.earlier"
         )
 
     def unseen(self, files: Mapping[str, SourceFile], target: str) -> list[SourceFile]:

@@ -124,7 +124,7 @@ def mixed_table() -> pa.Table:
 
 def test_a_column_of_texts_is_an_input_beside_others(prepared: Prepare) -> None:
     plain = prepared(mixed_table())
-    assert any("'review' is set aside" in word and "as document" in word for word in plain.card["warnings"])
+    assert any("'review' is not used" in word and "as document" in word for word in plain.card["warnings"])
     data = prepared(mixed_table(), types={"review": "document"}, text_length=32)
     assert [spec.name for spec in data.signature.inputs] == ["numeric", "categorical", "tokens"]
     assert next(c["role"] for c in data.card["columns"] if c["name"] == "review") == "document"

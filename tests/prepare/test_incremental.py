@@ -111,8 +111,8 @@ def records(data: PreparedData, segment: str) -> np.ndarray:
 def test_a_row_has_the_split_that_it_would_have_had(sales: Path, january: PreparedData, tmp_path: Path) -> None:
     add(sales, "february", month(1))
     beside = prepare(tmp_path / "beside", sales, january.artifact.directory)
-    anew = prepare(tmp_path / "anew", sales)
-    assert {split: beside.card["rows"][split] for split in SPLITS} == {s: anew.card["rows"][s] for s in SPLITS}
+    again = prepare(tmp_path / "again", sales)
+    assert {split: beside.card["rows"][split] for split in SPLITS} == {s: again.card["rows"][s] for s in SPLITS}
     # The same without January's file: what the base set has seen need not be there any more.
     (sales / "january.parquet").unlink()
     alone = prepare(tmp_path / "alone", sales, january.artifact.directory)
@@ -305,13 +305,16 @@ def test_several_pods_verify_a_base_set_where_they_put_the_data_together(
     [
         (
             {"types": {"number": "text"}},
-            r"data\.types\.number: 'text' is not 'number', as which data\.earlier .*anew",
+            r"data\.types\.number: 'text' is not 'number', the value in data\.earlier .*again",
         ),
         ({"types": {"number": "category"}}, r"data\.types\.number: 'category' is not 'number'"),
         ({"types": {"city": "number"}}, r"data\.types\.city: 'number' is not 'text'"),
         ({"types": {"city": "document"}}, r"data\.types\.city: 'document' does not make the column 'categorical'"),
         ({"types": {"cty": "text"}}, r"data\.types: .*january', which data\.earlier names, has no column 'cty'"),
-        ({"task": "regression"}, r"data\.task: 'regression' is not 'classification', as which .* set it so, or"),
+        (
+            {"task": "regression"},
+            r"data\.task: 'regression' is not 'classification', the value in .* set it to that value, or",
+        ),
     ],
 )
 @pytest.mark.parametrize("new", [True, False])
@@ -334,9 +337,11 @@ def test_what_the_base_set_was_made_with_may_be_said_again(sales: Path, tmp_path
     add(sales, "february", month(1))
     again = prepare(tmp_path / "again", sales, first.artifact.directory, **settings)
     assert again.card["rows"]["kept"] == 2 * ROWS
-    with pytest.raises(UserError, match=r"data\.text_length: 256 is not 8, as which data\.earlier"):
+    with pytest.raises(UserError, match=r"data\.text_length: 256 is not 8, the value in data\.earlier"):
         prepare(tmp_path / "longer", sales, first.artifact.directory, **{**settings, "text_length": 256})
-    with pytest.raises(UserError, match=r"data\.types\.city: 'category' does not make the column 'document', as which"):
+    with pytest.raises(
+        UserError, match=r"data\.types\.city: 'category' does not make the column 'document', the value in"
+    ):
         prepare(tmp_path / "other", sales, first.artifact.directory, **{**settings, "types": {"city": "category"}})
 
 

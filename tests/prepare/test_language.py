@@ -101,7 +101,7 @@ def test_lines_are_read_once_wherever_pieces_are_cut(tmp_path: Path, monkeypatch
         for split in ("train", "validation", "test"):
             assert (rows_of(whole, split) == rows_of(pieces, split)).all()
         (bad,) = quarantine.read(pieces.artifact)
-        assert (bad.line, bad.reason) == (41, "no JSON")
+        assert (bad.line, bad.reason) == (41, "not JSON")
 
 
 def test_any_number_of_workers_makes_the_same_bytes(

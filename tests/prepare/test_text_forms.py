@@ -157,7 +157,7 @@ class TestJsonLines:
 
     @pytest.mark.parametrize("text", [json.dumps([{"a": 1}, {"a": 2}], indent=1), "1\n2\n", "\n\n", "{}\n{}\n"])
     def test_what_is_no_json_lines_is_said(self, prepared: Prepare, tmp_path: Path, text: str) -> None:
-        with pytest.raises(UserError, match=r"t\.jsonl: holds no JSON object.*expected one object on each line"):
+        with pytest.raises(UserError, match=r"t\.jsonl: holds not a JSON object.*expected one object on each line"):
             prepared(write(tmp_path / "t.jsonl", text))
 
 
@@ -168,7 +168,7 @@ class TestNothingThere:
         data = prepared(f"{header},gone,\n" + "".join(f"{line},?,\n" for line in lines))
         assert with_types(data)["gone"] == with_types(data)["unnamed_5"] == ("number", "empty")
         for name in ("gone", "unnamed_5"):
-            assert f"column {name!r} is set aside: it has no value in any row" in data.card["warnings"]
+            assert f"column {name!r} is not used: it has no value in any row" in data.card["warnings"]
         assert data.card["rows"]["kept"] == 200
 
     @pytest.mark.parametrize("setting", ["id", "group"])

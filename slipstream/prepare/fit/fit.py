@@ -82,7 +82,7 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
         elif roles[name].role == CATEGORICAL:
             categorical.append(fit_categorical(name, scanned.column(name)))
         elif roles[name].why:
-            warnings.append(f"column {name!r} is set aside: {roles[name].why}")
+            warnings.append(f"column {name!r} is not used: {roles[name].why}")
     documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
     if not numeric and not categorical and not documents and scanned.rows[TRAIN]:
         whys = [f"{name!r}: {role.why}" for name, role in roles.items() if role.why]
