@@ -30,23 +30,32 @@ CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
 
 @click.command()
 @click.argument("profile")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The directory, written whole or not.")
-@click.option("--project", default="flytesnacks", show_default=True, help="Flyte's, whose namespaces are meant.")
-@click.option("--cluster", default="slipstream", show_default=True, help="What the EKS cluster is called.")
-@click.option("--serve", is_flag=True, help="Also a model in service, by Triton.")
-@click.option("--models", default="s3://slipstream-models/triton", show_default=True, help="Its model repository.")
-@click.option("--keda", is_flag=True, help="With --serve: scale by Triton's queue, not by an HPA on CPUs.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Output directory, written completely or not at all."
+)
+@click.option("--project", default="flytesnacks", show_default=True, help="Flyte project whose namespaces are used.")
+@click.option("--cluster", default="slipstream", show_default=True, help="Name of the EKS cluster.")
+@click.option("--serve", is_flag=True, help="Also write the manifests of a Triton server.")
+@click.option(
+    "--models",
+    default="s3://slipstream-models/triton",
+    show_default=True,
+    help="Triton's model repository (with --serve).",
+)
+@click.option("--keda", is_flag=True, help="Scale by Triton's queue (KEDA) instead of CPU use (HPA); requires --serve.")
 def main(profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool) -> None:
-    """Write what a cluster needs for PROFILE, a name or the path of a .toml: nodes, queues, quotas, the GPU operator.
+    """Write manifests for PROFILE (a name or the path of a .toml): nodes, queues, quotas, the GPU operator.
 
     Example: slipstream manifests a100-spot --out manifests --serve
     """
     if not PROJECT.fullmatch(project):
-        raise UserError(f"--project: {project!r} is not allowed; expected small letters, digits and '-', at most 50")
+        raise UserError(
+            f"--project: {project!r} is not allowed; expected lower-case letters, digits and '-', at most 50"
+        )
     if not CLUSTER.fullmatch(cluster):
         raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
     if keda and not serve:
-        raise UserError("--keda: scales a model in service; expected --serve with it")
+        raise UserError("--keda: applies to a served model only; expected --serve with it")
     site = site_of(load(profile), project, cluster)
     serving = Serving(models, keda) if serve else None
     files = manifests(site, serving)
