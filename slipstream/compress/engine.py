@@ -50,14 +50,14 @@ class CompressionRun:
         """Raise ``UserError`` if the model does not fit the data, or has adapters."""
         if self.trained.config.lora.rank:
             raise UserError(
-                f"{self.trained.artifact.directory}: holds adapters, beside which nothing can be compressed; expected "
-                "a model that was trained as a whole"
+                f"{self.trained.artifact.directory}: holds adapters, and a model with adapters cannot be compressed; "
+                "expected a model without adapters"
             )
         signature = self.trained.signature
         if signature != self.data.signature:
             raise UserError(
                 f"{self.trained.artifact.directory}: this model has other inputs or outputs than the prepared data; "
-                "expected the data that it was trained on, or data prepared alike (data.earlier)"
+                "expected the data that it was trained on, or data prepared the same way (data.earlier)"
             )
 
     def names(self) -> list[str]:
