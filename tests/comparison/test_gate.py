@@ -86,7 +86,7 @@ def test_three_answers() -> None:
     assert Loss(0.9, 0.5, 1.2, 0.95, 900, 2000).answer(1.0) == "can't tell"
     assert Loss(3.0, 1.5, 4.0, 0.95, 900, None).answer(1.0) == "failed"
     words = in_words(Loss(0.0, -1.1, 1.12, 0.95, 265, 300), "classification", 1.0, "test")
-    assert "can't tell with 265 rows" in words and "about 300 rows would be enough" in words
+    assert "not significant with 265 rows" in words and "about 300 rows would be enough" in words
 
 
 def figures(speed: float, p50: float, low: float | None = None) -> LatencyFigures:
