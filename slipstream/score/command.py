@@ -17,7 +17,9 @@ from slipstream.text_table import numbered
 
 @click.command()
 @click.argument("output")
-@click.option("--fetch", "fetched", type=click.Path(path_type=Path), help="A fresh directory for the newest table.")
+@click.option(
+    "--fetch", "fetched", type=click.Path(path_type=Path), help="Fetch the newest table into this new directory."
+)
 def main(output: str, fetched: Path | None) -> None:
     """List the scored tables in OUTPUT, the newest last.
 
@@ -33,7 +35,7 @@ def main(output: str, fetched: Path | None) -> None:
     check_there(output, tables[-1])
     if fetched:
         if fetched.exists():
-            raise UserError(f"--fetch: {fetched} is there already; expected a directory that is not")
+            raise UserError(f"--fetch: {fetched} already exists; expected a directory that does not")
         try:
             fetched.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=fetched.parent, prefix=".fetch-") as scratch:
