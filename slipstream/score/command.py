@@ -46,11 +46,11 @@ def main(output: str, fetched: Path | None) -> None:
 
 
 def described(table: ScoredTable) -> tuple[str, str, str]:
-    aside = f", {table.set_aside:,} set aside" if table.set_aside else ""
+    aside = f", {table.set_aside:,} quarantined" if table.set_aside else ""
     return table.key, f"model {table.model}", f"{table.scored:,} rows{aside}; {in_words(table.drift)}"
 
 
 def in_words(drift: DriftFigures) -> str:
     if drift.unknown:
-        return "drift not known"
+        return "drift unknown"
     return f"drift in {', '.join(each.name for each in drift.alarms)}" if drift.alarms else "no drift"

@@ -30,7 +30,7 @@ from slipstream.storage import storage_for
 #: Minimum number of rows per row group, except the last of a file.
 GROUP_ROWS = 1 << 16
 COMPRESSION = "zstd"
-NOT_FINITE = "what the model says is not finite"
+NOT_FINITE = "the model's output is not finite"
 NO_ROWS = pa.table({})
 
 
