@@ -147,8 +147,8 @@ def test_the_first_is_promoted_and_no_other_is_compared_with_it(
     assert check(registry.fetch(registry.history()[0], tmp_path / "fetched"))
     engine.export(tmp_path / "small", trained, data, ExportConfig(seconds=0.01), {"trained": "2"})
     refused = judge(tmp_path / "small", registry, data, config)
-    assert not refused.passed and f"the promoted model has no ONNX model to run: {WHY}" in refused.why
-    with pytest.raises(Incomparable, match=f"this model has no ONNX model to run: {WHY}"):
+    assert not refused.passed and f"the promoted model has no ONNX model: {WHY}" in refused.why
+    with pytest.raises(Incomparable, match=f"this model has no ONNX model: {WHY}"):
         predictions(Package(exported), Package(tmp_path / "small"), data)
 
 
