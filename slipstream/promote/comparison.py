@@ -181,7 +181,7 @@ def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
         )
     for name, kind in there.types.items():
         if here.types.get(name) != kind:
-            difference = f"is {here.types[name]}" if name in here.types else "is no input"
+            difference = f"is {here.types[name]}" if name in here.types else "is not an input"
             raise Incomparable(f"the promoted model takes the column {name!r} as {kind}; here it {difference}")
     return here, there
 

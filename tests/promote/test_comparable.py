@@ -77,7 +77,7 @@ def test_a_promoted_model_with_an_input_that_is_gone(models: Models, served: Reg
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", drop=["visits"]))
     model = changed(package(tmp_path / "model", data, 5), tmp_path / "untold", lambda s: s.update(holdout=None))
     verdict = judge(model, served, data, LENIENT)
-    assert not verdict.passed and verdict.why.endswith("takes the column 'visits' as integer; here it is no input")
+    assert not verdict.passed and verdict.why.endswith("takes the column 'visits' as integer; here it is not an input")
 
 
 def test_another_preparation_of_the_same_rows(models: Models, served: Registry, tmp_path: Path) -> None:
