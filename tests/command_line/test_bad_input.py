@@ -95,12 +95,12 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "a table's model too large for ONNX": (
         csv("t.csv", HEADER + GOOD),
         ["--data", "t.csv", "--target", "y", "--config", '{"export": {"most_parameters": 30000}}'],
-        r"export\.most_parameters: 30,000 are too few for mlp, which has at least [\d,]+ parameters",
+        r"export\.most_parameters: 30,000 is too small for mlp, which has at least [\d,]+ parameters",
     ),
     "an images' model too large for ONNX": (
         None,
         ["--config", '{"export": {"most_parameters": 300}, "model": {"arguments": {"widths": [8, 16]}}}'],
-        r"export\.most_parameters: 300 are too few for resnet, which has at least [\d,]+",
+        r"export\.most_parameters: 300 is too small for resnet, which has at least [\d,]+",
     ),
     "a factory's model larger than ONNX": (
         csv("t.csv", HEADER + GOOD),
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
             *("--data", "t.csv", "--target", "y", "--config"),
             '{"export": {"most_parameters": 5}, "model": {"name": "tests.support.nets:batch_norm"}}',
         ],
-        r"export\.most_parameters: 5 are too few for tests\.support\.nets:batch_norm, which has \d+ parameters",
+        r"export\.most_parameters: 5 is too small for tests\.support\.nets:batch_norm, which has \d+ parameters",
     ),
     "a type that there is not": (
         None,

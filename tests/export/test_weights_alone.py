@@ -104,7 +104,8 @@ def test_another_network_cannot_leave_so(tmp_path: Path) -> None:
     rows = table(tmp_path / "data", "classification")
     model: Any = trained_on(rows)
     with pytest.raises(
-        UserError, match=r"^export.most_parameters: the model can leave as ONNX only, and 3,154 parameters are more"
+        UserError,
+        match=r"^export.most_parameters: the model can be exported as ONNX only, but 3,154 parameters are more",
     ):
         engine.export(tmp_path / "out", model, rows, ExportConfig(most_parameters=10), {})
 

@@ -53,7 +53,7 @@ def test_regressions_are_compared_by_their_rmse(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_no_model_is_refused(models: Models, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no exported model; expected a directory with a manifest"):
+    with pytest.raises(UserError, match="not an exported model; expected a directory with a manifest"):
         judge(tmp_path, Registry(str(tmp_path / "registry")), models.data, LENIENT)
     assert not (tmp_path / "registry").exists()
 

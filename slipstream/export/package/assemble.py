@@ -86,7 +86,7 @@ def write_raw(
     outputs = run(model, encode(columns, deployed.opset))[0]
     expected = softmax(outputs) if classes else outputs
     if not np.abs(scores - expected).max() <= allowed:
-        raise UserError(f"export: {RAW_MODEL} does not give what {MODEL} gives; please report this with schema.json")
+        raise UserError(f"export: the outputs of {RAW_MODEL} and {MODEL} differ; please report this with schema.json")
     text = [name for row in labels for name in row[:, 0].tolist()]
     writer.write_json(RAW, {"inputs": values, "outputs": scores.astype(float).tolist(), "labels": text})
     inputs = [

@@ -63,7 +63,7 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
         models[f"{name}_raw"] = (raw.model, raw.inputs, raw.outputs)
     for model in models:
         if (repository / model).exists():
-            raise UserError(f"{repository / model}: is there already; remove it, or choose another name by --name")
+            raise UserError(f"{repository / model}: already exists; remove it, or choose another name with --name")
     repository.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=repository.parent, prefix=".triton-") as scratch:
         for model, (file, inputs, outputs) in models.items():
@@ -220,7 +220,7 @@ def scalar(value: object) -> str:
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("repository", type=click.Path(path_type=Path))
-@click.option("--name", default="", help="The model's name in the repository; otherwise that of its target.")
+@click.option("--name", default="", help="Name of the model in the repository (default: the name of its target).")
 def main(directory: Path, repository: Path, name: str) -> None:
     """Add the exported model in DIRECTORY to the Triton model repository REPOSITORY.
 
