@@ -63,13 +63,13 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
     with malformed(directory / DEPLOYED):
         deployed = parse_json(read_file(directory, DEPLOYED))
         if not deployed["model"]:
-            lines.append(f"outputs    not compared, as there is no ONNX model: {deployed['no_onnx']}")
-            return [*lines, f"{directory}: whole"]
+            lines.append(f"outputs    not compared, because there is no ONNX model: {deployed['no_onnx']}")
+            return [*lines, f"{directory}: complete"]
         lines.append(check_opset(directory, deployed["model"], deployed["opset"]))
         lines.append(check_tensors(directory, deployed))
         if deployed["raw"]:
             lines.append(check_raw(directory, deployed))
-    return [*lines, f"{directory}: whole, and gives here what it gave where it was exported"]
+    return [*lines, f"{directory}: complete; its outputs here equal those of the machine that exported it"]
 
 
 @contextmanager

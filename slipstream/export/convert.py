@@ -99,7 +99,7 @@ def reason_of(error: BaseException) -> str:
         error = error.__cause__
     text = str(error).strip() or type(error).__name__
     if missing := re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", text):
-        return f"ONNX has no operator for torch's {missing[1]}; replace it by others"
+        return f"ONNX has no operator for torch's {missing[1]}; replace it with other operations"
     if "data-dependent" in text:
         return f"its forward branches on values of its inputs ({text.splitlines()[0]}); use torch.where"
     return f"{text.splitlines()[0]}; use only operations that torch.export can trace, with any batch size"

@@ -61,8 +61,10 @@ if TYPE_CHECKING:
 #: Gate results of the variants that skip the gate.
 REFERENCES = {
     TORCH: VariantVerdict("reference", "torch itself, run eagerly: the reference for the others"),
-    TORCH_BF16: VariantVerdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
-    FP32: VariantVerdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
+    TORCH_BF16: VariantVerdict(
+        "reference", "torch with matmuls in bfloat16: for comparison only, without a file to deploy"
+    ),
+    FP32: VariantVerdict("exact", f"gives the same outputs as torch, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
 #: Characters of a value in a message.
 LONGEST = 120

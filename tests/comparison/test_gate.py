@@ -157,7 +157,7 @@ def test_a_budget_that_only_a_variant_meets() -> None:
     [
         ({"budget_ms": 0.1}, r"export\.budget_ms: no variant .* 0\.1 ms at batch 1 \(p50\); int8 comes closest"),
         ({"budget_mb": 0.00001}, r"export\.budget_mb: no variant .*int8 comes closest: 0\.0001 MB is 10\.00 times"),
-        ({"budget_ms": 9.0, "budget_percentile": "p99"}, r"p99 is not known from 330 calls \(1,000 are needed"),
+        ({"budget_ms": 9.0, "budget_percentile": "p99"}, r"p99 cannot be estimated from 330 calls \(1,000 are needed"),
     ],
 )
 def test_a_budget_that_nobody_meets(settings: dict[str, Any], message: str) -> None:
@@ -166,7 +166,7 @@ def test_a_budget_that_nobody_meets(settings: dict[str, Any], message: str) -> N
 
 
 def test_nothing_else_to_choose_from() -> None:
-    assert decided().why == "onnx-fp32 stays: no other variant could be made that is worth timing"
+    assert decided().why == "onnx-fp32 stays: no other variant was worth timing"
 
 
 def test_a_price_is_needed_to_optimise_the_cost() -> None:

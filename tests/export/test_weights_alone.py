@@ -115,7 +115,7 @@ def test_check_verifies_the_files_and_says_what_it_cannot(
 ) -> None:
     assert main([str(exported)]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[-2:] == [f"outputs    not compared, as there is no ONNX model: {WHY}", f"{exported}: whole"]
+    assert told[-2:] == [f"outputs    not compared, because there is no ONNX model: {WHY}", f"{exported}: complete"]
     weights = exported / "hugging-face/model.safetensors"
     whole = weights.read_bytes()
     try:

@@ -37,7 +37,7 @@ MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
 #: Tolerances for outputs on another machine: relative to the largest output, plus, for low-precision models, relative
 #: to the outputs' range.
 FINE, COARSE = 1e-4, 0.05
-LOGITS = "logits of each next token; softmax gives probabilities"
+LOGITS = "logits of every next token; softmax gives probabilities"
 UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
 
 

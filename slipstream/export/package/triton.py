@@ -155,7 +155,7 @@ def flaws_of(
     for kind, specs in (("input", inputs), ("output", outputs)):
         written = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in config[kind]}
         if len(written) != len(config[kind]):
-            yield f"{kind}: a name occurs twice"
+            yield f"{kind}: a name is used twice"
         for spec in specs:
             right = (TYPES[spec.dtype], dims(spec))
             if written.pop(spec.name, None) != right:
@@ -167,13 +167,13 @@ def flaws_of(
         if not 1 < rows <= largest:
             yield f"preferred_batch_size: {rows}; expected more than 1 and at most max_batch_size, {largest}"
     if sorted(set(preferred)) != preferred:
-        yield f"preferred_batch_size: {preferred}; expected each once, ascending"
+        yield f"preferred_batch_size: {preferred}; expected every size once, ascending"
     for warm in config.get("model_warmup", []):
         if not 1 <= warm["batch_size"] <= largest:
             yield f"model_warmup {warm['name']!r}: batch_size {warm['batch_size']}; expected 1 to {largest}"
         given = {entry["key"]: (entry["value"]["data_type"], entry["value"]["dims"]) for entry in warm["inputs"]}
         if given != {spec.name: (TYPES[spec.dtype], dims(spec)) for spec in inputs}:
-            yield f"model_warmup {warm['name']!r}: its inputs are not the model's"
+            yield f"model_warmup {warm['name']!r}: its inputs differ from the model's"
 
 
 def parse(text: str) -> Any:

@@ -99,9 +99,9 @@ def test_real_rows_only_when_asked_for(data: PreparedData, tmp_path: Path) -> No
 def test_images_have_tensors_only(tmp_path: Path) -> None:
     made = package(tmp_path / "model", images(tmp_path / "data"), steps=5)
     signature = json.loads((made / "signature.json").read_text())
-    assert (signature["raw"], signature["no_raw"]) == (None, "the data is no table of typed columns")
+    assert (signature["raw"], signature["no_raw"]) == (None, "the data are not a table of typed columns")
     assert not (made / "model.raw.onnx").exists()
-    assert "no table of typed columns" in (made / "MODEL_CARD.md").read_text()
+    assert "not a table of typed columns" in (made / "MODEL_CARD.md").read_text()
     check(made)
 
 

@@ -108,7 +108,7 @@ def test_batches_are_preferred_by_what_was_measured(
         (("input", 0, "data_type"), "TYPE_FP64", "input 'numeric': expected TYPE_FP32"),
         (("output", 0, "name"), "logit", "output 'logit': the model has no such output"),
         (("model_warmup", 0, "batch_size"), 1000, "batch_size 1000; expected 1 to 256"),
-        (("model_warmup", 0, "inputs"), [], "its inputs are not the model's"),
+        (("model_warmup", 0, "inputs"), [], "its inputs differ from the model's"),
     ],
 )
 def test_what_the_protobuf_accepts_and_triton_does_not(place: Any, value: Any, flaw: str, model: Path) -> None:
