@@ -72,10 +72,10 @@ def test_pyflyte_scores_and_ends_with_what_was_published(served: Registry, tmp_p
     arguments = ("--registry", served.uri, "--data", "in", "--output", "out", "--config", config)
     ended = run_in(tmp_path, *arguments, workflow="score", file="scoring")
     assert ended.returncode == 0, ended.stdout
-    assert "Data        600 rows read, 600 scored, none set aside" in ended.stdout
+    assert "Data        600 rows read, 600 scored, none quarantined" in ended.stdout
     assert "Published   now" in ended.stdout
     again = run_in(tmp_path, *arguments, workflow="score", file="scoring")
-    assert "Published   before: the same data, model and settings were scored already" in again.stdout
+    assert "Published   earlier: the same data, model and settings were already scored" in again.stdout
     nothing = run_in(
         tmp_path, "--registry", "none", "--data", "in", "--output", "out", workflow="score", file="scoring"
     )

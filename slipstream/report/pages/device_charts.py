@@ -75,7 +75,7 @@ def draw(axes: Axes, devices: TrainingDevices, values: Callable[[DeviceSeries], 
                 label=names[index] if first else None,
             )
     mark(axes, devices, began, scale)
-    axes.set(ylim=(0, 1.12), xlabel=f"{unit} since the training began")
+    axes.set(ylim=(0, 1.12), xlabel=f"{unit} since the start of training")
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
     axes.yaxis.set_major_formatter(percent)
     axes.xaxis.set_major_formatter(number)
