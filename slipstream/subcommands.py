@@ -70,7 +70,8 @@ class Subcommands(click.Group):
             if not f"{module}.".startswith(f"{error.name}."):
                 raise
             raise UserError(
-                f"slipstream {cmd_name}: there is no {error.name} here; expected to be called in a clone of the project"
+                f"slipstream {cmd_name}: the directory {error.name} is missing here; run the command in a clone of "
+                "the project"
             ) from None
         # A module without click parses its arguments itself.
         return found if isinstance(found, click.Command) else click.Command(cmd_name)
