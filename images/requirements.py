@@ -1,10 +1,10 @@
-"""What an image installs before the code is copied, so that a change of the code installs nothing again.
+"""Requirements of an image, installed before the code is copied, so that a change of the code reinstalls nothing.
 
     python requirements.py [PACKAGE ...]
 
 Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies with
-those of its extra ``text``, and ``image-constraints.txt``. A PACKAGE is one that the base image brought: it is not
-among the requirements, and it is constrained to the version that is installed, so that pip replaces it for nobody.
+those of its extra ``text``, and ``image-constraints.txt``. A PACKAGE came with the base image: it is not among the
+requirements, and it is constrained to the installed version, so that pip does not replace it.
 Fails if it is not installed, or older than the project needs.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def name_of(requirement: str) -> str:
-    """``torch`` of ``torch>=2.13``, in the form in which names are compared."""
+    """Return the normalised name in a requirement: ``torch`` for ``torch>=2.13``."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 
@@ -27,7 +27,7 @@ def without(requirements: Iterable[str], packages: Iterable[str]) -> list[str]:
 
 
 def release(number: str) -> tuple[int, ...]:
-    """``(2, 13, 0)`` of ``2.13.0a0+rocm7.1``: what vendors build before a release counts as that."""
+    """Return ``(2, 13, 0)`` for ``2.13.0a0+rocm7.1``: a vendor's pre-release counts as the release."""
     return tuple(map(int, re.match(r"\d+(?:\.\d+)*", number)[0].split(".")))
 
 

@@ -1,4 +1,4 @@
-# AMD GPUs. torch with ROCm and RCCL comes with the base image and stays as it is: choose one with Python 3.11 or newer
+# AMD GPUs. torch with ROCm and RCCL comes with the base image and stays unchanged: choose one with Python 3.11 or newer
 # and a torch that the project takes (pyproject.toml), or the build fails.
 #   docker build -f images/rocm.Dockerfile --build-arg BASE=rocm/pytorch:TAG -t REGISTRY/slipstream:rocm .
 ARG BASE=rocm/pytorch:latest
