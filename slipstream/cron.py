@@ -42,11 +42,13 @@ def flaw(expression: str) -> str:
         for text, (name, lowest, highest, words) in zip(fields, FIELDS, strict=True):
             if not all(is_item(item, lowest, highest, words) for item in text.split(",")):
                 also = f" or {'/'.join(words)}" if words else ""
-                return f"{text!r} is no {name}; expected {lowest} to {highest}{also}, as values, ranges, lists or steps"
+                return (
+                    f"{text!r} is not a {name}; expected {lowest} to {highest}{also}, as values, ranges, lists or steps"
+                )
     try:
         next_times(expression, datetime.now(UTC), 1)
     except CroniterBadDateError:
-        return f"it never fires: no such date comes within {YEARS} years"
+        return f"it never fires: there is no such date within {YEARS} years"
     except CroniterError as error:
         return f"expected a cron expression ({error})"
     return ""

@@ -23,32 +23,30 @@ SUBCOMMANDS = {
     "train": Subcommand("slipstream.train.command", "Train on prepared data under torchrun, without Flyte."),
     "collectives": Subcommand("slipstream.collectives.command", "Measure the interconnect, compare it, tune it."),
     "sweep": Subcommand("slipstream.sweep.command", "List the trials of a sweep."),
-    "checkpoints": Subcommand(
-        "slipstream.train.checkpoint.command", "List the checkpoints of trainings, free old ones."
-    ),
+    "checkpoints": Subcommand("slipstream.train.checkpoint.command", "List checkpoints of trainings, delete old ones."),
     "telemetry": Subcommand(
-        "slipstream.telemetry.view.command", "Show what devices and ranks do, what holds them back."
+        "slipstream.telemetry.view.command", "Show devices, ranks and the bottleneck of a training."
     ),
-    "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
-    "plan": Subcommand("slipstream.plan.command", "What a training takes on other GPUs, and serving a model: dollars."),
-    "memory": Subcommand(
-        "slipstream.train.memory.command", "What each device will hold, before anything is allocated."
-    ),
-    "manifests": Subcommand("slipstream.manifests.command", "Write what a cluster needs for a profile: nodes, queues."),
+    "profiles": Subcommand("slipstream.profiles.command", "Show the resources that every stage requests."),
+    "plan": Subcommand("slipstream.plan.command", "Estimate time and cost of training and serving."),
+    "memory": Subcommand("slipstream.train.memory.command", "Estimate the memory of every device in advance."),
+    "manifests": Subcommand("slipstream.manifests.command", "Write cluster manifests for a profile: nodes, queues."),
     "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
     "score": Subcommand("slipstream.score.command", "List the scored tables of an output, fetch the newest."),
-    "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),
+    "check": Subcommand("slipstream.export.check", "Check an exported model on the serving machine."),
     "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model."),
     "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),
-    "hugging-face": Subcommand("slipstream.models.hugging_face.command", "Write a transformer in their format."),
-    "doctor": Subcommand("slipstream.doctor.command", "Say what a package, a cluster or a node lacks."),
+    "hugging-face": Subcommand(
+        "slipstream.models.hugging_face.command", "Write a transformer in Hugging Face's format."
+    ),
+    "doctor": Subcommand("slipstream.doctor.command", "Diagnose a package, a cluster or a node."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
-    "rehearse": Subcommand("tests.support.cluster.rehearse.command", "Run the workflow of a profile here, pod by pod."),
+    "rehearse": Subcommand("tests.support.cluster.rehearse.command", "Run a profile's workflow locally, pod by pod."),
     "cluster-proof": Subcommand(
-        "tests.support.cluster_proof.command", "Try on your own cluster what this project promises."
+        "tests.support.cluster_proof.command", "Test this project's guarantees on your cluster."
     ),
-    "gpu-proof": Subcommand("tests.support.gpu_proof.command", "Check on this machine's GPUs what only they can show."),
+    "gpu-proof": Subcommand("tests.support.gpu_proof.command", "Run the checks that need this machine's GPUs."),
 }
 
 
@@ -70,7 +68,8 @@ class Subcommands(click.Group):
             if not f"{module}.".startswith(f"{error.name}."):
                 raise
             raise UserError(
-                f"slipstream {cmd_name}: there is no {error.name} here; expected to be called in a clone of the project"
+                f"slipstream {cmd_name}: the directory {error.name} is missing here; run the command in a clone of "
+                "the project"
             ) from None
         # A module without click parses its arguments itself.
         return found if isinstance(found, click.Command) else click.Command(cmd_name)

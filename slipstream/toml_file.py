@@ -30,7 +30,7 @@ def read_toml(path: Path, parse_float: Callable[[str], Any] = float) -> dict[str
     with path.open("rb") as file:
         content = file.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:
-        raise BadToml(f"is larger than {LARGEST_BYTES // 2**20} MiB; expected a file that somebody wrote")
+        raise BadToml(f"is larger than {LARGEST_BYTES // 2**20} MiB; expected a smaller file")
     try:
         # As `Path.read_text` does: tomllib rejects a lone carriage return.
         text = content.decode().replace("\r\n", "\n").replace("\r", "\n")

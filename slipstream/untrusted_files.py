@@ -53,7 +53,7 @@ def open_untrusted(directory: Path, name: str) -> BufferedReader:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise RefusedFile(f"{path}: cannot be read ({error.strerror}); expected a regular file") from None
         if path.is_symlink():
-            raise RefusedFile(f"{path}: a symbolic link to nothing; expected a regular file") from None
+            raise RefusedFile(f"{path}: a broken symbolic link; expected a regular file") from None
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
 
 

@@ -58,7 +58,7 @@ def read(directory: Path, kind: type[T]) -> T:
     with artifact.open_file(VALUE) as file:
         data = file.read(artifact.files[VALUE].size)
     if hashlib.sha256(data).hexdigest() != artifact.files[VALUE].sha256:
-        raise DamagedArtifact(f"{path}: its SHA-256 is not the manifest's")
+        raise DamagedArtifact(f"{path}: its SHA-256 differs from the manifest's")
     value: T = decode(data, kind, path)
     return value
 

@@ -112,7 +112,7 @@ class ArtifactWriter:
         self._records: dict[str, FileRecord] = {}
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / MANIFEST).exists():
-            raise ValueError(f"{directory} already holds an artifact; artifacts are never written twice")
+            raise ValueError(f"{directory}: already holds an artifact; expected a directory without one")
 
     @contextmanager
     def create(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[HashingFile]:
@@ -294,12 +294,12 @@ class Artifact:
     def check_block(self, name: str, index: int, data: Any) -> None:
         """Raise ``DamagedArtifact`` unless ``data`` is the block ``index`` of the file ``name``."""
         if xxhash.xxh3_128_hexdigest(data) != self.files[name].blocks[index]:
-            raise DamagedArtifact(f"{self.directory / name}: block {index} is not what was written")
+            raise DamagedArtifact(f"{self.directory / name}: block {index} was changed after it was written")
 
     def read_bytes(self, name: str) -> bytes:
         """Return the verified content of a file. Raises ``DamagedArtifact``, also for an unknown name."""
         if name not in self.files:
-            raise DamagedArtifact(f"{self.directory / name}: missing; this is no whole artifact of {self.kind}")
+            raise DamagedArtifact(f"{self.directory / name}: missing; expected a complete artifact of kind {self.kind}")
         with self.open_file(name) as file:
             data = file.read(self.files[name].size)
         view, step = memoryview(data), self.files[name].block_bytes
@@ -335,7 +335,7 @@ class Artifact:
         for name in self.files if names is None else names:
             with self.open_file(name) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != self.files[name].sha256:
-                    raise DamagedArtifact(f"{self.directory / name}: its SHA-256 is not the manifest's")
+                    raise DamagedArtifact(f"{self.directory / name}: its SHA-256 differs from the manifest's")
         return self
 
 

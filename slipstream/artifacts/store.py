@@ -66,12 +66,14 @@ class Store:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            logger(stage).info("another run makes this: waits for it")
+            logger(stage).info("another run is making this artifact; waiting for it")
             lock.acquire()
             waited = True
         except OSError as error:
             why = error.strerror
-            logger(stage).warning("%s: a disk without locks (%s): a second run would do the same", self.root, why)
+            logger(stage).warning(
+                "%s is on a disk without locks (%s); a second run would repeat this work", self.root, why
+            )
         try:
             unfinished.mkdir(exist_ok=True)
             yield waited

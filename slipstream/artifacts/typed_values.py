@@ -64,7 +64,7 @@ def decode(data: bytes, kind: object, name: object) -> Any:
     except ValidationError as error:
         wrong = first_mistake(error)
     except (SafetensorError, KeyError, ValueError, RecursionError):
-        wrong = "holds no value in safetensors and JSON"
+        wrong = "cannot be decoded as a value in safetensors and JSON"
     if wrong:
         described = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else kind
         raise DamagedArtifact(f"{name}: {wrong}; expected {described} as this version of the code writes it")
@@ -180,7 +180,7 @@ def read_any(tree: object) -> object:
         for value in tree:
             read_any(value)
     elif type(tree) not in PLAIN | {float} or (isinstance(tree, float) and not math.isfinite(tree)):
-        raise ValueError("Input should be made of what JSON holds")
+        raise ValueError("Input should consist of JSON values")
     return tree
 
 

@@ -6,7 +6,7 @@ unlocked.
 
 Not every disk shows a lock to all machines that share it (NFS mounted with local locks, a directory of a virtual
 machine's host). So another running system's workspaces are removed only when they are old. Without locks, abandoned
-workspaces cannot be told from those in use, and none is removed.
+workspaces cannot be distinguished from those in use, and none is removed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def put_in_place(directory: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        raise UserError(f"{target}: another process has just made it; expected a directory that is not there") from None
+        raise UserError(
+            f"{target}: another process has just created it; expected a directory that does not exist"
+        ) from None
 
 
 @contextmanager

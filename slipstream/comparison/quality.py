@@ -93,11 +93,11 @@ def paired_loss(
 def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
     """Return the answer as half a sentence, with its interval and number of rows."""
     unit, answer = UNITS[task], loss.answer(most)
-    limit = f"at most {loss.high:.2f}" if loss.high < NO_LIMIT else "and may have lost any amount"
+    limit = f"at most {loss.high:.2f}" if loss.high < NO_LIMIT else "with no upper limit"
     seen = f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, {limit} ({100 * loss.level:.3g} % limit)"
     if answer == "passed":
         return f"{seen}, less than the {most:g} allowed"
     if answer == "failed":
         return f"{seen} and at least {loss.low:.2f}, more than the {most:g} allowed"
     more = f"; about {loss.rows_enough:,} rows would be enough" if (loss.rows_enough or 0) > loss.rows else ""
-    return f"can't tell with {loss.rows:,} rows: {seen}, which may be more than the {most:g} allowed{more}"
+    return f"not significant with {loss.rows:,} rows: {seen}, which may be more than the {most:g} allowed{more}"

@@ -50,14 +50,14 @@ class CompressionRun:
         """Raise ``UserError`` if the model does not fit the data, or has adapters."""
         if self.trained.config.lora.rank:
             raise UserError(
-                f"{self.trained.artifact.directory}: holds adapters, beside which nothing can be compressed; expected "
-                "a model that was trained as a whole"
+                f"{self.trained.artifact.directory}: holds adapters, and a model with adapters cannot be compressed; "
+                "expected a model without adapters"
             )
         signature = self.trained.signature
         if signature != self.data.signature:
             raise UserError(
                 f"{self.trained.artifact.directory}: this model has other inputs or outputs than the prepared data; "
-                "expected the data that it was trained on, or data prepared alike (data.earlier)"
+                "expected the data that it was trained on, or data prepared the same way (data.earlier)"
             )
 
     def names(self) -> list[str]:
@@ -188,13 +188,20 @@ def choose(
     )
     winner = tried[0] if given else best(tried, config)
     if winner is None:
-        why = f"none of {len(tried)} is shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} allowed"
+        why = (
+            f"none of {len(tried)} models was shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} "
+            "allowed"
+        )
         return work.trained, replace(compression, why=why)
     model, rows = models[winner.name], held_out_rows(work.data)
     loss = loss_on(work, outputs_of(work, model, rows), rows)
     answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
     if given or answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take"):
-        doubt = "" if answer == "passed" else " (taken all the same: " + ("it was asked for)" if given else "in doubt)")
+        doubt = (
+            ""
+            if answer == "passed"
+            else " (taken anyway: " + ("it was requested)" if given else "compression.when_in_doubt)")
+        )
         return model, replace(compression, taken=winner.name, why=words + doubt)
     return work.trained, replace(compression, why=f"{winner.name}: {words}")
 

@@ -40,7 +40,7 @@ class Member:
 class Group:
     """Group of ``units`` that share their members.
 
-    They form ``blocks`` of equal length, all of which keep equally many units, as group normalisation requires.
+    They form ``blocks`` of equal length, which all keep equal numbers of units, as group normalisation requires.
     """
 
     units: int

@@ -32,7 +32,7 @@ def students_of(trained: ModelConfig, signature: Signature, config: CompressionC
     for student, arguments, size in zip(students, wanted, sizes, strict=True):
         if size >= whole:
             raise UserError(
-                f"compression.students: {described(arguments)} has {size:,} parameters, no fewer than the trained "
+                f"compression.students: {described(arguments)} has {size:,} parameters, not fewer than the trained "
                 f"model's {whole:,}; expected arguments that make {student.name} smaller"
             )
     return [students[index] for index in sorted(range(len(students)), key=lambda index: -sizes[index])]
@@ -41,7 +41,7 @@ def students_of(trained: ModelConfig, signature: Signature, config: CompressionC
 def narrower(trained: ModelConfig) -> list[dict[str, object]]:
     if trained.name not in WIDTHS:
         raise UserError(
-            f"compression.students: how {trained.name} is made smaller is not known; expected a list of arguments of "
+            f"compression.students: there is no rule to make {trained.name} smaller; expected a list of arguments of "
             'its factory, such as [{"hidden": [96, 48]}]'
         )
     network, argument = WIDTHS[trained.name]
@@ -52,7 +52,9 @@ def narrower(trained: ModelConfig) -> list[dict[str, object]]:
         if scaled != list(widths) and {argument: scaled} not in candidates:
             candidates.append({argument: scaled})
     if not candidates:
-        raise UserError("compression.students: this model is too small to be made narrower; train it as it is")
+        raise UserError(
+            "compression.students: this model is too small to be made narrower; train it without compression"
+        )
     return candidates
 
 

@@ -46,9 +46,8 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     task, with_documents = trained.signature.task, has_documents(data.artifact)
     if task == "next token" and not with_documents:
         raise UserError(
-            "the prepared data have rows of tokens without the documents that these are of, so nothing can be compared "
-            "per byte; prepare the documents (data.task: language), or train and export by themselves: "
-            "docs/transformer.md"
+            "the prepared data have rows of tokens without their documents, so nothing can be compared per byte; "
+            "prepare the documents (data.task: language), or run only train and export: docs/transformer.md"
         )
     if with_documents:
         base = of_base(trained, data)

@@ -54,7 +54,7 @@ def held_out_documents(data: PreparedData) -> list[Document]:
     """Return the documents for evaluation; raise ``UserError`` if none was kept."""
     if documents := read_documents(data.artifact, "test"):
         return documents
-    raise UserError("data.split.test: the test split has no documents to measure with; raise it, or give more data")
+    raise UserError("data.split.test: the test split has no documents for the evaluation; raise it, or add data")
 
 
 def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | None = None) -> LanguageScores:

@@ -57,6 +57,6 @@ def refuse_too_large(network: nn.Module, name: str, most: int, bound: str = "") 
     count = parameters_of(network)
     if count > most:
         raise UserError(
-            f"export.most_parameters: {most:,} are too few for {name}, which has {bound}{count:,} "
-            "parameters and can be exported to ONNX only; raise it (ONNX files hold 2 GiB), or train a smaller model"
+            f"export.most_parameters: {most:,} is too small for {name}, which has {bound}{count:,} parameters and can "
+            "be exported to ONNX only; raise it (ONNX files hold 2 GiB), or train a smaller model"
         )

@@ -23,7 +23,7 @@ def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping
     """
     tested = (
         f"""; every metric below is of the same
-{rows["test"]:,} rows of the test split, which neither training nor calibration has seen"""
+{rows["test"]:,} rows of the test split, which were not used for training or calibration"""
         if report.variants
         else ""
     )
@@ -65,7 +65,7 @@ The output is in {signature.outputs[0].units}.
     return f"""`{signature.model}` (ONNX, opset {signature.opset}), any batch size:
 
 {called}{classes}
-`schema.json` and `statistics.json` say how raw columns become these inputs.
+`schema.json` and `statistics.json` define how raw columns become these inputs.
 
 {raw_model(signature)}"""
 
@@ -83,7 +83,7 @@ def libraries(directories: Sequence[LibraryFiles]) -> str:
 def measured(report: ExportReport) -> str:
     """Return the variants, the choice among them, and the machine that measured them."""
     machine = report.machine
-    flags = ", ".join(machine.flags) or "no instruction set known"
+    flags = ", ".join(machine.flags) or "unknown instruction sets"
     return f"""{variants(report.variants)}
 
 {report.why}.
@@ -100,7 +100,7 @@ def raw_model(signature: DeployedSignature) -> str:
     if not raw:
         return f"There is no model that takes raw columns: {signature.no_raw}.\n"
     missing = f"NaN, or `{raw.missing}`" if raw.missing else "NaN, or an empty text"
-    return f"""`{raw.model}` does so itself, from typed raw columns; missing is {missing}:
+    return f"""`{raw.model}` includes this preparation and takes typed raw columns; a missing value is {missing}:
 
 | | name | dtype | shape |
 |---|---|---|---|

@@ -63,13 +63,13 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
     with malformed(directory / DEPLOYED):
         deployed = parse_json(read_file(directory, DEPLOYED))
         if not deployed["model"]:
-            lines.append(f"outputs    not compared, as there is no ONNX model: {deployed['no_onnx']}")
-            return [*lines, f"{directory}: whole"]
+            lines.append(f"outputs    not compared, because there is no ONNX model: {deployed['no_onnx']}")
+            return [*lines, f"{directory}: complete"]
         lines.append(check_opset(directory, deployed["model"], deployed["opset"]))
         lines.append(check_tensors(directory, deployed))
         if deployed["raw"]:
             lines.append(check_raw(directory, deployed))
-    return [*lines, f"{directory}: whole, and gives here what it gave where it was exported"]
+    return [*lines, f"{directory}: complete; its outputs here equal those of the machine that exported it"]
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def malformed(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BadPackage(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise BadPackage(f"{path}: not what an export of this version writes ({error!r:.200})") from None
+        raise BadPackage(f"{path}: not a file that an export of this version writes ({error!r:.200})") from None
 
 
 # Files
@@ -136,12 +136,12 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     with malformed(path):
         if not path.is_file():
-            raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
+            raise BadPackage(f"{directory}: not an exported model; expected a directory with a {MANIFEST}")
         raw, digest = read_file(directory, MANIFEST), directory / DIGEST
         if not digest.is_file():
             raise BadPackage(f"{digest}: missing; without it a changed {MANIFEST} is not found. Export the model again")
         if read_file(directory, DIGEST) != digest_line(raw).encode():
-            raise BadPackage(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
+            raise BadPackage(f"{path}: its SHA-256 differs from the one in {DIGEST}: one of the two was changed")
     try:
         manifest = parse_json(raw)
         if (manifest["kind"], manifest["format"]) != ("export", 1) or not isinstance(manifest["files"], dict):
@@ -188,7 +188,7 @@ def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) 
             if (size := os.fstat(file.fileno()).st_size) != record["size"]:
                 raise BadPackage(f"{path}: {size} bytes, the manifest says {record['size']}")
             if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                raise BadPackage(f"{path}: its SHA-256 is not the manifest's: it was changed")
+                raise BadPackage(f"{path}: its SHA-256 differs from the manifest's: it was changed")
     if extra := sorted(there - {*records, MANIFEST, DIGEST, SIGNATURE}):
         raise BadPackage(f"{directory / extra[0]}: not part of the exported model; remove it")
 
@@ -233,9 +233,9 @@ def load_key(path: Path) -> Ed25519PublicKey:
     except OSError as error:
         raise BadPackage(f"{path}: cannot be read ({error.strerror}); expected a public key (PEM)") from None
     except ValueError:
-        raise BadPackage(f"{path}: no public key; expected an Ed25519 public key (PEM)") from None
+        raise BadPackage(f"{path}: not a public key; expected an Ed25519 public key (PEM)") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise BadPackage(f"{path}: {type(key).__name__} is no Ed25519 key")
+        raise BadPackage(f"{path}: {type(key).__name__} is not an Ed25519 key")
     return key
 
 
@@ -246,7 +246,7 @@ def check_opset(directory: Path, model: str, expected: int) -> str:
     with open_file(directory, model) as file:
         written = next((version for domain, version in opsets(file.read()) if domain in ("", "ai.onnx")), None)
     if written != expected:
-        raise BadPackage(f"{directory / model}: is written in opset {written}; {DEPLOYED} says {expected}")
+        raise BadPackage(f"{directory / model}: is written in opset {written}, but {DEPLOYED} says {expected}")
     return f"opset      {written}"
 
 
@@ -320,7 +320,7 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
         if not difference <= allowed:
             raise BadPackage(
                 f"{path}: on the sample rows its outputs differ by {difference:.3g} from those of the machine that "
-                f"exported it, more than the {allowed:.3g} that rounding explains; do not serve it on this one"
+                f"exported it, more than the {allowed:.3g} that rounding explains; do not serve it on this machine"
             )
     return f"outputs    of {len(expected)} sample rows, within {allowed:.3g}"
 
@@ -367,8 +367,8 @@ def main(argv: Sequence[str]) -> int:
         prog="slipstream check",
         description="Check an exported model: digest, signature, opset, and its outputs on the sample rows.",
     )
-    parser.add_argument("directory", type=Path, help="what was exported: runs/…/model, or a version of a registry")
-    parser.add_argument("--key", type=Path, help="the signer's Ed25519 public key (PEM)")
+    parser.add_argument("directory", type=Path, help="exported model: runs/…/model, or a version of a registry")
+    parser.add_argument("--key", type=Path, help="file of the signer's Ed25519 public key (PEM)")
     arguments = parser.parse_args(argv)
     try:
         print("\n".join(check(arguments.directory, arguments.key)))

@@ -70,7 +70,7 @@ def decide(task: str, fp32: Contender, others: Sequence[Contender], config: Expo
 def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict], batch: int) -> str:
     """Return why the fastest other variant was not chosen."""
     if not others:
-        return "no other variant could be made that is worth timing"
+        return "no other variant was worth timing"
     fastest = max(others, key=lambda each: each.times_as_fast(batch))
     return f"the fastest of the others ({fastest.name}) is {verdicts[fastest.name].reason}"
 
@@ -106,12 +106,12 @@ def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> Var
     measured = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
     if not fast(each, config, batch):
         short = "slower" if speedup.high < 1 else "not faster"
-        return VariantVerdict(short, f"{speed}, less than the {config.min_speedup:g} asked for")
+        return VariantVerdict(short, f"{speed}, less than the required {config.min_speedup:g}")
     if not good(each, config):
         return VariantVerdict(answer, measured)
     if not within(each, config):
         return VariantVerdict("over budget", f"{measured}; {exceeds(each, config)}")
-    taken = "" if answer == "passed" else " (taken all the same: export.when_in_doubt)"
+    taken = "" if answer == "passed" else " (taken anyway: export.when_in_doubt)"
     return VariantVerdict("passed", measured + taken)
 
 
@@ -130,7 +130,7 @@ def exceeds(each: Contender, config: ExportConfig) -> str:
     estimate = figures.percentile(name)
     if estimate is None:
         needed = calls_needed(PERCENTILES[name])
-        return f"{name} is not known from {figures.calls:,} calls ({needed:,} are needed; raise export.seconds)"
+        return f"{name} cannot be estimated from {figures.calls:,} calls ({needed:,} are needed; raise export.seconds)"
     if estimate.high <= config.budget_ms:
         return ""
     return f"{name} of {estimate.value:.3g} ms (up to {estimate.high:.3g}) is over the budget"

@@ -99,7 +99,7 @@ def reason_of(error: BaseException) -> str:
         error = error.__cause__
     text = str(error).strip() or type(error).__name__
     if missing := re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", text):
-        return f"ONNX has no operator for torch's {missing[1]}; replace it by others"
+        return f"ONNX has no operator for torch's {missing[1]}; replace it with other operations"
     if "data-dependent" in text:
         return f"its forward branches on values of its inputs ({text.splitlines()[0]}); use torch.where"
     return f"{text.splitlines()[0]}; use only operations that torch.export can trace, with any batch size"
@@ -142,7 +142,9 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 def check_opset(model: onnx.ModelProto, asked: int) -> None:
     if (written := opset_of(model)) != asked:
-        raise UserError(f"export.opset: {asked} was asked for, torch wrote {written}; set export.opset to {written}")
+        raise UserError(
+            f"export.opset: {asked} was requested, but torch wrote {written}; set export.opset to {written}"
+        )
 
 
 def check_dynamic_batch(model: onnx.ModelProto) -> None:
@@ -154,8 +156,8 @@ def check_dynamic_batch(model: onnx.ModelProto) -> None:
     for name, dimension in leading.items():
         if dimension.isdecimal() or dimension == "nothing" or len(set(leading.values())) > 1:
             raise UserError(
-                f"export: {name} of the ONNX model leads with {dimension} instead of the batch; the model's forward "
-                "must not depend on the number of rows"
+                f"export: {name} of the ONNX model has {dimension} as the first dimension instead of the batch; the "
+                "model's forward must not depend on the number of rows"
             )
 
 
@@ -193,8 +195,8 @@ def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
     difference = largest_difference(alone, together)
     if not difference <= TOLERANCE * float(np.abs(alone).max()) + 1e-7:
         raise UserError(
-            f"model.name: a row's outputs differ by {difference:.3g} with the other rows of its batch; "
-            "its forward must treat each row alone"
+            f"model.name: a row's outputs differ by {difference:.3g} with the other rows of its batch; its forward "
+            "must process every row independently"
         )
 
 

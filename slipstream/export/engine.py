@@ -61,8 +61,10 @@ if TYPE_CHECKING:
 #: Gate results of the variants that skip the gate.
 REFERENCES = {
     TORCH: VariantVerdict("reference", "torch itself, run eagerly: the reference for the others"),
-    TORCH_BF16: VariantVerdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
-    FP32: VariantVerdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
+    TORCH_BF16: VariantVerdict(
+        "reference", "torch with matmuls in bfloat16: for comparison only, without a file to deploy"
+    ),
+    FP32: VariantVerdict("exact", f"gives the same outputs as torch, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
 #: Characters of a value in a message.
 LONGEST = 120
@@ -83,7 +85,7 @@ def export(
 
     writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
     if config.target == "vnni" and machine.saturates:
-        raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure such files with")
+        raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure VNNI files with")
     check_provider(config.provider)
     check_inputs(signature, data.signature)
     model = trained.load()
@@ -168,7 +170,7 @@ def check_inputs(model: Signature, data: Signature) -> None:
                     ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in each) for each in (takes, given)
                 )
             raise UserError(
-                f"the prepared data is not the model's: {name} of {shortened(given)} instead of {shortened(takes)}; "
+                f"the prepared data do not fit the model: {name} of {shortened(given)} instead of {shortened(takes)}; "
                 "expected the data that the model was trained on, or later rows prepared with data.earlier"
             )
 

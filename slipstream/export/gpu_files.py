@@ -113,6 +113,8 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
         if config.tensorrt:
             write_tensorrt(prepared, writer.directory / FILE, inputs)
             writer.write_bytes(COMMAND, f"{trtexec(data.signature)}\n".encode())
-            reason = f"not timed on a CPU; symmetric, all zero points 0; {COMMAND} has the line that builds its engine"
+            reason = (
+                f"not timed on a CPU; symmetric, all zero points 0; {COMMAND} has the command that builds its engine"
+            )
             figures.append(left_out("tensorrt", VariantVerdict(VERDICT, reason), writer.directory / FILE))
     return figures

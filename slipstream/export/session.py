@@ -74,12 +74,13 @@ def check_provider(provider: str) -> None:
     if provider == "cuda" and "absent" not in map(installed, ONNX_RUNTIMES):
         raise UserError(
             f'export.provider: "{provider}" expects one ONNX Runtime, and {" and ".join(ONNX_RUNTIMES)} are installed '
-            f"over each other: pip uninstall --yes {' '.join(ONNX_RUNTIMES)}, then pip install onnxruntime-gpu"
+            f"over each other; keep only one: pip uninstall --yes {' '.join(ONNX_RUNTIMES)}, then pip install "
+            "onnxruntime-gpu"
         )
     available = onnxruntime.get_available_providers()
     if PROVIDERS[provider] not in available:
         raise UserError(
-            f'export.provider: "{provider}" is not there: this ONNX Runtime has {", ".join(available)}; install '
+            f'export.provider: "{provider}" is not available: this ONNX Runtime has {", ".join(available)}; install '
             "onnxruntime-gpu in place of onnxruntime, or set it to cpu"
         )
 

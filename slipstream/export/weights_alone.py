@@ -63,8 +63,8 @@ def export_weights(  # noqa: PLR0913 - all that the artifact holds
     """
     if not any(each.name == HUGGING_FACE for each in libraries):
         raise UserError(
-            f"export.most_parameters: the model can leave as ONNX only, and {why}; raise it (ONNX's files hold 2 GiB), "
-            "or train a smaller model"
+            f"export.most_parameters: the model can be exported as ONNX only, but {why}; raise it (ONNX's files hold "
+            "2 GiB), or train a smaller model"
         )
     report = ExportReport(
         task=data.signature.task,

@@ -70,8 +70,8 @@ class ChatTemplate:
             ) from None
         if PROBE not in text:
             raise UserError(
-                "data.tokenizer: its chat template has no user turns: what a user says is not in its text; expected "
-                "the template of a model that is asked and answers"
+                "data.tokenizer: its chat template has no user turns: its output lacks the user's message; expected "
+                "the template of a chat model"
             )
 
     def render(self, conversations: Sequence[Messages]) -> Iterator[Rendered | CannotRender]:
@@ -105,7 +105,7 @@ def until_last_answer(messages: Messages) -> Messages:
     """
     last = max((place for place, message in enumerate(messages) if message["role"] == ANSWERS), default=-1)
     if last < 0:
-        raise CannotRender("no answer: no message of the role 'assistant'")
+        raise CannotRender("no answer: no message has the role 'assistant'")
     characters = sum(len(text) for message in messages for text in message.values())
     if characters > MOST_TEXT:
         raise CannotRender(f"a conversation of {characters:,} characters, more than {MOST_TEXT:,}")
@@ -147,13 +147,13 @@ def messages_of(values: Mapping[str, Any]) -> Messages:
         asked = {"user": values.get("prompt"), ANSWERS: values.get("completion")}
         for name, text in zip(("prompt", "completion"), asked.values(), strict=True):
             if not isinstance(text, str):
-                raise CannotRender(f"{name} is no text")
+                raise CannotRender(f"{name} is not text")
         if not values["completion"]:
             raise CannotRender("no answer: the completion is empty")
         return [{"role": role, "content": str(text)} for role, text in asked.items()]
     messages = values["messages"]
     if not isinstance(messages, list) or not messages:
-        raise CannotRender("messages is no list of messages")
+        raise CannotRender("messages is not a list of messages")
     return [message_of(message) for message in messages]
 
 
@@ -164,5 +164,5 @@ def message_of(message: object) -> dict[str, str]:
         raise CannotRender(f"unknown role {message.get('role')!r}; expected one of {', '.join(ROLES)}")
     reasoning = {name: message[name] for name in REASONING if message.get(name) is not None}
     if name := next((name for name, text in reasoning.items() if not isinstance(text, str)), None):
-        raise CannotRender(f"{name!r} of a message is no text")
+        raise CannotRender(f"{name!r} of a message is not text")
     return {"role": message["role"], "content": message["content"], **reasoning}

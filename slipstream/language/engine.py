@@ -115,8 +115,8 @@ class EngineProcess:
             return self._process.call(limits, function, *args, **kwargs)
         except CallFailed as failure:
             raise UserError(
-                f"data.tokenizer: {FAST}: the library tokenizers fails with it: {failure}; expected one that encodes "
-                "every text; give another, or set data.tokenizer: train"
+                f"data.tokenizer: {FAST}: the library tokenizers fails with it: {failure}; expected a tokenizer that "
+                "encodes every text; choose another, or set data.tokenizer: train"
             ) from None
 
 

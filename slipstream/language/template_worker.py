@@ -128,7 +128,7 @@ def reason_of(error: Exception) -> str:
 
     text = one_line(str(error))[:LONGEST_REASON]
     if isinstance(error, AnswerChanges):
-        return "shows an answer otherwise once others follow, or not at all"
+        return "renders an answer differently when further messages follow, or omits it"
     # Templates raise exactly this class by raise_exception.
     return f"says: {text}" if type(error) is TemplateError else f"fails: {type(error).__name__}: {text}"
 
@@ -213,7 +213,7 @@ def check_size(text: int) -> None:
 
 
 def refuse_chance(name: str, *_: object, **__: object) -> NoReturn:
-    raise Refused(f"uses {name}, which gives another result in every run")
+    raise Refused(f"uses {name}, which gives a different result in every run")
 
 
 def refuse_addresses(text: str, messages: Sequence[Message]) -> None:
@@ -221,4 +221,4 @@ def refuse_addresses(text: str, messages: Sequence[Message]) -> None:
     if printed := ADDRESS.findall(text):
         given = {found for message in messages for value in message.values() for found in ADDRESS.findall(value)}
         if not given.issuperset(printed):
-            raise Refused("prints the address of an object, which is another one in every run")
+            raise Refused("prints the address of an object, which differs in every run")

@@ -100,14 +100,14 @@ def with_reset(files: Mapping[str, str]) -> TokenizerFiles:
     try:
         return {**files, FAST: reset(files[FAST])}
     except ValueError as error:
-        raise UserError(f"data.tokenizer: {FAST} is no tokenizer of Hugging Face's tokenizers: {error}") from None
+        raise UserError(f"data.tokenizer: {FAST} is not a tokenizer of Hugging Face's tokenizers: {error}") from None
 
 
 def read_tokenizer(address: str) -> TokenizerFiles:
     """Return the tokenizer in a local directory or a store; raises ``UserError`` if there is none."""
     if not address.startswith(STORES) and not local_path(address).is_dir():
         raise UserError(
-            f"data.tokenizer: {address!r} is no directory; expected train, bytes, or a directory with {FAST}"
+            f"data.tokenizer: {address!r} is not a directory; expected train, bytes, or a directory with {FAST}"
         )
     try:
         return texts_of(read_files(address), address)
@@ -126,7 +126,7 @@ def vocabulary_beside(address: str) -> int:
         with open_below(address, CONFIG) as file:
             text = file.read(LONGEST_JSON + 1)
         if len(text) > LONGEST_JSON:
-            raise ValueError(f"more than {LONGEST_JSON} bytes are too many")
+            raise ValueError(f"it has more than {LONGEST_JSON} bytes")
         content = json.loads(text)
     except MissingObject:
         return 0
@@ -174,7 +174,7 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
     except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: {name} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
-        raise UserError(f"data.tokenizer: {name} is no JSON object")
+        raise UserError(f"data.tokenizer: {name} is not a JSON object")
     return content.get(key)
 
 

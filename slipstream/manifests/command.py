@@ -22,7 +22,7 @@ from slipstream.profiles.needs import cloud_of
 from slipstream.profiles.profile import load
 from slipstream.text_table import aligned
 
-NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "nodes that are there"}
+NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "existing nodes"}
 #: Kubernetes' namespace names, with room for Flyte's domain; and EKS's cluster names, with room for the role's.
 PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
 CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
@@ -30,23 +30,32 @@ CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
 
 @click.command()
 @click.argument("profile")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The directory, written whole or not.")
-@click.option("--project", default="flytesnacks", show_default=True, help="Flyte's, whose namespaces are meant.")
-@click.option("--cluster", default="slipstream", show_default=True, help="What the EKS cluster is called.")
-@click.option("--serve", is_flag=True, help="Also a model in service, by Triton.")
-@click.option("--models", default="s3://slipstream-models/triton", show_default=True, help="Its model repository.")
-@click.option("--keda", is_flag=True, help="With --serve: scale by Triton's queue, not by an HPA on CPUs.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Output directory, written completely or not at all."
+)
+@click.option("--project", default="flytesnacks", show_default=True, help="Flyte project whose namespaces are used.")
+@click.option("--cluster", default="slipstream", show_default=True, help="Name of the EKS cluster.")
+@click.option("--serve", is_flag=True, help="Also write the manifests of a Triton server.")
+@click.option(
+    "--models",
+    default="s3://slipstream-models/triton",
+    show_default=True,
+    help="Triton's model repository (with --serve).",
+)
+@click.option("--keda", is_flag=True, help="Scale by Triton's queue (KEDA) instead of CPU use (HPA); requires --serve.")
 def main(profile: str, out: Path, project: str, cluster: str, serve: bool, models: str, keda: bool) -> None:
-    """Write what a cluster needs for PROFILE, a name or the path of a .toml: nodes, queues, quotas, the GPU operator.
+    """Write manifests for PROFILE (a name or the path of a .toml): nodes, queues, quotas, the GPU operator.
 
     Example: slipstream manifests a100-spot --out manifests --serve
     """
     if not PROJECT.fullmatch(project):
-        raise UserError(f"--project: {project!r} is not allowed; expected small letters, digits and '-', at most 50")
+        raise UserError(
+            f"--project: {project!r} is not allowed; expected lower-case letters, digits and '-', at most 50"
+        )
     if not CLUSTER.fullmatch(cluster):
         raise UserError(f"--cluster: {cluster!r} is not allowed; expected letters, digits, '-' and '_', at most 46")
     if keda and not serve:
-        raise UserError("--keda: scales a model in service; expected --serve with it")
+        raise UserError("--keda: applies to a served model only; expected --serve with it")
     site = site_of(load(profile), project, cluster)
     serving = Serving(models, keda) if serve else None
     files = manifests(site, serving)
@@ -58,7 +67,7 @@ def main(profile: str, out: Path, project: str, cluster: str, serve: bool, model
 def said(site: Site, files: Sequence[File], out: Path) -> str:
     rows = [[file.path, file.purpose] for file in files]
     return f"{out}, for {site.profile.name} on {NODES[site.cloud]}:\n" + aligned(
-        ("file", "what it is for"), rows, left=("file", "what it is for")
+        ("file", "purpose"), rows, left=("file", "purpose")
     )
 
 
@@ -66,10 +75,10 @@ def assumed(site: Site, serving: Serving | None) -> Iterator[str]:
     """Yield the assumptions that neither profile nor user stated."""
     yield f"assumed: Flyte's project {site.project} (--project), its domains development and production"
     if site.cloud == "aws":
-        why = "" if cloud_of(site.profile) else "Amazon's nodes, as the profile names no cloud's; "
+        why = "" if cloud_of(site.profile) else "Amazon's nodes, as the profile names no cloud; "
         yield f"assumed: {why}the cluster's name {site.cluster} (--cluster)"
     if any(pool.has_gpus and not pool.instance_types for pool in pools(site) if site.cloud == "aws"):
-        yield "assumed: any instance with such GPUs will do, as the profile does not say which GPU"
+        yield "assumed: any instance type with such GPUs, as the profile does not name the GPU"
     if any(placement.shared_gpu for placement in site.gpus.values()):
         yield f"assumed: {SHARES} pods share a GPU"
     if serving:
@@ -79,17 +88,17 @@ def assumed(site: Site, serving: Serving | None) -> Iterator[str]:
 
 def left_out(site: Site) -> Iterator[str]:
     if site.cloud != "aws":
-        yield "left out: node pools, which are written for Karpenter on EKS only"
+        yield "not included: node pools, which are written for Karpenter on EKS only"
     if any("nodeAffinity" in placement.affinity for placement in site.stages.values()):
-        yield "left out: what nodes the profile's affinity asks for; give the pools such labels or requirements"
+        yield "not included: the node affinity of the profile; add its labels or requirements to the pools"
     if any(placement.efa for placement in site.stages.values()):
-        yield "left out: AWS's device plugin for Elastic Fabric Adapters (the chart aws-efa-k8s-device-plugin)"
+        yield "not included: AWS's device plugin for Elastic Fabric Adapters (the chart aws-efa-k8s-device-plugin)"
     if named := sorted({name for placement in site.stages.values() for name in placement.rdma}):
-        yield f"left out: the device plugin for {', '.join(named)}"
+        yield f"not included: the device plugin for {', '.join(named)}"
     if not site.nvidia:
-        yield "left out: the GPU operator and its settings, as these GPUs are not NVIDIA's"
+        yield "not included: the GPU operator and its settings, as these GPUs are not NVIDIA's"
     elif site.cloud == "gcp":
-        yield "left out: the GPU operator and its settings, as GKE brings driver, device plugin and DCGM itself"
+        yield "not included: the GPU operator and its settings, as GKE brings driver, device plugin and DCGM itself"
 
 
 def next_steps(site: Site, profile: str, files: Sequence[File], out: Path) -> Iterator[str]:
@@ -103,6 +112,6 @@ def next_steps(site: Site, profile: str, files: Sequence[File], out: Path) -> It
         )
     for pool in static_pools(site):
         yield (
-            f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter makes none "
-            f"for {', '.join(pool.uncounted)}"
+            f"for nodes: kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, as Karpenter does not "
+            f"create nodes for {', '.join(pool.uncounted)}"
         )

@@ -43,8 +43,8 @@ def sharing(shared: list[Placement]) -> Document:
     data = {"none": text_of({"version": "v1"})}
     data |= {placement.shared_gpu: text_of(sharing_of(placement)) for placement in shared}
     text = (
-        f"Nodes with the label {SHARING_LABEL} have their GPUs shared, each by {SHARES} pods; all others are as they "
-        "were. Time slicing keeps no pod from another's memory; MPS gives each its part."
+        f"Nodes with the label {SHARING_LABEL} share every GPU among {SHARES} pods; other nodes are unchanged. Time "
+        "slicing does not isolate memory; MPS limits it per pod."
     )
     return Document(text, kube("v1", "ConfigMap", SHARING, OPERATOR_NAMESPACE, data=data))
 
@@ -72,8 +72,8 @@ def partitions(divided: list[Placement]) -> Document:
         configs[mig_config(placement)] = [{"devices": "all", "mig-enabled": True, "mig-devices": devices}]
     data = {"config.yaml": text_of({"version": "v1", "mig-configs": configs})}
     text = (
-        f"Nodes with the label {MIG_LABEL} have all of their GPUs divided as the entry of that name says; all others "
-        "are whole. Nothing may use a GPU while it is divided."
+        f"Nodes with the label {MIG_LABEL} partition all of their GPUs as in the entry of that name; GPUs of other "
+        "nodes are not partitioned. No process may use a GPU while it is partitioned."
     )
     return Document(text, kube("v1", "ConfigMap", MIG, OPERATOR_NAMESPACE, data=data))
 
@@ -111,13 +111,13 @@ def chart_values(site: Site, shared: list[Placement], divided: list[Placement]) 
 def values_text(shared: bool, divided: bool) -> str:
     text = (
         "helm upgrade --install gpu-operator nvidia/gpu-operator --namespace gpu-operator --values THIS. Its pods "
-        "tolerate what the nodes are tainted with: without, no GPU of theirs is ever counted. DCGM's figures are those "
-        "of monitoring/alerts.yaml. "
+        "tolerate the taints of the nodes; otherwise the GPUs would not be registered. monitoring/alerts.yaml uses "
+        "DCGM's metrics. "
     )
     if shared:
-        text += f"How GPUs are shared is the ConfigMap {SHARING}. "
+        text += f"The ConfigMap {SHARING} configures GPU sharing. "
     if divided:
-        text += f"How GPUs are divided is the ConfigMap {MIG}; clouds do not let a GPU be reset, so the node reboots. "
+        text += f"The ConfigMap {MIG} configures the partitions; clouds do not allow a GPU reset, so the node reboots. "
     return text
 
 

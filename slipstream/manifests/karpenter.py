@@ -18,11 +18,11 @@ KEPT_EMPTY = "5m"
 #: Domains of labels that nodes have by themselves: selectors on them become requirements, others node labels.
 KNOWN_LABELS = ("kubernetes.io", "k8s.io", "karpenter.sh", GROUP)
 WHY = (
-    "Karpenter's defaults move pods to fuller nodes, which ends a training: here a node goes when it is empty, not "
-    "when it is old or its image is. Of two pools that a pod may use, the one with more weight comes first. On spot, "
-    "terminationGracePeriod is the notice: pods that must not be disturbed get their SIGTERM in it, not after it; on "
-    "demand an attempt may end when somebody deletes its node. Karpenter hears of notices by a queue of its own "
-    "(settings.interruptionQueue)."
+    "Karpenter's defaults move pods to fuller nodes, which ends a training: here only empty nodes are removed, not "
+    "expired nodes or nodes with an old image. If a pod can use two pools, the pool with the larger weight comes "
+    "first. On spot, terminationGracePeriod equals the preemption notice, so that pods with do-not-disrupt get their "
+    "SIGTERM within it, not after it; on demand it lets an attempt end when its node is deleted. Karpenter receives "
+    "preemption notices from its own queue (settings.interruptionQueue)."
 )
 
 
@@ -70,9 +70,10 @@ def why(pool: Pool) -> str:
     text = f"For {', '.join(pool.stages)}. "
     if pool.uncounted:
         text += (
-            f"Pods ask for {', '.join(pool.uncounted)}, and Karpenter cannot know that a new node will have it: it "
-            f"makes none. Ask for nodes, kubectl scale nodepool {pool.name} --replicas={pool.placement.nodes}, "
-            "and afterwards for 0: they cost as long as they are there. Applying this file again asks for 0. "
+            f"Pods request {', '.join(pool.uncounted)}, and Karpenter cannot know that a new node will have it, so it "
+            f"does not create nodes. Request nodes with kubectl scale nodepool {pool.name} "
+            f"--replicas={pool.placement.nodes}, and afterwards scale to 0: nodes cost while they exist. Applying "
+            "this file again scales to 0. "
         )
     return text
 

@@ -60,20 +60,20 @@ def node_class(site: Site, pool: Pool) -> Document:
     data = user_data(pool)
     spec |= {"userData": data} if data else {}
     text = (
-        f"Machines of the pools {class_name(pool)}-*. Karpenter finds subnets, security groups and role by the name of "
-        f"the cluster, {site.cluster}. Local disks of the machine are one volume for pods, where it has any. "
+        f"Machines of the pools {class_name(pool)}-*. Karpenter finds subnets, security groups and role by the name "
+        f"of the cluster, {site.cluster}. Local disks of the machine, if any, form one volume for pods. "
     )
     if notices:
         text += (
-            "Pods ask the metadata server for notices, one hop further than the node; it also gives them the node's "
-            "role, so let that do little. "
+            "Pods read preemption notices from the metadata server, one hop further than the node; it also gives "
+            "them the node's role, so grant that role few permissions. "
         )
     if efa:
-        text += "A network interface for each Elastic Fabric Adapter; the EFA device plugin hands them to pods. "
+        text += "A network interface for each Elastic Fabric Adapter; the EFA device plugin assigns them to pods. "
     if whole_cpus(pool):
-        text += "CPUs are given to one pod alone, near its devices if they fit there. "
+        text += "CPUs are exclusive to one pod, on the NUMA node of its devices if possible. "
     if bytes_of_pages(pool):
-        text += "Pages of 2 MiB are set aside before the kubelet counts them. "
+        text += "Pages of 2 MiB are reserved before the kubelet counts them. "
     return Document(text, kube(f"{GROUP}/v1", "EC2NodeClass", class_name(pool), spec=spec))
 
 

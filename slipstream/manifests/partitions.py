@@ -47,5 +47,5 @@ def partition(name: str, gpu: str = "") -> Partition:
     if name not in known:
         of = f" of {gpu}" if gpu else ""
         expected = f"one of {', '.join(known)}" if known else "another accelerator"
-        raise UserError(f"profile.mig: {name}: no partition{of} that is known; expected {expected}")
+        raise UserError(f"profile.mig: {name}: not a known partition{of}; expected {expected}")
     return Partition((gpu,), known[name].number) if gpu else known[name]

@@ -13,8 +13,8 @@ COHORT = "slipstream"
 QUEUE = "slipstream"
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 KUEUE_WHY = (
-    "Kueue admits a job when there is quota for all of its pods. Its configuration has to name the integration "
-    "kubeflow.org/pytorchjob, and waitForPodsReady, without which two jobs can each hold half of the nodes."
+    "Kueue admits a job when there is quota for all of its pods. Its configuration must enable the integration "
+    "kubeflow.org/pytorchjob, and waitForPodsReady; otherwise two jobs can each hold half of the nodes."
 )
 PRIORITIES = {PRODUCTION: 100_000, RESEARCH: 10_000}
 #: Serving is above all training, as callers wait for answers.
@@ -31,9 +31,9 @@ def queue_name(queue: str) -> str:
 def priorities(serve: bool) -> File:
     classes = [
         priority(queue_name(PRODUCTION), PRIORITIES[PRODUCTION], "Trainings and scoring that production waits for."),
-        priority(queue_name(RESEARCH), PRIORITIES[RESEARCH], "Trials: they wait for room, and end nobody's pod."),
+        priority(queue_name(RESEARCH), PRIORITIES[RESEARCH], "Trials: they wait for capacity and preempt no pod."),
     ]
-    classes += [priority(SERVING, SERVING_PRIORITY, "Models in service.")] if serve else []
+    classes += [priority(SERVING, SERVING_PRIORITY, "Served models.")] if serve else []
     return File("20-priorities.yaml", "PriorityClasses, for `priority` of a profile", tuple(classes))
 
 
@@ -78,26 +78,29 @@ def flavour(site: Site, pool: Pool) -> Document:
     labels = {"karpenter.sh/nodepool": pool.name} if site.cloud == "aws" else dict(pool.placement.node_selector)
     spec: Tree = {"nodeLabels": labels} if labels else {}
     spec |= {"nodeTaints": pool.taints} if pool.taints else {}
-    text = f"Nodes for {', '.join(pool.stages)}: Kueue has the pods that it admits there select by the labels."
+    text = (
+        f"Nodes for {', '.join(pool.stages)}: Kueue adds the labels to the node selector of the pods that it admits "
+        "there."
+    )
     return Document(text, kube(KUEUE_API, "ResourceFlavor", pool.name, spec=spec))
 
 
 def workload_priority(queue: str) -> Document:
-    text = f"By the label kueue.x-k8s.io/priority-class of a job: which of those that wait in {queue} is first."
+    text = f"Priority of a job among those waiting in {queue}, set by its label kueue.x-k8s.io/priority-class."
     tree = kube(KUEUE_API, "WorkloadPriorityClass", queue_name(queue), value=PRIORITIES[queue], description=text)
     return Document(text, tree)
 
 
 def cluster_queue(site: Site, queue: str, flavours: list[Pool]) -> Document:
     covered = list(at_once(site.stages))
-    text = "What one main job needs at a time"
+    text = "Resources that one main job needs at a time"
     if queue == PRODUCTION:
         both = {SPOT, ON_DEMAND} <= {pool.capacity for pool in flavours}
-        text += ", on spot and as much again on demand" if both else ""
-        text += ". What it leaves idle research may borrow, and gives back at once when a job of production waits."
+        text += ", on spot and the same amount on demand" if both else ""
+        text += ". Research may borrow idle resources and returns them as soon as a production job waits."
         preemption = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
     else:
-        text += "; on demand nothing of its own for what runs on spot. Nobody's pod is ended for a job that waits here."
+        text += "; on demand without those that run on spot. Jobs waiting here preempt no pod."
         preemption = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
     spec = {
         "cohortName": COHORT,
@@ -111,7 +114,10 @@ def cluster_queue(site: Site, queue: str, flavours: list[Pool]) -> Document:
             }
         ],
     }
-    text += " Pods that ask for a resource that is not covered are never admitted, so all of the profile's are."
+    text += (
+        " Pods that request a resource that is not covered are never admitted, so all resources of the profile are "
+        "covered."
+    )
     return Document(text, kube(KUEUE_API, "ClusterQueue", queue_name(queue), spec=spec))
 
 
@@ -134,13 +140,17 @@ def volcano(site: Site) -> tuple[Document, ...]:
     both = {name: quantity(name, len(DOMAINS) * amount) for name, amount in needs.items()}
     one = {name: quantity(name, amount) for name, amount in needs.items()}
     text = (
-        "Flyte cannot name a queue of a PyTorchJob: Volcano takes the one that the namespace is annotated with "
+        "Flyte cannot name the queue of a PyTorchJob: Volcano uses the queue in the annotation of the namespace "
         "(00-namespaces.yaml). "
     )
     documents = []
     for queue, weight in ((PRODUCTION, 4), (RESEARCH, 1)):
         spec = {"weight": weight, "reclaimable": queue == RESEARCH, "deserved": one, "capability": both}
-        also = "What it borrows is not taken back." if queue == PRODUCTION else "Production takes back what it lent."
+        also = (
+            "Borrowed resources are not reclaimed."
+            if queue == PRODUCTION
+            else "Production reclaims the resources that it lent."
+        )
         documents.append(
             Document(text + also, kube("scheduling.volcano.sh/v1beta1", "Queue", queue_name(queue), spec=spec))
         )

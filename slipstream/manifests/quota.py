@@ -16,15 +16,15 @@ def namespaces(site: Site, serve: bool, operator: bool) -> File:
     for queue in (PRODUCTION, RESEARCH):
         tree = kube("v1", "Namespace", site.namespace(queue))
         tree["metadata"]["annotations"] = {VOLCANO_QUEUE: queue_name(queue)}
-        text = f"Flyte makes it for its domain {DOMAINS[queue]}, if it is not there. Volcano goes by the annotation."
+        text = f"Flyte creates it for its domain {DOMAINS[queue]} if it does not exist. Volcano reads the annotation."
         documents.append(Document(text, tree))
     if operator:
         tree = kube("v1", "Namespace", OPERATOR_NAMESPACE)
         tree["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged"
-        documents.append(Document("Of the GPU operator's chart, whose pods reach into the node.", tree))
+        documents.append(Document("Namespace of the GPU operator's chart, whose pods are privileged.", tree))
     if serve:
-        documents.append(Document("Of the models in service.", kube("v1", "Namespace", SERVING)))
-    return File("00-namespaces.yaml", "namespaces that the others are in", tuple(documents))
+        documents.append(Document("Namespace of the served models.", kube("v1", "Namespace", SERVING)))
+    return File("00-namespaces.yaml", "namespaces of the other objects", tuple(documents))
 
 
 def quota(site: Site) -> File:
@@ -34,9 +34,9 @@ def quota(site: Site) -> File:
     """
     hard = {f"requests.{name}": quantity(name, len(DOMAINS) * amount) for name, amount in at_once(site.stages).items()}
     text = (
-        "Twice what one main job asks for at a time: a domain may use what the other's queue lends it. Of devices "
-        "Kubernetes counts keys with requests. only. It refuses pods that do not say how much CPU and memory they ask "
-        "for; Flyte's do."
+        "Twice the requests of one main job at a time: a domain may use resources that the other's queue lends it. "
+        "For devices, Kubernetes supports only keys that start with requests. It rejects pods without requests for "
+        "CPU and memory; Flyte's pods have them."
     )
     documents = [
         Document(text, kube("v1", "ResourceQuota", "slipstream", site.namespace(queue), spec={"hard": hard}))

@@ -41,11 +41,12 @@ def triton(site: Site, serving: Serving) -> File:
     scaler = scaled_object() if keda else autoscaler()
     needs = " (needs KEDA and monitoring/podmonitor-triton.yaml)" if keda else ""
     account = Document(
-        "Reads the model repository: annotate it with a role of the cloud (on EKS eks.amazonaws.com/role-arn).",
+        "Account that reads the model repository: annotate it with a role of the cloud (on EKS "
+        "eks.amazonaws.com/role-arn).",
         kube("v1", "ServiceAccount", NAME, SERVING),
     )
     documents = (account, deployment(site, placement, serving), service(), scaler, budget())
-    return File("60-triton.yaml", f"the model in service: Triton and what scales it{needs}", documents)
+    return File("60-triton.yaml", f"the served model: Triton and its autoscaler{needs}", documents)
 
 
 def needs_keda(site: Site, serving: Serving) -> bool:
@@ -81,9 +82,9 @@ def deployment(site: Site, placement: Placement, serving: Serving) -> Document:
         "template": {"metadata": {"labels": LABELS}, "spec": pod},
     }
     text = (
-        "Its pods ask for what those of the stage export do, where the variants were timed, on capacity that stays. "
-        "SIGTERM leaves them the time to answer what they have begun. Replicas are the scaler's. The image was not "
-        "tried: take one whose ONNX Runtime knows the model's opset (slipstream check says it)."
+        "Its pods request the resources of the stage export, where the variants were timed, on on-demand capacity. "
+        "After SIGTERM they have time to answer requests in progress. The autoscaler sets the replicas. The image "
+        "was not tested: choose one whose ONNX Runtime supports the model's opset (slipstream check shows it)."
     )
     return Document(text, kube("apps/v1", "Deployment", NAME, SERVING, spec=spec))
 
@@ -119,13 +120,16 @@ def probe(what: str) -> Tree:
 
 def service() -> Document:
     ports = [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()]
-    text = "HTTP and gRPC spread connections, not requests: callers of gRPC that keep one need a mesh, or several."
+    text = (
+        "Connections are balanced, not requests: gRPC clients with one long-lived connection need a mesh, or several "
+        "connections."
+    )
     return Document(text, kube("v1", "Service", NAME, SERVING, spec={"selector": LABELS, "ports": ports}))
 
 
 def budget() -> Document:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": LABELS}}
-    text = "Nodes are drained one pod at a time. A minimum would keep the last node of a single replica for ever."
+    text = "Nodes are drained one pod at a time. A minimum would block the drain of a node with the only replica."
     return Document(text, kube("policy/v1", "PodDisruptionBudget", NAME, SERVING, spec=spec))
 
 
@@ -141,7 +145,7 @@ def autoscaler() -> Document:
         "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": utilisation}}],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }
-    text = "By the CPUs that the pods are busy with, which metrics-server knows: config.pbtxt has models run on CPUs."
+    text = "Scales by the pods' CPU use from metrics-server: config.pbtxt runs models on CPUs."
     return Document(text, kube("autoscaling/v2", "HorizontalPodAutoscaler", NAME, SERVING, spec=spec))
 
 
@@ -168,8 +172,8 @@ def scaled_object() -> Document:
         "triggers": [trigger],
     }
     text = (
-        "By how long requests wait for each second of computing. Never to none: the figure is the replicas' own, and "
-        "without a replica nothing would wake one. A figure that is missing is an error, not a zero: replicas stay as "
-        "many as they are."
+        "Scales by the queue time per second of computing. The minimum is not 0: the replicas themselves report the "
+        "metric, so nothing would start the first one. A missing metric is an error, not 0: the number of replicas "
+        "stays unchanged."
     )
     return Document(text, kube("keda.sh/v1alpha1", "ScaledObject", NAME, SERVING, spec=spec))

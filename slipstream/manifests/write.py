@@ -43,15 +43,17 @@ def exchange(whole: Path, out: Path, old: Path) -> None:
 
 def refuse_others(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is no directory; choose another name")
+        raise UserError(f"--out {out}: is not a directory; choose another name")
     if Path.cwd().is_relative_to(out.resolve()):
-        raise UserError(f"--out {out}: holds the working directory, and is to be replaced; choose one below, or beside")
+        raise UserError(
+            f"--out {out}: holds the working directory, and would be replaced; choose a directory below or next to it"
+        )
     for parent, _, names in os.walk(out):
         for name in sorted(names):
             if not is_own(path := Path(parent, name)):
                 raise UserError(
                     f"--out {out}: {path.relative_to(out)} was not written by slipstream manifests; choose another "
-                    "directory, whose files are replaced"
+                    "directory, as its files are replaced"
                 )
 
 

@@ -144,8 +144,8 @@ class BaseSet:
                     raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
                 if not schema["cuts"] and schema.get("row_hash") != ROW_HASH:
                     raise UserError(
-                        f"data.earlier: {address!r} was made when rows were told apart by other rules, by which copies "
-                        "of them would get other splits; prepare all files anew without data.earlier"
+                        f"data.earlier: {address!r} was prepared with other rules for equal rows, so copies of a row "
+                        "could get other splits; prepare all files again without data.earlier"
                     )
                 card = read_card(artifact)
                 return cls(
@@ -165,8 +165,8 @@ class BaseSet:
             raise
         except (LookupError, TypeError, AttributeError, ValueError):  # a manifest may vouch for other content
             raise UserError(
-                f"data.earlier: {address!r} has a schema.json or statistics.json that is not what prepare writes; "
-                "prepare all files anew without data.earlier"
+                f"data.earlier: {address!r} has a schema.json or statistics.json that prepare did not write; prepare "
+                "all files again without data.earlier"
             ) from None
 
     def verify(self) -> None:
@@ -183,18 +183,21 @@ class BaseSet:
         except DamagedArtifact as damage:
             raise UserError(f"data.earlier: {damage.message}") from None
         if fingerprint != self.fingerprint:
-            raise UserError(f"data.earlier: {self.address!r} has become another set since it was listed; start again")
+            raise UserError(f"data.earlier: {self.address!r} was replaced after it was listed; start again")
 
     def check_settings(self, target: str, config: DataConfig) -> None:
         """Raise ``UserError`` for a setting that would move or reinterpret rows of the base set."""
         if target != self.schema.target:
-            raise UserError(f"target: {target!r} is not {self.schema.target!r}, of which {self.address!r} was made")
+            raise UserError(
+                f"target: {target!r} is not {self.schema.target!r}, the target of {self.address!r}; expected the same "
+                "target"
+            )
         for name in LASTING:
             now, then = value_of(config, name), value_of(self.schema.settings, name)
             if now != then:
                 raise UserError(
-                    f"data.{name}: {now!r} is not {then!r}, with which data.earlier = {self.address!r} was made; set "
-                    "it so, or prepare all files anew without data.earlier"
+                    f"data.{name}: {now!r} is not {then!r}, the value in data.earlier = {self.address!r}; set it to "
+                    "that value, or prepare all files again without data.earlier"
                 )
         task = self.transform.task
         if config.task not in ("auto", task):
@@ -223,8 +226,8 @@ class BaseSet:
     def _made_so(self) -> str:
         """The end of the message about a changed setting."""
         return (
-            f"as which data.earlier = {self.address!r} was made; leave it out or set it so, or prepare all files anew "
-            "without data.earlier"
+            f"the value in data.earlier = {self.address!r}; remove the setting, set it to that value, or prepare all "
+            "files again without data.earlier"
         )
 
     def unseen(self, files: Mapping[str, SourceFile], target: str) -> list[SourceFile]:
@@ -239,13 +242,13 @@ class BaseSet:
             missing = [name for name, file in matches if file is None]
             if missing and (present or missing[0] in left):
                 raise UserError(
-                    f"data: {missing[0]!r} is missing or has changed since {self.address!r} was made, which holds its "
-                    "rows; expected the same files and new ones, or new ones alone"
+                    f"data: {missing[0]!r} is missing or was changed since {self.address!r} was prepared from it; "
+                    "expected the same files and new ones, or only new files"
                 )
             if present and group.fingerprint and digest_files(present, target) != group.fingerprint:
                 raise UserError(
-                    f"data: of {len(present)} files, {present[0][0]!r} among them, one has other bytes than when "
-                    f"{self.address!r} was made; expected new data in new files"
+                    f"data: of {len(present)} files, {present[0][0]!r} among them, one was changed since "
+                    f"{self.address!r} was prepared from it; expected new data in new files"
                 )
         return [file for file in left.values() if file.size]
 
@@ -271,34 +274,35 @@ class BaseSet:
         if before != now and {before, now} & {value_types.TIME, value_types.OTHER}:
             raise UserError(
                 f"data: the column {name!r} decides splits and holds {now} values, but {before} in {self.address!r}; "
-                "expected the same type, or all files prepared anew without data.earlier"
+                "expected the same type, or all files prepared again without data.earlier"
             )
         used = {column["name"]: column["type"] for column in self.schema.columns if column["role"] in READ}
         for name, kind in used.items():
             if not both_read(kind, types[name]):
                 raise UserError(
                     f"data: the column {name!r} holds {types[name]} values in the new files, but {kind} in "
-                    f"{self.address!r}; expected the same type, or data.types to say it if all values can be read so"
+                    f"{self.address!r}; expected the same type, or the type in data.types if all values can be read "
+                    "as such"
                 )
 
     def fitted(self, scanned: ScanResult) -> FittedColumns:
         """Return the earlier fit; raise ``UserError`` if no row is left or a class is new."""
         if not sum(scanned.rows):
-            raise UserError("data: no row of the new files is left when the bad ones are set aside")
+            raise UserError("data: all rows of the new files were quarantined; expected at least one usable row")
         labels = Counter[str]()
         for split in scanned.classes:
             labels.update(split.of)
         new = sorted(set(labels) - set(self.transform.classes)) if self.transform.classes else []
         if new:
             raise UserError(
-                f"target {self.transform.target!r}: the class {new[0]!r} of the new files is none of "
-                f"{self.address!r}; prepare all files anew without data.earlier"
+                f"target {self.transform.target!r}: the class {new[0]!r} of the new files is not a class of "
+                f"{self.address!r}; prepare all files again without data.earlier"
             )
         return FittedColumns(self._roles, self.transform, [])
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, object]:
         """Copy all files unchanged; return the ``made_by`` of the base set."""
-        logger("prepare").info("nothing new: all files are in %s, which is taken as it is", self.address)
+        logger("prepare").info("no new files: %s holds all of them and is reused unchanged", self.address)
         self.copy(self.files, writer)
         return self.made_by
 
@@ -325,7 +329,7 @@ class BaseSet:
             if home and self.address.startswith(S3):
                 copy_within_s3(f"{self.address.rstrip('/')}/{name}", f"{home}/{name}", record.size, record.sha256)
             elif hash_file(storage_for(self.address).get(name, writer.directory), record.block_bytes) != record:
-                raise UserError(f"data.earlier: {self.address}: {name} is not what was written")
+                raise UserError(f"data.earlier: {self.address}: {name} was changed after it was written")
             writer.note(name, record)
 
     def continued(self, card: DataCard, sample: pa.Table) -> DataCard:

@@ -241,8 +241,8 @@ def judgements(columns: list[ColumnCard]) -> list[str]:
     for column in columns:
         if column.alone is not None and column.alone >= LEAK:
             warnings.append(
-                f"column {column.name!r} alone explains {column.alone:.1%} of the target in held-out rows: if it is "
-                "known only afterwards, leave it out with data.drop"
+                f"column {column.name!r} has a univariate score of {column.alone:.1%} on held-out rows: if its values "
+                "are known only after the target, drop it with data.drop"
             )
     return warnings + [
         f"column {name!r} is distributed differently in {split} (stability index {each.index:.2f})"
@@ -263,7 +263,6 @@ def duplicate_warnings(counts: dict[str, int]) -> list[str]:
     if duplicates <= MANY_DUPLICATES * rows:
         return []
     return [
-        f"{duplicates:,} of {rows:,} held-out rows looked at ({duplicates / rows:.1%}) have the values of a training "
-        "row under another identifier: if they are the same thing, name in data.group the column that tells so, or "
-        "remove them"
+        f"{duplicates:,} of {rows:,} checked held-out rows ({duplicates / rows:.1%}) equal a training row except for "
+        "the identifier: if both are the same entity, name its column in data.group, or remove the copies"
     ]

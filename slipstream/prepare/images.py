@@ -145,8 +145,8 @@ def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:
     if few:
         name, count = few[0]
         raise UserError(
-            f"data: class {name!r} has {count} usable image{'s' if count != 1 else ''}, so it cannot be both learned "
-            "and tested; add images or take the class away"
+            f"data: class {name!r} has {count} usable image{'s' if count != 1 else ''}, so it cannot be in both "
+            "training and test images; add images or remove the class"
         )
     if len(classes) < 2:
         raise UserError(f"data: all images are of the class {classes[0]!r}; expected two or more classes")

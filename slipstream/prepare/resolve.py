@@ -113,10 +113,12 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
 def resolve_language(listing: Listing, target: str, config: DataConfig) -> SourceToPrepare:
     """Detect whether files are documents or tables of documents or conversations, and read the user's tokenizer."""
     if target:
-        raise UserError(f"target: {target!r} is not needed, as language learns each next token; leave it out")
+        raise UserError(
+            f"target: {target!r} is not used, as data.task: language learns to predict the next token; remove it"
+        )
     for name in FOR_TABLES:
         if getattr(config, name):
-            raise UserError(f"data.{name}: is for tables, not for data.task: language; leave it out")
+            raise UserError(f"data.{name}: is for tables, not for data.task: language; remove it")
     files = tuple(file for file in listing.files if file.size)
     library()
     tokenizer, vocabulary = ({}, 0) if config.tokenizer in MADE_HERE else given_tokenizer(config.tokenizer)
@@ -151,7 +153,7 @@ def check_ids_of_base(tokenizer: str, base: str) -> None:
     if embeddings and ids != embeddings:
         raise UserError(
             f"data.tokenizer: {tokenizer} has {ids} token ids, and model.base {base} has embeddings for {embeddings}; "
-            "expected as many; give the base's directory as data.tokenizer"
+            "expected equal numbers; give the base's directory as data.tokenizer"
         )
 
 
@@ -160,8 +162,8 @@ def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataCon
     declared = config.format
     if declared in ("csv", *IMAGE_FORMATS):
         raise UserError(
-            f"data.format: {declared} is none of language; expected text, or json, parquet or arrow with a column "
-            "'text', or 'prompt' and 'completion', or 'messages'"
+            f"data.format: {declared} is not a format of data.task: language; expected text, or json, parquet or "
+            "arrow with a column 'text', or 'prompt' and 'completion', or 'messages'"
         )
     if declared != "auto":
         return declared
@@ -183,9 +185,9 @@ def check_image_settings(listing: Listing, config: DataConfig) -> None:
     for name in FOR_TABLES:
         if getattr(config, name):
             where = repr(listing.address) if listing.address else "the digits data set of scikit-learn"
-            raise UserError(f"data.{name}: is for tables, but {where} holds images; leave it out")
+            raise UserError(f"data.{name}: is for tables, but {where} holds images; remove it")
     if config.task == "regression":
-        raise UserError("data.task: images are learned as classes; regression is for tables")
+        raise UserError("data.task: regression is for tables, but the data are images; expected auto or classification")
 
 
 def file_set(listing: Listing, files: Iterable[SourceFile], target: str, fingerprint: str = "") -> FileSet:
@@ -228,6 +230,6 @@ def from_pandas(frame: pd.DataFrame) -> pa.Table:
         return pa.Table.from_pandas(frame)
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise UserError(
-            f"data: the frame cannot be taken as a table ({'; '.join(map(str, error.args))}); expected different names "
-            "of columns, and one type in each"
+            f"data: the frame cannot be converted to a table ({'; '.join(map(str, error.args))}); expected different "
+            "names of columns, and one type in each"
         ) from None

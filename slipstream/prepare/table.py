@@ -221,7 +221,9 @@ def check_columns(table: TableInput, source: SourceToPrepare) -> None:
         )
     for setting, name in special.items():
         if name in config.drop:
-            raise UserError(f"data.drop: {name!r} is needed as data.{setting}, and is no feature anyway")
+            raise UserError(
+                f"data.drop: {name!r} is needed as data.{setting}, which is never a feature; remove it from data.drop"
+            )
     if config.weight and types[config.weight] not in value_types.NUMBERS:
         kind = types[config.weight]
         raise UserError(f"data.weight: {config.weight!r} holds {kind} values; expected numbers from 0 on")
@@ -232,8 +234,14 @@ def check_columns(table: TableInput, source: SourceToPrepare) -> None:
         raise UserError(f"target: {target!r} holds neither numbers nor texts")
     if not set(names) - {target, *special.values(), *config.drop}:
         raise UserError(
-            f"data: {source.address!r} has no column to learn from: besides the target {target!r} there is "
-            + (f"only what is set apart, {listed([name for name in names if name != target])}" if names[1:] else "none")
+            f"data: {source.address!r} has no column to use as a feature: in addition to the target {target!r} there "
+            "is "
+            + (
+                "only columns that data.id, group, time, weight or drop name, "
+                f"{listed([name for name in names if name != target])}"
+                if names[1:]
+                else "none"
+            )
             + shape_hint(names, config)
         )
 

@@ -90,7 +90,7 @@ def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredict
         here, there = columns_of(new, old)
         decided = records[~undecided(here, there, records)]
         if not len(decided):
-            raise Incomparable("every test row holds a text that only the promoted model may know")
+            raise Incomparable("every test row holds a text that the promoted model may know from training")
         theirs = on_raw(old, there, decode(here, decided))
     ours = on_tensors(new, data, decided)
     truth = decided[TARGET].astype(np.float64)
@@ -102,7 +102,8 @@ def check_same_question(new: DeployedSignature, old: DeployedSignature) -> None:
         ours, theirs = getattr(new, name), getattr(old, name)
         if ours != theirs:
             raise Incomparable(
-                f"the promoted model has the {name} {theirs!r}, this one {ours!r}; promote it in a registry of its own"
+                f"the promoted model has the {name} {theirs!r}, but this one {ours!r}; promote it in a registry of "
+                "its own"
             )
     if set(new.classes) != set(old.classes):
         different = sorted(set(new.classes) ^ set(old.classes))[0]
@@ -114,8 +115,8 @@ def check_both_run(new: DeployedSignature, old: DeployedSignature) -> None:
     for which, signature in (("this model", new), ("the promoted model", old)):
         if signature.no_onnx:
             raise Incomparable(
-                f"{which} has no ONNX model to run: {signature.no_onnx}; raise that setting and export it again, or "
-                "promote in a registry of its own"
+                f"{which} has no ONNX model: {signature.no_onnx}; raise that setting and export it again, or promote "
+                "in a registry of its own"
             )
 
 
@@ -148,12 +149,14 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     ours, theirs = ({**UNTOLD, **each.settings} for each in (new, old))
     if new.by == old.by and ours == theirs:
         if new.cuts and old.cuts and new.cuts[1] < old.cuts[0]:
-            raise Incomparable("the promoted model was trained on times that test this one; take later test rows")
+            raise Incomparable(
+                "the promoted model was trained on rows from the time of these test rows; use later test rows"
+            )
         return
     if new.by != old.by:
         raise Incomparable(
-            f"the promoted model's test rows were held out by {old.by}, these by {new.by}: it may have been "
-            "trained on them; split the data as then"
+            f"the promoted model's test rows were held out by {old.by}, these by {new.by}: it may have been trained "
+            "on them; split the data the same way"
         )
     name = next(name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name))
     if name == "row_hash":
@@ -164,7 +167,7 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     setting = HELD_OUT_BY.get(name, f"data.split.{name}")
     raise Incomparable(
         f"the promoted model was trained with {setting} {theirs.get(name)}, this one with {ours.get(name)}: it may "
-        "have been trained on these test rows; split the data as then, or promote in a registry of its own"
+        "have been trained on these test rows; split the data the same way, or promote in a registry of its own"
     )
 
 
@@ -178,7 +181,7 @@ def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
         )
     for name, kind in there.types.items():
         if here.types.get(name) != kind:
-            difference = f"is {here.types[name]}" if name in here.types else "is no input"
+            difference = f"is {here.types[name]}" if name in here.types else "is not an input"
             raise Incomparable(f"the promoted model takes the column {name!r} as {kind}; here it {difference}")
     return here, there
 

@@ -26,7 +26,7 @@ def judge(package: Path, registry: Registry, data: PreparedData, config: Promoti
         with tempfile.TemporaryDirectory() as scratch:
             old = registry.fetch(served, Path(scratch, "model"))
             if served.version == version:
-                return PromotionDecision(False, number, f"it is version {version}, which is in service already")
+                return PromotionDecision(False, number, f"it is version {version}, which is already in service")
             paired = predictions(Package(package), Package(old), data)
     except Incomparable as reason:
         return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
@@ -39,9 +39,9 @@ def verdict(paired: PairedPredictions, task: str, served: Pointer, config: Promo
     passed = answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take")
     why = f"against version {served.version}: {in_words(loss, task, config.max_loss, 'test')}"
     if paired.left_out:
-        why += f"; {paired.left_out} rows are left out, whose texts only that version may know"
+        why += f"; {paired.left_out} rows are skipped because that version may know their texts from training"
     if passed and answer != "passed":
-        why += " (taken all the same: promotion.when_in_doubt)"
+        why += " (taken anyway: promotion.when_in_doubt)"
     return PromotionDecision(passed, served.number + 1, why)
 
 

@@ -101,7 +101,7 @@ class Registry:
         pointer = decode_record(read_below(self.uri, key, LONGEST_POINTER), Pointer)
         if pointer and pointer.number == number:
             return pointer
-        raise UserError(f"{self.uri}/{key}: no promotion; expected what a promotion writes, so delete it")
+        raise UserError(f"{self.uri}/{key}: not a record of a promotion; delete it")
 
     def fetch(self, pointer: Pointer, directory: Path) -> Path:
         """Copy a promoted model to the fresh ``directory``, every byte verified, and return it."""
@@ -112,7 +112,7 @@ class Registry:
         except BadPackage as error:
             raise UserError(f"{where}: the promoted model is damaged: {error}; restore it") from None
         if manifest_digest(directory) != pointer.manifest:
-            raise UserError(f"{where}: the promoted model is not the one that was promoted; restore it")
+            raise UserError(f"{where}: the model was changed after it was promoted; restore it")
         return directory
 
     def add(self, package: Path, key: Path | None = None) -> str:
@@ -178,7 +178,7 @@ def pointer_key(number: int) -> str:
 
 @click.command()
 @click.argument("registry")
-@click.option("--fetch", type=click.Path(path_type=Path), help="A fresh directory for the promoted model.")
+@click.option("--fetch", type=click.Path(path_type=Path), help="Fetch the promoted model into this new directory.")
 def main(registry: str, fetch: Path | None) -> None:
     """List the promotions of the REGISTRY (a directory, or a store's address), the one in service last.
 
@@ -192,7 +192,7 @@ def main(registry: str, fetch: Path | None) -> None:
         click.echo(numbered(pointer.number, (pointer.at, pointer.version, pointer.why)))
     if fetch:
         if fetch.exists():
-            raise UserError(f"--fetch: {fetch} is there already; expected a directory that is not")
+            raise UserError(f"--fetch: {fetch} already exists; expected a directory that does not")
         try:
             fetch.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=fetch.parent, prefix=".fetch-") as scratch:

@@ -23,7 +23,7 @@ class AgainstBaseline:
     @property
     def sentence(self) -> str:
         """Difference, interval and significance as half a sentence."""
-        return f"{self.words}, {self.interval}" if self.shown else f"can't tell: {self.words}, {self.interval}"
+        return f"{self.words}, {self.interval}" if self.shown else f"not significant: {self.words}, {self.interval}"
 
 
 def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:

@@ -29,7 +29,7 @@ class PlannedAmount:
     def answer(self) -> str:
         """Position of the actual amount relative to the planned 90 % interval."""
         if self.actual is None:
-            return "not known"
+            return "unknown"
         low, _, high = self.planned
         if self.actual < low:
             return "less than planned"
@@ -61,7 +61,7 @@ class AgainstPlan:
     def caveat(self) -> str:
         if not self.other_rows:
             return ""
-        return f"It trained on {fmt.rows(self.other_rows)}, not on as many as were planned."
+        return f"It trained on {fmt.rows(self.other_rows)}, not on the planned number."
 
 
 def amounts(amount: PlannedAmount, form: Callable[[float], str]) -> tuple[str, str]:

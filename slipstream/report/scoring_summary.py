@@ -40,7 +40,7 @@ class ScoringSummary:
 
 
 def rows(it: ScoredTable) -> Iterator[str]:
-    aside = f"{fmt.count(it.set_aside)} set aside" if it.set_aside else "none set aside"
+    aside = f"{fmt.count(it.set_aside)} quarantined" if it.set_aside else "none quarantined"
     yield from labelled("Data", f"{fmt.rows(it.rows)} read, {fmt.count(it.scored)} scored, {aside}")
     for reason in it.reasons[:LISTED]:
         where = f" in column {reason.column!r}" if reason.column else ""
@@ -57,11 +57,11 @@ def model(it: ScoredTable) -> Iterator[str]:
 
 def drift(figures: DriftFigures) -> Iterator[str]:
     if figures.unknown:
-        yield from labelled("Drift", f"not known: {figures.unknown}")
+        yield from labelled("Drift", f"unknown: {figures.unknown}")
         return
     known = [each for each in figures.measured if each.index is not None]
     if not known:
-        yield from labelled("Drift", "not known: too few rows")
+        yield from labelled("Drift", "unknown: too few rows")
         return
     if figures.alarms:
         named = ", ".join(map(in_words, figures.alarms[:LISTED]))
@@ -78,6 +78,6 @@ def in_words(each: Stability) -> str:
 
 def published(it: ScoringSummary) -> Iterator[str]:
     """Yield the state and the table's address, which is never wrapped."""
-    state = "now" if it.new else "before: the same data, model and settings were scored already"
+    state = "now" if it.new else "earlier: the same data, model and settings were already scored"
     yield from labelled("Published", state)
     yield f"{'Table':<12}{it.table}"

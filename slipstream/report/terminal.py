@@ -144,7 +144,7 @@ def timed(export: ExportReport, metric: str) -> Iterator[str]:
     yield from table("Model", heads, rows, export.chosen)
     if others := len(export.variants) - len(measured):
         verb = "was" if others == 1 else "were"
-        yield from labelled("", f"{fmt.counted(others, 'other')} {verb} left out before: see the report.")
+        yield from labelled("", f"{fmt.counted(others, 'other')} {verb} ruled out earlier: see the report.")
     yield from labelled("", f"{fmt.sentence(export.why)}.")
     yield from labelled("", f"{export.ceiling}.")
     threads = fmt.counted(export.machine.threads, "thread")
@@ -200,7 +200,7 @@ def network(n: NetworkFigures | None) -> Iterator[str]:
     latency = f"{fmt.microseconds(n.all_reduce_latency_us)} at {fmt.message_size(n.all_reduce_latency_bytes)}"
     busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.message_size(n.all_reduce_busbw_bytes)}"
     if n.world == 1:
-        busbw = "no bandwidth, as one process has no link"
+        busbw = "no bandwidth, because one process has no link"
     short = "; a short benchmark" if n.short else ""
     yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device}{short})")
     age = fmt.age(n.measured_at)
@@ -232,7 +232,7 @@ def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
         on_demand = f" ({fmt.dollars(total.on_demand)} on demand)" if total.on_demand is not None else ""
         said.insert(0, f"{fmt.dollars(total.paid)}{on_demand}{lost}")
     elif total.on_demand is not None:
-        said.insert(0, f"{fmt.dollars(total.on_demand)} on demand; what spot costs is not known")
+        said.insert(0, f"{fmt.dollars(total.on_demand)} on demand; the spot price is unknown")
     if total.unpriced_pod_hours and total.paid is not None:
         said.append(f"{fmt.significant(total.unpriced_pod_hours)} pod-hours without a known price")
     yield from labelled("Cost", "; ".join(said))

@@ -17,7 +17,9 @@ from slipstream.text_table import numbered
 
 @click.command()
 @click.argument("output")
-@click.option("--fetch", "fetched", type=click.Path(path_type=Path), help="A fresh directory for the newest table.")
+@click.option(
+    "--fetch", "fetched", type=click.Path(path_type=Path), help="Fetch the newest table into this new directory."
+)
 def main(output: str, fetched: Path | None) -> None:
     """List the scored tables in OUTPUT, the newest last.
 
@@ -33,7 +35,7 @@ def main(output: str, fetched: Path | None) -> None:
     check_there(output, tables[-1])
     if fetched:
         if fetched.exists():
-            raise UserError(f"--fetch: {fetched} is there already; expected a directory that is not")
+            raise UserError(f"--fetch: {fetched} already exists; expected a directory that does not")
         try:
             fetched.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=fetched.parent, prefix=".fetch-") as scratch:
@@ -44,11 +46,11 @@ def main(output: str, fetched: Path | None) -> None:
 
 
 def described(table: ScoredTable) -> tuple[str, str, str]:
-    aside = f", {table.set_aside:,} set aside" if table.set_aside else ""
+    aside = f", {table.set_aside:,} quarantined" if table.set_aside else ""
     return table.key, f"model {table.model}", f"{table.scored:,} rows{aside}; {in_words(table.drift)}"
 
 
 def in_words(drift: DriftFigures) -> str:
     if drift.unknown:
-        return "drift not known"
+        return "drift unknown"
     return f"drift in {', '.join(each.name for each in drift.alarms)}" if drift.alarms else "no drift"

@@ -27,4 +27,4 @@ class ScoringConfig(Settings):
 
     def check(self) -> None:
         if len(set(self.keep)) < len(self.keep):
-            raise self.reject("keep", "each column once")
+            raise self.reject("keep", "every column once")

@@ -22,7 +22,7 @@ from slipstream.source.columns import value_types
 PREDICTIONS = "predictions"
 #: Prefix of raw columns in counts, so that none collides with the predictions.
 COLUMN = "column "
-NOT_SAID = "the model was exported by a version that did not say how its training rows are distributed"
+NOT_SAID = "the model was exported by a version that did not store the distributions of its training rows"
 
 
 @dataclass

@@ -66,7 +66,7 @@ def find_model(registry: str, package: str) -> ModelAddress:
     Raises ``UserError`` if there is none, or unless exactly one of both arguments is given.
     """
     if bool(registry) == bool(package):
-        raise UserError("registry: name a registry, or with --model an exported package; expected one of both")
+        raise UserError("registry: expected either a registry or, with --model, an exported package")
     if not registry:
         with tempfile.TemporaryDirectory() as scratch:
             fetch_package(package, Path(scratch, "model"))
@@ -101,7 +101,9 @@ class ServedModel(OpenedPackage):
         Raises ``UserError`` if rows cannot be converted.
         """
         if self.signature.task == "next token":
-            raise UserError("registry: the model predicts tokens; expected one of classes or values, which rows have")
+            raise UserError(
+                "registry: the model predicts tokens; expected a model that predicts classes or values of rows"
+            )
         if [each.name for each in self.signature.inputs] == ["image"]:
             return IMAGES
         with self.described_by_statistics():
@@ -123,7 +125,7 @@ class ServedModel(OpenedPackage):
         inputs = [(each.name, each.dtype, tuple(each.shape[1:])) for each in self.signature.inputs]
         made = [(each.name, each.dtype, each.shape) for each in transform.signature.inputs]
         if inputs != made:
-            raise self.no_way(f"its preparation makes {made}, and it takes {inputs}")
+            raise self.no_way(f"its preparation makes {made}, but it takes {inputs}")
         return transform
 
     @contextmanager

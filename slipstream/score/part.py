@@ -30,7 +30,7 @@ from slipstream.storage import storage_for
 #: Minimum number of rows per row group, except the last of a file.
 GROUP_ROWS = 1 << 16
 COMPRESSION = "zstd"
-NOT_FINITE = "what the model says is not finite"
+NOT_FINITE = "the model's output is not finite"
 NO_ROWS = pa.table({})
 
 
@@ -104,7 +104,7 @@ def score_part(job: PartJob) -> ScoredPart:
             if batch.absent is not None and batch.read:
                 absent = batch.absent if absent is None else absent & batch.absent
     if rows != part.rows + len(bad):
-        raise RuntimeError(f"part {job.portion.number}: of {rows} rows {part.rows} were scored, {len(bad)} set aside")
+        raise RuntimeError(f"part {job.portion.number}: of {rows} rows {part.rows} were scored, {len(bad)} quarantined")
     names = {file.uri: plan.source.listing.relative(file) for file in job.portion.files}
     result = ScoredPart(
         job.portion.number,

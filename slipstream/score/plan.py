@@ -115,7 +115,7 @@ def check_apart(data: str, output: str) -> None:
     """Raise ``UserError`` if the output lies in the data, as the next run would score it."""
     inside, outside = whole(output), whole(data)
     if data and f"{inside.rstrip('/')}/".startswith(f"{outside.rstrip('/')}/"):
-        raise UserError(f"output: {output!r} lies in the data, {data!r}; expected a place outside of it")
+        raise UserError(f"output: {output!r} is inside the data, {data!r}; expected a place outside of them")
 
 
 def check_none_inside(listing: Listing, output: str) -> None:
@@ -123,7 +123,9 @@ def check_none_inside(listing: Listing, output: str) -> None:
     below = f"{whole(output).rstrip('/')}/"
     for file in listing.files:
         if (str(Path(file.uri).absolute()) if file.local else file.uri).startswith(below):
-            raise UserError(f"data: {file.uri!r} lies in the output, {output!r}; expected a place outside of the data")
+            raise UserError(
+                f"data: {file.uri!r} is inside the output, {output!r}; expected an output outside of the data"
+            )
 
 
 def whole(address: str) -> str:
@@ -142,8 +144,8 @@ def as_the_model(reading: DataConfig, model: ServedModel) -> DataConfig:
     for name, value in theirs.items():
         if getattr(reading, name) not in (getattr(plain, name), value):
             raise UserError(
-                f"data.{name}: is {getattr(reading, name)!r}, and the model was trained with {value!r}; expected the "
-                "same, or the setting left out"
+                f"data.{name}: is {getattr(reading, name)!r}, but the model was trained with {value!r}; expected the "
+                "same; remove the setting"
             )
     return replace(reading, **theirs)
 
@@ -151,7 +153,7 @@ def as_the_model(reading: DataConfig, model: ServedModel) -> DataConfig:
 def check_kept(keep: list[str], model: ServedModel) -> None:
     """Raise ``UserError`` for a column that cannot be kept."""
     if keep and model.by == IMAGES:
-        raise UserError("scoring.keep: images have no columns; leave it out, the file of each is written anyway")
+        raise UserError("scoring.keep: images have no columns; remove the setting, the file name is always written")
     own = {VERSION, LABEL, *map(PROBABILITY.__add__, model.signature.classes), VALUE}
     for name in keep:
         if name in own:
@@ -173,9 +175,9 @@ def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> Resolve
         source = ResolvedSource(listing, format, files, "", replace(config, format=format))
     takes, has = ("images", "a table") if model.by == IMAGES else ("a table", "images")
     if (source.kind == "images") != (model.by == IMAGES):
-        raise UserError(f"data: {listing.address or 'the digits'!r} holds {has}, and the model takes {takes}")
+        raise UserError(f"data: {listing.address or 'the digits'!r} holds {has}, but the model takes {takes}")
     if source.format == "json" and (config.columns or not config.header):
-        raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so leave both out")
+        raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so remove both")
     return source
 
 

@@ -82,7 +82,7 @@ def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel)
     if not rows:
         raise UserError(f"data: {address!r} has no rows; expected at least one row to score")
     if absent := set.intersection(*(set(part.absent) for part in parts if part.rows)):
-        raise UserError(f"data: no row of {address!r} has a value of {min(absent)!r}, which is asked for")
+        raise UserError(f"data: no row of {address!r} has a value of the requested column {min(absent)!r}")
     quarantine.check_limit(bad, rows, plan.source.config.quarantine_limit)
     counts: dict[str, np.ndarray] = {}
     for part in parts:
@@ -156,7 +156,7 @@ def read_pointer(output: str, key: str) -> Publication:
     publication = decode_record(text, Publication)
     if publication and publication.key == key:
         return publication
-    raise UserError(f"{output}/{where}: no publication; expected what scoring writes, so delete it")
+    raise UserError(f"{output}/{where}: not a publication of scoring; delete it")
 
 
 def read_manifest(output: str, publication: Publication) -> Manifest:
@@ -168,7 +168,7 @@ def read_manifest(output: str, publication: Publication) -> Manifest:
     with tempfile.TemporaryDirectory() as scratch:
         raw = storage_for(output).get(name, Path(scratch)).read_bytes()
     if hashlib.sha256(raw).hexdigest() != publication.manifest:
-        raise UserError(f"{output}/{name}: its SHA-256 is not the published one: it was changed; restore it")
+        raise UserError(f"{output}/{name}: its SHA-256 differs from the published one: it was changed; restore it")
     return Manifest.parse(raw, f"{output}/{name}")
 
 

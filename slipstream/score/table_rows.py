@@ -84,7 +84,7 @@ def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType
     for name in keep:
         kind = schema.field(name).type if name in schema.names else pa.string()
         if not value_types.has_values(kind):
-            raise UserError(f"scoring.keep: {source.files[0].uri} holds nested values in {name!r}; leave it out")
+            raise UserError(f"scoring.keep: {source.files[0].uri} holds nested values in {name!r}; remove it")
         kinds[name] = value_types.simplified(pa.array([], kind)).type
         if value_types.type_of(kind) == value_types.TEXT:
             kinds[name] = pa.string()
@@ -94,7 +94,7 @@ def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType
 def missing_column(file: SourceFile, name: str, names: list[str], wanted: Wanted) -> UserError:
     asked = "the model takes it" if name in wanted.types else "scoring.keep names it"
     listed = ", ".join(map(repr, names[:20])) + (" …" if len(names) > 20 else "")
-    return UserError(f"{file.uri}: has no column {name!r}, and {asked}; the columns are {listed}")
+    return UserError(f"{file.uri}: has no column {name!r}, but {asked}; the columns are {listed}")
 
 
 # Columnar files
@@ -111,7 +111,7 @@ def columnar_rows(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> I
     for name, kind in wanted.types.items():
         if cannot_become(there[name], kind):
             raise UserError(
-                f"{file.uri}: column {name!r} holds {there[name]} values, and the model takes it as {kind}; expected "
+                f"{file.uri}: column {name!r} holds {there[name]} values, but the model takes it as {kind}; expected "
                 "the type that it was trained with"
             )
     for unit in units:
@@ -141,7 +141,7 @@ def as_kept(column: pa.Array, name: str, kind: pa.DataType, file: str) -> pa.Arr
         return column if column.type == kind else column.cast(kind)
     except pa.ArrowException:
         raise UserError(
-            f"{file}: column {name!r} is {column.type}, and {kind} in the first file; expected one type, or "
+            f"{file}: column {name!r} is {column.type}, but {kind} in the first file; expected one type, or "
             "scoring.keep without it"
         ) from None
 
@@ -175,7 +175,7 @@ def parsed_rows(parsed: Parsed, partition: Mapping[str, str | None], wanted: Wan
     for name in wanted.names:
         if name in parsed.nested:
             raise UserError(
-                f"{parsed.file}: column {name!r} holds lists or objects, and the model takes it as "
+                f"{parsed.file}: column {name!r} holds lists or objects, but the model takes it as "
                 f"{wanted.types.get(name, 'text')}; expected values"
             )
     rows = parsed.table.num_rows

@@ -215,7 +215,9 @@ def damage_named(uri: str, format: str) -> Iterator[None]:
 def damaged(uri: str, format: str, error: Exception) -> UserError:
     if isinstance(error, OSError) and error.errno:
         return cannot_be_read(uri, error)
-    return UserError(f"{uri}: not a whole {format.capitalize()} file, it is cut or damaged ({str(error)[:200]})")
+    return UserError(
+        f"{uri}: not a complete {format.capitalize()} file: it is truncated or damaged ({str(error)[:200]})"
+    )
 
 
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
@@ -311,8 +313,8 @@ def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
             texts.validate(full=True)
         except pa.ArrowInvalid:
             raise UserError(
-                f"{unit.file}: column {name!r} has texts that are not UTF-8; expected a file whose writer encodes them "
-                "so, or the column left out with data.drop"
+                f"{unit.file}: column {name!r} has text that is not UTF-8; write the file with UTF-8 text, or drop "
+                "the column with data.drop"
             ) from None
 
 

@@ -153,7 +153,7 @@ class DataConfig(Settings):
         if self.weight and self.weight in (self.id, self.group, self.time):
             raise self.reject("weight", "another column than data.id, data.group or data.time")
         if self.split.test_from and not self.time:
-            raise self.reject("time", "the column that split.test_from is about")
+            raise self.reject("time", "the column that split.test_from refers to")
         if self.image_size and len(self.image_size) != 2:
             raise self.reject("image_size", "two whole numbers, [height, width]")
         if self.decimal == self.thousands:

@@ -51,7 +51,7 @@ def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableIn
     for file in source.files:
         if "/" not in source.listing.relative(file):
             raise UserError(
-                f"{file.uri}: lies in no class folder; expected a directory with one folder of texts for each class, "
+                f"{file.uri}: is not in a class folder; expected a directory with one folder of texts for each class, "
                 "or data.format: csv for a table"
             )
     units: list[Unit] = []

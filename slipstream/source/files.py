@@ -94,7 +94,7 @@ class SourceFile:
             return
         now = local_file(Path(self.uri))
         if (now.size, now.version) != (self.size, self.version):
-            raise UserError(f"{self.uri}: was changed while it was read; start again once nobody writes to it")
+            raise UserError(f"{self.uri}: was changed while it was read; start again when no process writes to it")
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ def format_of(file: SourceFile, declared: Format) -> Format:
         raise UserError(f"{file.uri}: {foreign}")
     if not format:
         raise UserError(
-            f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
+            f"{file.uri}: the extension {Path(file.name).suffix!r} is not a known format; set data.format to csv, "
             "parquet, arrow, json, images, arrays or text"
         )
     return format
@@ -376,13 +376,13 @@ def format_inside(file: SourceFile) -> Format | None:
 def parquet_address(uri: str, format: str) -> str:
     """Return the ``data`` address of a table that another Flyte task passes as StructuredDataset or DataFrame.
 
-    ``format`` is the one that Flyte knows, or "". Raise ``UserError`` unless all files at ``uri`` are Parquet.
+    ``format`` is the format that Flyte knows, or "". Raise ``UserError`` unless all files at ``uri`` are Parquet.
     """
     other = (
         format if format not in ("", "parquet") else next(filter(None, map(not_parquet, list_source(uri).files)), "")
     )
     if other:
-        raise UserError(f"dataset: {uri!r} is not Parquet but {other}; hand over Parquet, or pass its address as data")
+        raise UserError(f"dataset: {uri!r} is not Parquet but {other}; pass Parquet as dataset, or the address as data")
     return uri
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 SPREADSHEET = "is a spreadsheet; save the sheet as CSV, or read it with pandas.read_excel and write it with to_parquet"
 ARCHIVE = "is an archive of files; unpack it, and give the directory"
 DATABASE = "is a database; write the table with pandas.read_sql and to_parquet"
-PANDAS = "holds a table in a form that is not read here; write it with to_parquet of pandas"
-PICKLE = "is a pickle, which may run code when it is read; write what is in it with to_parquet of pandas"
+PANDAS = "is in a table format that is not supported; write it with to_parquet of pandas"
+PICKLE = "is a pickle, which may run code when it is read; write its content with to_parquet of pandas"
 JSON = (
     "is JSON: if there is one object on each line, set data.format to json; if it is one list of objects, write one on "
     "each line (jq -c '.[]' < file.json > file.jsonl)"
@@ -23,7 +23,7 @@ EXTENSIONS = {
     **dict.fromkeys((".pkl", ".pickle"), PICKLE),
     ".json": JSON,
 }
-COMPRESSED = "is compressed, which its name does not say; add {} to its name"
+COMPRESSED = "is compressed, but its name has no extension for that; add {} to its name"
 #: First bytes of formats, under any name. Current spreadsheets are archives, older ones OLE documents.
 BEGINNINGS = {
     b"PK\x03\x04": "is a spreadsheet or an archive; save the sheet as CSV, or unpack it and give the directory",
@@ -32,8 +32,8 @@ BEGINNINGS = {
     b"\x89HDF": PANDAS,
     b"Obj\x01": PANDAS,
     b"ORC": PANDAS,
-    b"PAR1": "is Parquet; call it .parquet, or set data.format to parquet",
-    b"ARROW1": "is an Arrow file; call it .arrow, or set data.format to arrow",
+    b"PAR1": "is Parquet; rename it to .parquet, or set data.format to parquet",
+    b"ARROW1": "is an Arrow file; rename it to .arrow, or set data.format to arrow",
     b"FEA1": "is Feather of version 1; write it again with pyarrow.feather.write_feather",
     b"\xff\xff\xff\xff": "is an Arrow stream; write it as an Arrow file (pyarrow.ipc.new_file) or as Parquet",
     b"\x1f\x8b": COMPRESSED.format(".gz"),

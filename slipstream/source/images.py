@@ -119,7 +119,7 @@ class FolderPart:
             if picture.shape != self.shape:
                 raise UserError(
                     f"{file.uri}: is {shape_text(picture.shape)}, {self.given_by} {shape_text(self.shape)}; set "
-                    "data.image_size to [height, width] and data.image_channels to 1 or 3, and all are made alike"
+                    "data.image_size to [height, width] and data.image_channels to 1 or 3 to convert all images"
                 )
             pixels[row] = picture
         yield Chunk(pixels, np.array(self.labels, np.int32), hash_images(pixels), good, bad)
@@ -142,14 +142,12 @@ def open_folders(source: ResolvedSource) -> ImageSet:
     """Open images labelled by folder; raise ``UserError`` without class folders or a readable image."""
     files = source.files
     if source.target:
-        raise UserError(
-            f"target: {source.target!r} is not needed, as images are labelled by their folders; leave it out"
-        )
+        raise UserError(f"target: {source.target!r} is not used, as images are labelled by their folders; remove it")
     folders = [source.listing.relative(file).split("/")[:-1] for file in files]
     for file, folder in zip(files, folders, strict=True):
         if not folder:
             raise UserError(
-                f"{file.uri}: lies in no class folder; expected a directory with one folder of images for each class"
+                f"{file.uri}: is not in a class folder; expected a directory with one folder of images for each class"
             )
     classes = sorted({folder[-1] for folder in folders})
     if len(classes) == 1:
@@ -159,8 +157,7 @@ def open_folders(source: ResolvedSource) -> ImageSet:
     shape = first_shape(source)
     above = sorted({"/".join(folder[:-1]) for folder in folders} - {""})
     ignored = [
-        f"the folders above the class folders, such as {name!r}, count for nothing: splits go by content, as "
-        "data.split says"
+        f"the folders above the class folders, such as {name!r}, are ignored: splits depend on the content (data.split)"
         for name in above[:1]
     ]
     step = rows_at_once(shape)
@@ -214,7 +211,7 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
         # Exceptions of decoders on hostile bytes are undocumented; any of them means an invalid image. The reason omits
         # the address of the stream, so that equal bytes give equal reasons.
         reason = str(error).replace(f" {stream!r}", "")[:100]
-        raise Unreadable(f"no whole PNG or JPEG: {type(error).__name__}: {reason}") from None
+        raise Unreadable(f"not a complete PNG or JPEG: {type(error).__name__}: {reason}") from None
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -271,7 +268,7 @@ def member(file: SourceFile, name: str) -> Iterator[IO[bytes]]:
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, MemoryError) as error:
         if isinstance(error, (UserError, StorageUnavailable)):
             raise
-        raise UserError(f"{file.uri}: not a whole .npz file ({str(error)[:200]})") from None
+        raise UserError(f"{file.uri}: not a complete .npz file ({str(error)[:200]})") from None
 
 
 def header(file: SourceFile, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
@@ -287,13 +284,14 @@ def open_arrays(source: ResolvedSource) -> ImageSet:
     """Open images and labels stored as arrays; raise ``UserError`` for missing or unsuitable ones."""
     files, target = source.files, source.target
     if source.config.image_size or source.config.image_channels:
-        raise UserError("data.image_size, data.image_channels: arrays are taken as they are; leave both out")
+        raise UserError("data.image_size, data.image_channels: arrays are used unchanged; remove both")
     arrays = [open_array(file, target) for file in files]
     shape = arrays[0].shape
     for file, array in zip(files, arrays, strict=True):
         if array.shape != shape:
             raise UserError(
-                f"{file.uri}: its images are {shape_text(array.shape)}, in {files[0].uri} {shape_text(shape)}"
+                f"{file.uri}: its images are {shape_text(array.shape)}, but in {files[0].uri} {shape_text(shape)}; "
+                "expected equal shapes"
             )
     names = [[value_types.label(value) for value in array.labels.tolist()] for array in arrays]
     numeric = all(array.labels.dtype.kind in "iu" for array in arrays)
@@ -320,7 +318,7 @@ def open_array(file: SourceFile, target: str) -> Arrays:
         with file.open() as raw, zipfile.ZipFile(raw) as archive:
             stored = [name.removesuffix(".npy") for name in archive.namelist()]
     except zipfile.BadZipFile as error:
-        raise UserError(f"{file.uri}: not a whole .npz file ({error})") from None
+        raise UserError(f"{file.uri}: not a complete .npz file ({error})") from None
     images = next((name for name in IMAGES if name in stored), None)
     labelled = next((name for name in ((target,) if target else LABELS) if name in stored), None)
     if images is None or labelled is None:
@@ -369,7 +367,7 @@ def open_digits(source: ResolvedSource) -> ImageSet:
     """Return the digits as an image set; raise ``UserError`` for a target of other data."""
     if source.target not in ("", DIGITS_TARGET):
         raise UserError(
-            f"target: {source.target!r} needs --data; without it the digits are taken, whose target is "
+            f"target: {source.target!r} needs --data; without it the digits data set is used, whose target is "
             f"{DIGITS_TARGET!r}"
         )
     pixels, _ = load_digits()

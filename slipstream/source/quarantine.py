@@ -71,5 +71,5 @@ def check_limit(rows: list[BadRow], read: int, limit: float) -> None:
     )
     raise UserError(
         f"data: {len(rows):,} of {read:,} rows ({len(rows) / read:.1%}) cannot be used, more than "
-        f"data.quarantine_limit = {limit:g} allows: {spelled}; mend them or raise the limit"
+        f"data.quarantine_limit = {limit:g} allows: {spelled}; correct them or raise the limit"
     )

@@ -75,7 +75,7 @@ def format_of_all(listing: Listing, target: str) -> Format:
 def texts_by_class(target: str, config: DataConfig) -> tuple[str, DataConfig]:
     """Return target and settings for texts in class folders as a table; raise ``UserError`` if a target is given."""
     if target:
-        raise UserError(f"target: {target!r} is not needed, as texts are labelled by their folders; leave it out")
+        raise UserError(f"target: {target!r} is not used, as texts are labelled by their folders; remove it")
     return CLASS, replace(config, format="text", types={**config.types, TEXT: "document"})
 
 

@@ -67,7 +67,7 @@ def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
     if cannot_become(stored, kind):
         raise UserError(
             f"data.types.{field.name}: {file.uri} holds {stored} values there ({field.type}), which cannot be read as "
-            f"{config.types[field.name]}; leave the column as it is or drop it"
+            f"{config.types[field.name]}; remove the entry from data.types or drop the column"
         )
     return kind
 
@@ -106,7 +106,7 @@ def check_names(names: list[str], file: SourceFile) -> None:
         )
     reserved = [name for name in names if name.startswith("\0")]
     if reserved:
-        raise UserError(f"{file.uri}: the column name {reserved[0]!r} begins with NUL; expected another name")
+        raise UserError(f"{file.uri}: the column name {reserved[0]!r} starts with NUL; expected another name")
 
 
 def header_hint(names: list[str]) -> str:

@@ -128,7 +128,7 @@ def store_time(uri: str) -> float:
     try:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
-        raise UserError(f"{uri}: the store's answer has the date {date!r}; expected a Date header of HTTP") from None
+        raise UserError(f"{uri}: the store's answer has the date {date!r}; expected an HTTP date") from None
 
 
 def download_all(uri: str, directory: Path) -> Path:
@@ -138,7 +138,7 @@ def download_all(uri: str, directory: Path) -> Path:
     """
     names = list_names(uri)
     if not names:
-        raise MissingObject(f"{uri}: there is nothing; check the address")
+        raise MissingObject(f"{uri}: does not exist; check the address")
     storage = storage_for(uri)
     with ThreadPoolExecutor(DOWNLOADS) as pool:
         list(pool.map(lambda name: storage.get(name, directory), names))

@@ -194,7 +194,7 @@ class AzureContainer:
         if isinstance(error, TRANSIENT_ERRORS):
             return StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({first_line(error)})")
         if isinstance(error, errors.AzureError) and "MD5 mismatch" in str(error):
-            return StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({first_line(error)})")
+            return StorageUnavailable(f"{uri}: the received bytes differ from the stored ones ({first_line(error)})")
         if code in TRANSIENT_CODES or status in TRANSIENT_STATUS:
             return StorageUnavailable(f"{uri}: the store kept answering {status} {code} {retry.tries()}")
         if code in ("BlobAlreadyExists", "ConditionNotMet", "412"):

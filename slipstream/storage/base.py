@@ -192,7 +192,7 @@ def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes
 def check_size(stored: ObjectInfo, sent: int) -> None:
     """Raise ``StorageUnavailable`` if the store silently lost bytes, as is possible without checksums."""
     if stored.size != sent:
-        raise StorageUnavailable(f"{stored.uri}: the store holds {stored.size} bytes, {sent} were sent")
+        raise StorageUnavailable(f"{stored.uri}: the store holds {stored.size} bytes, but {sent} were sent")
 
 
 def not_deleted(base: str, refused: int, asked: int, why: str) -> UserError:

@@ -63,7 +63,7 @@ class Creation:
         if exactly_one and self.bucket not in HONOURING:
             self._write_again()
         if not self.is_ours():
-            raise StorageUnavailable(f"{self.uri}: the store holds other bytes than were sent")
+            raise StorageUnavailable(f"{self.uri}: the stored bytes differ from those sent")
 
     def _write_again(self) -> None:
         """Raise :class:`ConditionIgnored` unless the store refuses a second write."""

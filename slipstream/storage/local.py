@@ -142,8 +142,8 @@ class LocalStorage:
             lock.acquire()
         except OSError:
             raise UserError(
-                f"{self.directory}: this disk has neither hard links nor locks, so of two runs both could take the "
-                "same place; choose a directory on another disk, or a store"
+                f"{self.directory}: this disk has neither hard links nor locks, so two runs could write to the same "
+                "place; choose a directory on another disk, or a store"
             ) from None
         try:
             yield

@@ -103,7 +103,7 @@ def number_as_name(number: int, width: int = 0) -> str:
     """
     if number >= 10**MOST_DIGITS:
         raise UserError(
-            f"the number {number} is the next in a name and has more than {MOST_DIGITS} digits; expected fewer, so "
-            f"delete what is stored under {number - 1}"
+            f"the next number for a name is {number}, which has more than {MOST_DIGITS} digits; delete the files "
+            f"stored under {number - 1}"
         )
     return f"{number:0{width}d}"

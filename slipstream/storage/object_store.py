@@ -104,7 +104,7 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
     def request() -> bytes:
         data = bucket.read(key, start, end, source.etag)
         if len(data) != end - start:
-            raise StorageUnavailable(f"{source.uri}: {len(data)} bytes came instead of {end - start}")
+            raise StorageUnavailable(f"{source.uri}: {len(data)} bytes arrived instead of {end - start}")
         return data
 
     return ask(bucket, source.uri, request)
@@ -152,7 +152,7 @@ class ObjectStorage:
 
                 list(pool.map(transfer, range(0, current.size, PART_BYTES)))
             if self._bucket.checksum(unfinished) != current.checksum:
-                raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds")
+                raise StorageUnavailable(f"{uri}: the received bytes differ from the stored ones")
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)

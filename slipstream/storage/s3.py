@@ -171,7 +171,7 @@ def explained(uri: str) -> Iterator[None]:
     except TRANSIENT_ERRORS as error:
         raise StorageUnavailable(f"{uri}: the store did not answer {retry.tries()} ({error})") from None
     except errors.FlexibleChecksumError as error:
-        raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
+        raise StorageUnavailable(f"{uri}: the received bytes differ from the stored ones ({error})") from None
     except S3UploadFailedError as error:
         # boto3 makes a text of the cause, but keeps it in the exception chain.
         if error.__context__ is None:
@@ -283,8 +283,8 @@ def copy_object(source: str, target: str, size: int, sha256: str) -> None:
             found = digest.hexdigest()
     if (stored.size, found) != (size, sha256):
         raise UserError(
-            f"{source}: is not what was written: its copy {target} has {stored.size} bytes with the SHA-256 {found}, "
-            f"expected {size} with {sha256}; make it anew"
+            f"{source}: was changed after it was written: its copy {target} has {stored.size} bytes with the SHA-256 "
+            f"{found}, expected {size} with {sha256}; create it again"
         )
 
 

@@ -115,7 +115,7 @@ def test_a_registry_fetches_versions_of_its_own_only(
     pointer: dict[str, Any] = {"number": 1, "version": version, "manifest": "", "why": "", "at": "", "run": ""}
     storage_for(uri).put("promoted/00000001.json", json.dumps(pointer).encode())
     registry = Registry(uri)
-    with pytest.raises(UserError, match="no promotion"):
+    with pytest.raises(UserError, match="not a record of a promotion"):
         registry.promoted()
     before = outside(tmp_path, tmp_path / "model")
     with pytest.raises(UserError, match=r"the name .*expected a relative path"):

@@ -145,10 +145,10 @@ def test_a_file_that_an_artifact_lacks_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"classes": ["no", "yes", "maybe"]}, "a ROC curve of two classes"),
-        ({"classes": ["no", "yes", "maybe"], "roc": None}, "the confusion matrix is not one of 3 classes"),
-        ({"confusion": [[1, 2], [3]]}, "the confusion matrix is not one of 2 classes"),
-        ({"scatter": {"actual": [1.0], "predicted": []}}, "as many predicted as actual"),
+        ({"classes": ["no", "yes", "maybe"]}, "the ROC curve needs two classes"),
+        ({"classes": ["no", "yes", "maybe"], "roc": None}, "the confusion matrix does not have 3 classes"),
+        ({"confusion": [[1, 2], [3]]}, "the confusion matrix does not have 2 classes"),
+        ({"scatter": {"actual": [1.0], "predicted": []}}, "numbers of predicted and actual values"),
     ],
 )
 def test_data_of_plots_that_is_not_of_these_classes_is_refused(change: dict[str, Any], said: str) -> None:

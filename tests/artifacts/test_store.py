@@ -106,7 +106,7 @@ for _ in range(40):
     run = [sys.executable, "-c", turns, str(tmp_path)]
     processes = [subprocess.Popen(run, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = {line for process in processes for line in process.communicate(timeout=60)[1].splitlines()}
-    assert said <= {"stage        another run makes this: waits for it"}
+    assert said <= {"stage        another run is making this artifact; waiting for it"}
     assert list((tmp_path / "stage").iterdir()) == []
 
 
@@ -139,4 +139,4 @@ def test_a_disk_without_locks_costs_a_warning(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with Store(tmp_path).turn("train", "key") as waited:
         assert not waited
-    assert "a disk without locks (No locks available): a second run would do the same" in capsys.readouterr().err
+    assert "a disk without locks (No locks available); a second run would repeat" in capsys.readouterr().err

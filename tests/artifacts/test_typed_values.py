@@ -163,7 +163,9 @@ def test_what_is_not_of_the_type_is_named(tree: dict[str, Any], word: str) -> No
 
 @pytest.mark.parametrize("data", [b"", b"{}", pickle.dumps(VALUE.shape), encode(1, int)[:-1], save({})])
 def test_what_is_no_value_is_refused(data: bytes) -> None:
-    with pytest.raises(DamagedArtifact, match=r"^value\.file: holds no value in safetensors and JSON; expected Outer"):
+    with pytest.raises(
+        DamagedArtifact, match=r"^value\.file: cannot be decoded as a value in safetensors and JSON; expected Outer"
+    ):
         decode(data, Outer, "value.file")
 
 
@@ -193,8 +195,8 @@ def test_a_class_that_checks_its_values_is_asked() -> None:
     ("value", "kind", "word"),
     [
         (Inner(3, Path()), Inner, "name: Input should be a valid string, not 3"),  # type: ignore[arg-type]
-        ({"a": (1, 2)}, dict[str, Any], "a: Input should be made of what JSON holds, not"),
-        ([math.nan], list[Any], "0: Input should be made of what JSON holds"),
+        ({"a": (1, 2)}, dict[str, Any], "a: Input should be consist of JSON values, not"),
+        ([math.nan], list[Any], "0: Input should be consist of JSON values"),
         (np.array(["a"]), np.ndarray, r"Input should be the name of a tensor .*, not array\(\['a'\]"),
         (np.int64(3), int, "valid integer, not np.int64"),
         ({1: 2}, dict[str, int], r"1\.\[key\]: Input should be a valid string, not 1"),

@@ -132,6 +132,6 @@ def test_of_two_that_make_one_directory_the_second_neither_nests_nor_mixes(tmp_p
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
     put_in_place(tmp_path / "first", target)
-    with pytest.raises(UserError, match="model: another process has just made it"):
+    with pytest.raises(UserError, match="model: another process has just created it"):
         put_in_place(tmp_path / "second", target)
     assert [path.name for path in target.iterdir()] == ["first"]

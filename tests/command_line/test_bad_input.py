@@ -51,7 +51,7 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "only a target": (
         csv("t.csv", "y,\n" + "0,\n1,\n" * 60),
         ["--data", "t.csv", "--target", "y"],
-        r"no column is left.*unnamed_2.*no value",
+        r"no column can be used.*unnamed_2.*no value",
     ),
     "ragged rows": (
         csv("t.csv", HEADER + GOOD + "1,2\n1,2,3,4\n" * 10),
@@ -95,12 +95,12 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "a table's model too large for ONNX": (
         csv("t.csv", HEADER + GOOD),
         ["--data", "t.csv", "--target", "y", "--config", '{"export": {"most_parameters": 30000}}'],
-        r"export\.most_parameters: 30,000 are too few for mlp, which has at least [\d,]+ parameters",
+        r"export\.most_parameters: 30,000 is too small for mlp, which has at least [\d,]+ parameters",
     ),
     "an images' model too large for ONNX": (
         None,
         ["--config", '{"export": {"most_parameters": 300}, "model": {"arguments": {"widths": [8, 16]}}}'],
-        r"export\.most_parameters: 300 are too few for resnet, which has at least [\d,]+",
+        r"export\.most_parameters: 300 is too small for resnet, which has at least [\d,]+",
     ),
     "a factory's model larger than ONNX": (
         csv("t.csv", HEADER + GOOD),
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
             *("--data", "t.csv", "--target", "y", "--config"),
             '{"export": {"most_parameters": 5}, "model": {"name": "tests.support.nets:batch_norm"}}',
         ],
-        r"export\.most_parameters: 5 are too few for tests\.support\.nets:batch_norm, which has \d+ parameters",
+        r"export\.most_parameters: 5 is too small for tests\.support\.nets:batch_norm, which has \d+ parameters",
     ),
     "a type that there is not": (
         None,
@@ -123,10 +123,10 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "a negative weight in every row": (
         csv("t.csv", HEADER + re.sub(r"(?m)^(\d)", r"-1\1", GOOD)),
         ["--data", "t.csv", "--target", "y", "--config", '{"data": {"weight": "a"}}'],
-        r"no row is left.*line 2: the weight is negative in column 'a', '-10'",
+        r"all rows were quarantined.*line 2: the weight is negative in column 'a', '-10'",
     ),
-    "an image in no class folder": (("t.png", b"PNG"), ["--data", "t.png"], r"t\.png: lies in no class folder"),
-    "arrays that are no arrays": (("t.npz", b"PK"), ["--data", "t.npz"], r"t\.npz: not a whole \.npz file"),
+    "an image in no class folder": (("t.png", b"PNG"), ["--data", "t.png"], r"t\.png: is not in a class folder"),
+    "arrays that are no arrays": (("t.npz", b"PK"), ["--data", "t.npz"], r"t\.npz: not a complete \.npz file"),
     "YAML that is none": (
         ("run.yaml", b"training:\n  epochs: [1\nmodel: {}\n"),
         ["--config", "run.yaml"],

@@ -59,7 +59,7 @@ def test_a_transformer_comes_with_a_directory_for_hugging_face(pyflyte_run: Run,
 def test_a_provider_that_is_not_there_is_one_line(model: tuple[str, str], pyflyte_run: Run) -> None:
     arguments = ("--model", model[0], "--data", model[1], "--config", '{"export": {"provider": "cuda"}}')
     ended = pyflyte_run(*arguments, workflow="export_model")
-    assert ended.returncode == 1 and 'export.provider: "cuda" is not there: this ONNX' in one_message(ended.stdout)
+    assert ended.returncode == 1 and 'export.provider: "cuda" is not available: this ONNX' in one_message(ended.stdout)
 
 
 @pytest.mark.parametrize(

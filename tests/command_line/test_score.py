@@ -59,7 +59,7 @@ def test_a_table_that_was_damaged_is_named(served: Registry, tmp_path: Path) -> 
     (part,) = (output / "tables" / publication.key).glob("part-*.parquet")
     flip(part)
     said = CliRunner().invoke(main, [str(output), "--fetch", str(tmp_path / "copy")])
-    assert said.exit_code == 1 and "its SHA-256 is not the manifest's" in said.output
+    assert said.exit_code == 1 and "its SHA-256 differs from the manifest's" in said.output
     assert not (tmp_path / "copy").exists()
     part.unlink()
     said = CliRunner().invoke(main, [str(output)])
@@ -72,10 +72,10 @@ def test_pyflyte_scores_and_ends_with_what_was_published(served: Registry, tmp_p
     arguments = ("--registry", served.uri, "--data", "in", "--output", "out", "--config", config)
     ended = run_in(tmp_path, *arguments, workflow="score", file="scoring")
     assert ended.returncode == 0, ended.stdout
-    assert "Data        600 rows read, 600 scored, none set aside" in ended.stdout
+    assert "Data        600 rows read, 600 scored, none quarantined" in ended.stdout
     assert "Published   now" in ended.stdout
     again = run_in(tmp_path, *arguments, workflow="score", file="scoring")
-    assert "Published   before: the same data, model and settings were scored already" in again.stdout
+    assert "Published   earlier: the same data, model and settings were already scored" in again.stdout
     nothing = run_in(
         tmp_path, "--registry", "none", "--data", "in", "--output", "out", workflow="score", file="scoring"
     )

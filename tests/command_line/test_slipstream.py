@@ -57,7 +57,7 @@ def test_what_belongs_to_the_project_needs_a_clone_and_the_rest_none(tmp_path: P
     assert run(REPOSITORY, "schedules").returncode == 0
     checked = run(tmp_path, "check", "absent")
     assert checked.returncode == 1 and checked.stderr == (
-        "Error: absent: no exported model; expected a directory with a manifest.json\n"
+        "Error: absent: not an exported model; expected a directory with a manifest.json\n"
     )
 
 

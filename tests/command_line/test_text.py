@@ -43,7 +43,7 @@ def test_from_documents_to_the_report_and_what_transformers_reads(pyflyte_run: R
     assert "Kneser-Ney, 5 bytes of context" in result.stdout and "with 95 % confidence" in result.stdout
     (run,) = (tmp_path / "runs").iterdir()
     page = (run / "report.html").read_text()
-    assert "How the model goes on with held-out documents" in page and "documents read" in page
+    assert "Continuations of held-out documents" in page and "documents read" in page
     model = run / "model"
     rows = np.full((2, 48), -1, np.int16)
     (logits,) = onnxruntime.InferenceSession(model / "model.onnx").run(None, {"tokens": rows})
@@ -72,8 +72,8 @@ def test_from_conversations_to_the_report(pyflyte_run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "target", "expected"),
     [
-        ({}, "y", "target: 'y' is not needed, as language learns each next token"),
-        ({"tokenizer": "nowhere"}, "", "data.tokenizer: 'nowhere' is no directory; expected train, bytes"),
+        ({}, "y", "target: 'y' is not used, as data.task: language"),
+        ({"tokenizer": "nowhere"}, "", "data.tokenizer: 'nowhere' is not a directory; expected train, bytes"),
         ({"length": 9999}, "", "data.length: the documents of the train split have"),
     ],
 )

@@ -86,7 +86,7 @@ def test_three_answers() -> None:
     assert Loss(0.9, 0.5, 1.2, 0.95, 900, 2000).answer(1.0) == "can't tell"
     assert Loss(3.0, 1.5, 4.0, 0.95, 900, None).answer(1.0) == "failed"
     words = in_words(Loss(0.0, -1.1, 1.12, 0.95, 265, 300), "classification", 1.0, "test")
-    assert "can't tell with 265 rows" in words and "about 300 rows would be enough" in words
+    assert "not significant with 265 rows" in words and "about 300 rows would be enough" in words
 
 
 def figures(speed: float, p50: float, low: float | None = None) -> LatencyFigures:
@@ -157,7 +157,7 @@ def test_a_budget_that_only_a_variant_meets() -> None:
     [
         ({"budget_ms": 0.1}, r"export\.budget_ms: no variant .* 0\.1 ms at batch 1 \(p50\); int8 comes closest"),
         ({"budget_mb": 0.00001}, r"export\.budget_mb: no variant .*int8 comes closest: 0\.0001 MB is 10\.00 times"),
-        ({"budget_ms": 9.0, "budget_percentile": "p99"}, r"p99 is not known from 330 calls \(1,000 are needed"),
+        ({"budget_ms": 9.0, "budget_percentile": "p99"}, r"p99 cannot be estimated from 330 calls \(1,000 are needed"),
     ],
 )
 def test_a_budget_that_nobody_meets(settings: dict[str, Any], message: str) -> None:
@@ -166,7 +166,7 @@ def test_a_budget_that_nobody_meets(settings: dict[str, Any], message: str) -> N
 
 
 def test_nothing_else_to_choose_from() -> None:
-    assert decided().why == "onnx-fp32 stays: no other variant could be made that is worth timing"
+    assert decided().why == "onnx-fp32 stays: no other variant was worth timing"
 
 
 def test_a_price_is_needed_to_optimise_the_cost() -> None:

@@ -116,7 +116,7 @@ def test_a_fine_tuned_model_is_beside_its_base(stories: PreparedData) -> None:
 def test_tokens_without_their_documents_are_refused_in_one_line(tmp_path: Path) -> None:
     data = token_data(tmp_path / "tokens")
     trained = mock.Mock(spec=TrainedModel, signature=data.signature)
-    with pytest.raises(UserError, match="rows of tokens without the documents"):
+    with pytest.raises(UserError, match="rows of tokens without their documents"):
         evaluate(tmp_path / "evaluation", trained, data, {})
     trained.load.assert_not_called()
     assert not (tmp_path / "evaluation").exists()

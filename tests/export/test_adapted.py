@@ -143,7 +143,7 @@ def test_of_four_bits_a_whole_model_is_written(base: Path, data: PreparedData, t
     assert (out / "adapter/adapter_model.safetensors").is_file() and not list(out.glob("*.onnx"))
     card = (out / "MODEL_CARD.md").read_text()
     assert "`adapter/` (1 file(s) of weights" in card and "PeftModel.from_pretrained(" in card
-    assert "it was trained beside the base's weights in four bits" in card and read_export(out).libraries[1].note
+    assert "it was trained with the base's weights in four bits" in card and read_export(out).libraries[1].note
     assert not read_export(out).libraries[0].note
 
 

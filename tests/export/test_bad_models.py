@@ -85,7 +85,10 @@ def refusal(directory: Path, trained: ToyTrained, data: PreparedData, config: Ex
     [
         (NoSuchOperator, "model.name: torch cannot export this model to ONNX: ONNX has no operator for torch's aten._"),
         (BranchesOnValues, "model.name: torch cannot export this model to ONNX: its forward branches on values of"),
-        (OtherAtTwoRows, "export: numeric of the ONNX model leads with 2 instead of the batch; the model's forward"),
+        (
+            OtherAtTwoRows,
+            "export: numeric of the ONNX model has 2 as the first dimension instead of the batch; the model's forward",
+        ),
         (MixesRows, "model.name: a row's outputs differ by "),
         (NotANumber, "model: 300 of 300 rows get NaN or infinity instead of a finite number"),
     ],
@@ -109,7 +112,7 @@ def other(data: PreparedData, **changes: Any) -> PreparedData:
 def test_data_that_is_not_the_models(data: PreparedData, tmp_path: Path) -> None:
     trained = trained_on(data, 1)
     said = refusal(tmp_path / "1", trained, images(tmp_path / "images"))
-    assert said.startswith("the prepared data is not the model's: target of 'third' instead of 'answer'; exp")
+    assert said.startswith("the prepared data do not fit the model: target of 'third' instead of 'answer'; exp")
     said = refusal(tmp_path / "2", trained, other(data, cardinalities=(5, 9)))
     assert "cardinalities of (5, 9) instead of (5, 7)" in said
     said = refusal(tmp_path / "3", trained, other(data, inputs=data.signature.inputs[:1]))
@@ -125,7 +128,7 @@ def test_too_few_rows_to_calibrate(data: PreparedData, tmp_path: Path) -> None:
     trained = cast(TrainedModel, trained_on(data, 1))
     report = engine.export(tmp_path / "out", trained, few, SHORT, {}).read_json("export.json")
     reasons = {each["recipe"]: each["reason"] for each in report["variants"]}
-    why = "export.calibration_rows: the training split has 15 rows to take ranges from; expected at least 16"
+    why = "export.calibration_rows: the training split has 15 rows for calibration; expected at least 16"
     assert reasons["u8s8-smooth"] == f"could not be made: {why}" and why not in reasons["dynamic"]
     asked = ExportConfig(seconds=1.0, tensorrt=True)
     assert refusal(tmp_path / "again", trained_on(data, 1), few, asked) == why

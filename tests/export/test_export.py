@@ -169,7 +169,7 @@ def test_what_was_measured_decides(
     assert onnx.load(artifact.path("model.onnx")).graph == onnx.load(artifact.path(file)).graph
     assert report["chosen"] in artifact.read_bytes("MODEL_CARD.md").decode()
     if (speed, doubt) == (4.0, "keep"):
-        assert "can't tell with 300 rows" in report["why"] and "rows would be enough" in report["why"]
+        assert "not significant with 300 rows" in report["why"] and "rows would be enough" in report["why"]
 
 
 def test_a_variant_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

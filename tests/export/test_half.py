@@ -61,7 +61,7 @@ def test_an_opset_without_convolutions_in_bf16_says_so(tmp_path: Path) -> None:
     weights = numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), "w")
     source = graph([helper.make_node("Conv", ["x", "w"], ["y"])], [weights], ["batch", 1, 8, 8])
     onnx.save(source, tmp_path / "fp32.onnx")
-    with pytest.raises(UserError, match=r"export\.opset: 20 has no product of this model in bf16; set it to 22"):
+    with pytest.raises(UserError, match=r"export\.opset: 20 has no matmul of this model in bf16; set it to 22"):
         write_half(tmp_path / "fp32.onnx", tmp_path / "half.onnx", "bf16")
     assert not (tmp_path / "half.onnx").exists()
     write_half(tmp_path / "fp32.onnx", tmp_path / "half.onnx", "fp16")
@@ -130,9 +130,7 @@ def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> 
 def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(tmp_path / "data", "regression")
     config, trained = ExportConfig(provider="cuda"), cast(TrainedModel, trained_on(data, 1))
-    message = (
-        'export.provider: "cuda" is not there: this ONNX Runtime has .*CPUExecutionProvider; install onnxruntime-gpu'
-    )
+    message = 'export.provider: "cuda" is not available: .*CPUExecutionProvider; install onnxruntime-gpu'
     with pytest.raises(UserError, match=message):
         engine.export(tmp_path / "out", trained, data, config, {})
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])

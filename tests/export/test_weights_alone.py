@@ -103,7 +103,8 @@ def test_another_network_cannot_leave_so(tmp_path: Path) -> None:
     rows = table(tmp_path / "data", "classification")
     model: Any = trained_on(rows)
     with pytest.raises(
-        UserError, match=r"^export.most_parameters: the model can leave as ONNX only, and 3,154 parameters are more"
+        UserError,
+        match=r"^export.most_parameters: the model can be exported as ONNX only, but 3,154 parameters are more",
     ):
         engine.export(tmp_path / "out", model, rows, ExportConfig(most_parameters=10), {})
 
@@ -113,12 +114,12 @@ def test_check_verifies_the_files_and_says_what_it_cannot(
 ) -> None:
     assert main([str(exported)]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[-2:] == [f"outputs    not compared, as there is no ONNX model: {WHY}", f"{exported}: whole"]
+    assert told[-2:] == [f"outputs    not compared, because there is no ONNX model: {WHY}", f"{exported}: complete"]
     weights = exported / "hugging-face/model.safetensors"
     whole = weights.read_bytes()
     try:
         weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(BadPackage, match=r"model\.safetensors: its SHA-256 is not the manifest's"):
+        with pytest.raises(BadPackage, match=r"model\.safetensors: its SHA-256 differs from the manifest's"):
             check(exported)
     finally:
         weights.write_bytes(whole)
@@ -146,8 +147,8 @@ def test_the_first_is_promoted_and_no_other_is_compared_with_it(
     assert check(registry.fetch(registry.history()[0], tmp_path / "fetched"))
     engine.export(tmp_path / "small", trained, data, ExportConfig(seconds=0.01), {"trained": "2"})
     refused = judge(tmp_path / "small", registry, data, config)
-    assert not refused.passed and f"the promoted model has no ONNX model to run: {WHY}" in refused.why
-    with pytest.raises(Incomparable, match=f"this model has no ONNX model to run: {WHY}"):
+    assert not refused.passed and f"the promoted model has no ONNX model: {WHY}" in refused.why
+    with pytest.raises(Incomparable, match=f"this model has no ONNX model: {WHY}"):
         predictions(Package(exported), Package(tmp_path / "small"), data)
 
 

@@ -175,12 +175,12 @@ def test_what_is_copied_without_the_library_is_reset_too(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[]", "it is no JSON object"),
-        ("[" * 100_000, "it nests too deeply"),
+        ("[]", "it is not a JSON object"),
+        ("[" * 100_000, "it is nested too deeply"),
         ('{"model": 3}', "TypeError"),
-        ('{"model": {"vocab": {"a": -1}}}', "its ids are no numbers from 0 on"),
-        ('{"model": {"vocab": {"a": true}}}', "its ids are no numbers from 0 on"),
-        ('{"model": {"vocab": {"a": 1.5}}}', "its ids are no numbers from 0 on"),
+        ('{"model": {"vocab": {"a": -1}}}', "its ids are not integers of at least 0"),
+        ('{"model": {"vocab": {"a": true}}}', "its ids are not integers of at least 0"),
+        ('{"model": {"vocab": {"a": 1.5}}}', "its ids are not integers of at least 0"),
     ],
 )
 def test_what_states_no_ids(text: str, why: str) -> None:

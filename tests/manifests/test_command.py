@@ -43,7 +43,7 @@ def test_it_lists_what_it_wrote_and_what_each_is_for(tmp_path: Path) -> None:
     assert "StaticCapacity" not in ended.output
     h100 = called("h100-efa-spot", "--out", tmp_path / "h100").output
     assert "(needs Karpenter with its feature gate StaticCapacity)" in h100
-    assert h100.count("--replicas=2, as Karpenter makes none for hugepages-2Mi\n") == 2
+    assert h100.count("--replicas=2, as Karpenter does not create nodes for hugepages-2Mi\n") == 2
 
 
 def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_plugins_of_adapters_are_the_users_matter(tmp_path: Path) -> None:
     assert "aws-efa-k8s-device-plugin" in called("h100-efa-spot", "--out", tmp_path / "h100").output
     (tmp_path / "mine.toml").write_text('[distributed]\ngpu = "1"\nrdma = { "rdma/hca" = "1" }\n')
     said = called(tmp_path / "mine.toml", "--out", tmp_path / "mine").output
-    assert "left out: the device plugin for rdma/hca\n" in said and "aws-efa" not in said
+    assert "not included: the device plugin for rdma/hca\n" in said and "aws-efa" not in said
 
 
 def test_the_same_call_writes_the_same_bytes_and_another_leaves_nothing_of_the_first(tmp_path: Path) -> None:

@@ -138,8 +138,11 @@ def test_a_tokenizer_comes_with_it(trained: Path, tmp_path: Path) -> None:
     ("size", "message"),
     [
         (0, "holds no tokenizer; expected one of tokenizer.json, tokenizer.model"),
-        (VOCABULARY + 5, f"tokenizer.json: has the token id {VOCABULARY + 4}; the model knows 0 to {VOCABULARY - 1}"),
-        (-1, "tokenizer.json: no tokenizer of Hugging Face's tokenizers"),
+        (
+            VOCABULARY + 5,
+            f"tokenizer.json: has the token id {VOCABULARY + 4}; expected ids of the model, 0 to {VOCABULARY - 1}",
+        ),
+        (-1, "tokenizer.json: not a tokenizer of Hugging Face's tokenizers"),
     ],
 )
 def test_what_is_no_tokenizer_of_the_model_is_one_line(size: int, message: str, trained: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "many columns, none of use": (
         ",".join(f"c{i}" for i in range(300)) + ",y\n" + "".join("1," * 300 + f"{i % 2}\n" for i in range(120)),
         {},
-        r"no column is left to learn from; 'c0': it is 1 .*; 'c2': it is 1 [^;]*; and 297 more$",
+        r"no column can be used as a feature; 'c0': it is 1 .*; 'c2': it is 1 [^;]*; and 297 more$",
     ),
     "many columns, another target": (
         ",".join(f"c{i}" for i in range(300)) + ",y\n" + "1," * 300 + "1\n",
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "only identifiers": (
         "a,y\n" + "".join(f"k{i},{i % 2}\n" for i in range(99)),
         {},
-        r"no column is left .*'a': nearly",
+        r"no column can be used .*'a': nearly",
     ),
 }
 
@@ -241,14 +241,14 @@ class TestFiles:
 
     def test_an_unknown_format(self, prepared: Prepare, tmp_path: Path) -> None:
         (tmp_path / "t.dat").write_bytes(b"a,b")
-        with pytest.raises(UserError, match=r"'\.dat' does not tell the format; set data\.format"):
+        with pytest.raises(UserError, match=r"'\.dat' is not a known format; set data\.format"):
             prepared(tmp_path / "t.dat")
 
     def test_a_truncated_parquet(self, prepared: Prepare, tmp_path: Path) -> None:
         path = tmp_path / "t.parquet"
         pq.write_table(pa.table({"x": np.arange(1000.0), "y": np.arange(1000) % 2}), path)
         path.write_bytes(path.read_bytes()[:-100])
-        with pytest.raises(UserError, match=r"t\.parquet: not a whole Parquet file"):
+        with pytest.raises(UserError, match=r"t\.parquet: not a complete Parquet file"):
             prepared(path)
 
     def test_a_parquet_damaged_inside(self, prepared: Prepare, tmp_path: Path) -> None:
@@ -259,12 +259,12 @@ class TestFiles:
         raw = bytearray(path.read_bytes())
         raw[3000] ^= 1
         path.write_bytes(raw)
-        with pytest.raises(UserError, match=r"t\.parquet: not a whole Parquet file"):
+        with pytest.raises(UserError, match=r"t\.parquet: not a complete Parquet file"):
             prepared(path)
 
     def test_text_called_parquet(self, prepared: Prepare, tmp_path: Path) -> None:
         (tmp_path / "t.parquet").write_text(GOOD)
-        with pytest.raises(UserError, match=r"t\.parquet: not a whole Parquet file"):
+        with pytest.raises(UserError, match=r"t\.parquet: not a complete Parquet file"):
             prepared(tmp_path / "t.parquet")
 
     def test_several_files_are_one_table(self, prepared: Prepare, tmp_path: Path) -> None:

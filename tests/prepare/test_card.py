@@ -87,7 +87,7 @@ def test_rows_that_are_alike_but_for_their_id_are_called_a_leak(prepared: Prepar
     # Both of a pair are held out, or one of them is, or none: about 400 * 2 * 0.3 * 0.7 lie on both sides.
     assert result["held_out"]["rows"] == result["rows"]["validation"] + result["rows"]["test"]
     assert 120 < result["held_out"]["duplicates"] < 220
-    assert len([w for w in result["warnings"] if "have the values of a training row" in w]) == 1
+    assert len([w for w in result["warnings"] if "equal a training row" in w]) == 1
 
     apart = prepared(pa.Table.from_pandas(once.assign(id=np.arange(1000)), preserve_index=False), id="id").card
     assert apart["held_out"]["duplicates"] == 0 and not [w for w in apart["warnings"] if "training row" in w]

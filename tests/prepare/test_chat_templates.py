@@ -76,7 +76,7 @@ def test_the_limits_of_time_as_they_are_in_workers(tmp_path: Path) -> None:
 
 def test_chance_in_a_row_ends_the_preparation(tmp_path: Path) -> None:
     found = refused(tmp_path, rows(60, at_31="Throw dice!"), at("dice", "{{ range(6)|random }}"))
-    assert "line 31: " in found and "uses random, which gives another result in every run" in found
+    assert "line 31: " in found and "uses random, which gives a different result in every run" in found
 
 
 def test_an_error_of_the_template_quarantines_the_row(tmp_path: Path) -> None:

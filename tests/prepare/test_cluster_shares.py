@@ -143,7 +143,7 @@ def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
     (data / "6.csv").write_text("id,x,y\n" + "".join(f"6-{row},{row},a\n" for row in range(300)))
     shared = on_several(tmp_path / "pods", str(data), 3)
     assert shared.fingerprint == prepare(tmp_path / "alone", str(data), "y", CONFIG, MADE_BY).fingerprint
-    assert "so it is taken as text" in "".join(shared.read_json("card.json")["warnings"])
+    assert "so it is read as text" in "".join(shared.read_json("card.json")["warnings"])
     (data / "5.csv").unlink()
     shared = on_several(tmp_path / "numbers", str(data), 3)
     assert shared.fingerprint == prepare(tmp_path / "also", str(data), "y", CONFIG, MADE_BY).fingerprint
@@ -293,7 +293,7 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
         lambda: merge_partitions.s3_parts(merged / SUMMARY, "s3://bucket/from", "s3://bucket/to"),
         lambda: merge_partitions.assemble(new, MADE_BY, pods / "fitted-downloaded", []),
     ):
-        with pytest.raises(DamagedArtifact, match=f"{VALUE}: holds no value"):
+        with pytest.raises(DamagedArtifact, match=f"{VALUE}: cannot be decoded"):
             step()
     assert not (tmp_path / "ran").exists() and not new.exists()
 

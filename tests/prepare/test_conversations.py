@@ -143,7 +143,9 @@ def test_a_template_that_changes_what_went_before_is_told() -> None:
     changing = "{% for m in messages %}[{{ m.content }}{{ loop.length }}]{% endfor %}"
     messages = talk(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
     (found,) = ChatTemplate(changing, {}, "2024-07-26").render([messages])
-    assert isinstance(found, CannotRender) and "shows an answer otherwise once others follow" in str(found)
+    assert isinstance(found, CannotRender) and "renders an answer differently when further messages follow" in str(
+        found
+    )
 
 
 class TestBadInput:
@@ -158,10 +160,10 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("row", "reason"),
         [
-            (talk(("user", "a")), "no answer: no message of the role 'assistant'"),
+            (talk(("user", "a")), "no answer: no message has the role 'assistant'"),
             (talk(("user", "a"), ("bot", "b")), "unknown role 'bot'; expected one of system, developer, user"),
             ({"messages": [{"role": "user", "content": ["a"]}]}, "a message has no text 'content'"),
-            ({"messages": []}, "messages is no list of messages"),
+            ({"messages": []}, "messages is not a list of messages"),
             (talk(("user", "a<|im_end|>"), ("assistant", "b")), "spells the special token '<|im_end|>'"),
         ],
     )
@@ -175,7 +177,7 @@ class TestBadInput:
         assert "no answer: the completion is empty" in self.refused(
             tmp_path, [*rows, {"prompt": "a", "completion": ""}]
         )
-        with pytest.raises(CannotRender, match="prompt is no text"):
+        with pytest.raises(CannotRender, match="prompt is not text"):
             messages_of({"prompt": None, "completion": "b"})
 
     def test_templates(self, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_cut_arrow_file_does_not_end_the_process(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done
     # A batch that fits was read whole before the cut, the slices of another one are not there any more.
-    refused = f"{path}: not a whole Arrow file, it is cut or damaged (expected {path.stat().st_size:,} bytes)"
+    refused = f"{path}: not a complete Arrow file: it is truncated or damaged (expected {path.stat().st_size:,} bytes)"
     assert done.stdout.splitlines() == ["read"] * 3 + [refused] * 3
 
 
@@ -98,7 +98,7 @@ def test_an_arrow_file_that_is_cut_between_two_batches_is_one_line(
 
     judged = scan.judge_rows
     monkeypatch.setattr(scan, "judge_rows", cut)
-    with pytest.raises(UserError, match=r"t\.arrow: was changed while it was read; start again once nobody writes"):
+    with pytest.raises(UserError, match=r"t\.arrow: was changed while it was read; start again when no process writes"):
         prepare(tmp_path / "p", str(path), "y", DataConfig(), {}, workers=1)
     assert len(seen) == 2 and not (tmp_path / "p" / "manifest.json").exists()
 

@@ -101,9 +101,9 @@ class TestFolders:
         assert data.card["rows"]["read"] == 602 and data.card["rows"]["kept"] == 600
 
     def test_with_a_target_text_files_are_tables_as_before(self, prepared: Prepare, folders: Path) -> None:
-        with pytest.raises(UserError, match="target: 'y' is not needed, as texts are labelled"):
+        with pytest.raises(UserError, match="target: 'y' is not used, as texts are labelled"):
             prepared(folders, target="y", format="text")
-        with pytest.raises(UserError, match=r"0\.txt: lies in no class folder"):
+        with pytest.raises(UserError, match=r"0\.txt: is not in a class folder"):
             prepared(folders / "good", target="", format="text")
         with pytest.raises(UserError, match=r"target: '.*reviews.*' has no column|unlike"):
             prepared(folders, target="y")
@@ -124,7 +124,7 @@ def mixed_table() -> pa.Table:
 
 def test_a_column_of_texts_is_an_input_beside_others(prepared: Prepare) -> None:
     plain = prepared(mixed_table())
-    assert any("'review' is set aside" in word and "as document" in word for word in plain.card["warnings"])
+    assert any("'review' is not used" in word and "as document" in word for word in plain.card["warnings"])
     data = prepared(mixed_table(), types={"review": "document"}, text_length=32)
     assert [spec.name for spec in data.signature.inputs] == ["numeric", "categorical", "tokens"]
     assert next(c["role"] for c in data.card["columns"] if c["name"] == "review") == "document"

@@ -63,7 +63,7 @@ def test_an_index_that_says_something_is_a_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (pd.DataFrame({"x": [1, "a"], "y": [0, 1]}), r"the frame cannot be taken as a table .*column x"),
+        (pd.DataFrame({"x": [1, "a"], "y": [0, 1]}), r"the frame cannot be converted to a table .*column x"),
         (pd.DataFrame([[1, 2, 0], [3, 4, 1]], columns=["x", "x", "y"]), r"Duplicate column names"),
         ([1, 2, 3], r"data: is a list; expected an address, a pandas DataFrame or an Arrow table"),
     ],

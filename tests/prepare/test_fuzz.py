@@ -184,7 +184,7 @@ def test_codes_beyond_the_dictionary(code: int, tmp_path: Path) -> None:
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as sink:
         sink.write_table(table)
     for target in ("y", "c"):
-        with pytest.raises(UserError, match=r"t\.arrow: not a whole Arrow file, .*codes .* of 3 values"):
+        with pytest.raises(UserError, match=r"t\.arrow: not a complete Arrow file: .*codes .* of 3 values"):
             prepare(tmp_path / "p", str(tmp_path / "t.arrow"), target, DataConfig(), {})
 
 
@@ -195,7 +195,7 @@ def test_dictionaries_of_dictionaries_are_refused(tmp_path: Path) -> None:
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as sink:
         sink.write_table(table, 25)
     for target in ("y", "c"):
-        with pytest.raises(UserError, match=r"t\.arrow: not a whole Arrow file"):
+        with pytest.raises(UserError, match=r"t\.arrow: not a complete Arrow file"):
             prepare(tmp_path / "p", str(tmp_path / "t.arrow"), target, DataConfig(), {})
 
 

@@ -256,7 +256,7 @@ def test_what_was_prepared_by_other_rules_is_not_continued(prepared: Prepare, tm
     schema = data.artifact.read_json("schema.json")
     del schema["row_hash"]
     rewritten(directory, schema)
-    with pytest.raises(UserError, match=r"data\.earlier: .* by other rules, .* anew without data\.earlier"):
+    with pytest.raises(UserError, match=r"data\.earlier: .* with other rules, .* again without data\.earlier"):
         prepared(pa.table(table(pa.array(large_ids()))), group="who", earlier=str(directory))
 
 

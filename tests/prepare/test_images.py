@@ -109,7 +109,7 @@ class TestFolders:
         result = quarantined(data)
         assert result.keys() == bad.keys() and data.card["rows"]["kept"] == 120
         assert "1600000000" in result["bomb.png"].replace(",", "") or "40000 x 40000 pixels" in result["bomb.png"]
-        assert result["deep.png"].startswith("mode I;16") and "no whole PNG or JPEG" in result["cut.png"]
+        assert result["deep.png"].startswith("mode I;16") and "not a complete PNG or JPEG" in result["cut.png"]
 
     def test_copies_are_counted_share_a_split_and_contradictions_are_said(
         self, prepared: Prepare, folders: Path
@@ -144,18 +144,18 @@ class TestFolders:
 
     def test_what_is_wrong_with_the_folders_is_said(self, prepared: Prepare, folders: Path, tmp_path: Path) -> None:
         cases: list[tuple[Path, dict[str, Any], str]] = [
-            (folders / "cat", {}, r"cat/000\.png: lies in no class folder"),
-            (folders, {"target": "y"}, r"target: 'y' is not needed, as images are labelled by their folders"),
+            (folders / "cat", {}, r"cat/000\.png: is not in a class folder"),
+            (folders, {"target": "y"}, r"target: 'y' is not used, as images are labelled by their folders"),
             (folders, {"group": "g"}, r"data\.group: is for tables, but .* holds images"),
             (folders, {"earlier": "p"}, r"data\.earlier: is for tables"),
             (folders, {"image_size": [8]}, r"data\.image_size: \[8\] is not allowed; expected two whole numbers"),
-            (folders, {"format": "parquet"}, r"000\.png: not a whole Parquet file"),
+            (folders, {"format": "parquet"}, r"000\.png: not a complete Parquet file"),
         ]
         for path, settings, expected in cases:
             with pytest.raises(UserError, match=expected):
                 prepared(path, **{"target": "", **settings})
         (folders / "notes.md").write_text("?")
-        with pytest.raises(UserError, match=r"'\.md' does not tell the format"):
+        with pytest.raises(UserError, match=r"'\.md' is not a known format"):
             prepared(folders, target="")
         one = tmp_path / "one"
         (one / "cat").mkdir(parents=True)
@@ -164,7 +164,7 @@ class TestFolders:
             prepared(one, target="")
         (one / "dog").mkdir()
         (one / "dog" / "b.png").write_bytes(encoded(np.ones((4, 4), np.uint8)))
-        with pytest.raises(UserError, match="class 'cat' has 1 usable image, so it cannot be both"):
+        with pytest.raises(UserError, match="class 'cat' has 1 usable image, so it cannot be in both"):
             prepared(one, target="")
 
     def test_moving_an_image_into_another_class_is_other_data(self, folders: Path) -> None:
@@ -224,7 +224,7 @@ class TestArrays:
         ),
         "pickled labels": (
             {"images": np.zeros((9, 4, 4), np.uint8), "labels": np.array([{}] * 9, object)},
-            r"a\.npz: not a whole \.npz file \(Object arrays cannot be loaded",
+            r"a\.npz: not a complete \.npz file \(Object arrays cannot be loaded",
         ),
         "column by column": (
             {"images": np.asfortranarray(np.zeros((9, 4, 4), np.uint8)), "labels": np.arange(9)},
@@ -248,7 +248,7 @@ class TestArrays:
         raw[1000] ^= 1
         damaged: dict[str, bytes | bytearray] = {"cut": raw[:-200], "flipped": bytes(raw), "text": b"images"}
         path.write_bytes(damaged[damage])
-        with pytest.raises(UserError, match=r"a\.npz: not a whole \.npz file"):
+        with pytest.raises(UserError, match=r"a\.npz: not a complete \.npz file"):
             prepared(path, target="")
 
 
@@ -262,6 +262,6 @@ def test_the_digits_keep_their_splits(tmp_path: Path) -> None:
 
 
 def test_a_target_of_data_that_nobody_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"target: 'income' needs --data; without it the digits are taken"):
+    with pytest.raises(UserError, match=r"target: 'income' needs --data; without it the digits data set is used"):
         prepare(tmp_path / "p", "", "income", DataConfig(), {})
     assert not (tmp_path / "p/manifest.json").exists()

@@ -101,7 +101,7 @@ def test_lines_are_read_once_wherever_pieces_are_cut(tmp_path: Path, monkeypatch
         for split in ("train", "validation", "test"):
             assert (rows_of(whole, split) == rows_of(pieces, split)).all()
         (bad,) = quarantine.read(pieces.artifact)
-        assert (bad.line, bad.reason) == (41, "no JSON")
+        assert (bad.line, bad.reason) == (41, "not JSON")
 
 
 def test_any_number_of_workers_makes_the_same_bytes(
@@ -216,7 +216,7 @@ class TestBadInput:
         assert found.startswith("data.length: the documents of the train split have") and "100,000" in found
 
     def test_no_tokenizer(self, stories: Path, tmp_path: Path) -> None:
-        assert "is no directory; expected train, bytes" in refused(tmp_path, stories, tokenizer="tranie")
+        assert "is not a directory; expected train, bytes" in refused(tmp_path, stories, tokenizer="tranie")
         assert "holds no tokenizer.json" in refused(tmp_path, stories, tokenizer=str(stories))
         (tmp_path / "broken").mkdir()
         (tmp_path / "broken/tokenizer.json").write_text("{}")
@@ -224,7 +224,7 @@ class TestBadInput:
         broken = refused(tmp_path, stories, tokenizer=str(tmp_path / "broken"))
         assert broken.startswith("data.tokenizer: tokenizer.json: the library tokenizers fails with it: Model missing.")
         (tmp_path / "broken/tokenizer.json").write_text("[" * 100_000)
-        assert "is no tokenizer of Hugging Face's" in refused(tmp_path, stories, tokenizer=str(tmp_path / "broken"))
+        assert "is not a tokenizer of Hugging Face's" in refused(tmp_path, stories, tokenizer=str(tmp_path / "broken"))
 
     def test_other_columns_and_settings(self, stories: Path, tmp_path: Path) -> None:
         path = write_lines(tmp_path / "t.jsonl", [{"body": "x"}])

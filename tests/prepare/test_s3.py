@@ -162,8 +162,8 @@ def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_pa
     (tmp_path / "damaged").write_bytes(raw)
     upload(tmp_path / "damaged", "earlier/train-00000.rows")
     with pytest.raises(
-        UserError, match=r"earlier/train-00000\.rows: is not what was written: its copy s3://bucket/home"
+        UserError, match=r"earlier/train-00000\.rows: was changed after it was written: its copy s3://bucket/home"
     ):
         opened.copy_rows(writer, home="s3://bucket/home")
-    with pytest.raises(UserError, match=r"data\.earlier: .*: train-00000\.rows is not what was written"):
+    with pytest.raises(UserError, match=r"data\.earlier: .*: train-00000\.rows was changed after it was written"):
         prepare(tmp_path / "p", str(directory), "y", DataConfig(earlier="s3://bucket/earlier"), {})

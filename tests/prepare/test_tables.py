@@ -117,7 +117,7 @@ def test_identifiers_constants_and_dropped_columns_are_no_inputs(prepared: Prepa
         "y": "target",
     }
     assert data.signature.inputs[0].shape == (2,) and len(data.signature.inputs) == 1
-    assert sum("set aside" in warning for warning in data.card["warnings"]) == 3
+    assert sum("is not used" in warning for warning in data.card["warnings"]) == 3
 
 
 def test_dates_become_seconds_and_their_parts(prepared: Prepare) -> None:

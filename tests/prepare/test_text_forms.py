@@ -137,7 +137,7 @@ class TestJsonLines:
         assert [(row["line"], row["reason"], row["raw"][:9]) for row in result] == [
             (11, "not JSON", '{"x": '),
             (21, "not a JSON object", "[1]"),
-            (31, "half a surrogate pair, which is no text", '{"city": '),
+            (31, "half of a surrogate pair, which is not valid text", '{"city": '),
             (51, "not JSON", "[" * 9),
         ]
         assert data.card["rows"]["kept"] == 295
@@ -157,7 +157,7 @@ class TestJsonLines:
 
     @pytest.mark.parametrize("text", [json.dumps([{"a": 1}, {"a": 2}], indent=1), "1\n2\n", "\n\n", "{}\n{}\n"])
     def test_what_is_no_json_lines_is_said(self, prepared: Prepare, tmp_path: Path, text: str) -> None:
-        with pytest.raises(UserError, match=r"t\.jsonl: holds no JSON object.*expected one object on each line"):
+        with pytest.raises(UserError, match=r"t\.jsonl: holds not a JSON object.*expected one object on each line"):
             prepared(write(tmp_path / "t.jsonl", text))
 
 
@@ -168,7 +168,7 @@ class TestNothingThere:
         data = prepared(f"{header},gone,\n" + "".join(f"{line},?,\n" for line in lines))
         assert with_types(data)["gone"] == with_types(data)["unnamed_5"] == ("number", "empty")
         for name in ("gone", "unnamed_5"):
-            assert f"column {name!r} is set aside: it has no value in any row" in data.card["warnings"]
+            assert f"column {name!r} is not used: it has no value in any row" in data.card["warnings"]
         assert data.card["rows"]["kept"] == 200
 
     @pytest.mark.parametrize("setting", ["id", "group"])
@@ -181,17 +181,21 @@ class TestNothingThere:
         ("text", "settings", "besides"),
         [
             ("y\n" + "0\n1\n" * 50, {}, "there is none"),
-            ("id,x,y\n" + "1,2,0\n2,3,1\n" * 50, {"id": "id", "drop": ["x"]}, "only what is set apart, 'id', 'x'"),
+            (
+                "id,x,y\n" + "1,2,0\n2,3,1\n" * 50,
+                {"id": "id", "drop": ["x"]},
+                "only columns that data.id, group, time, weight or drop name, 'id', 'x'",
+            ),
         ],
     )
     def test_a_table_with_nothing_to_learn_from(
         self, prepared: Prepare, text: str, settings: dict[str, Any], besides: str
     ) -> None:
-        with pytest.raises(UserError, match=f"data: '[^']+' has no column to learn from: besides .* 'y' .*{besides}"):
+        with pytest.raises(UserError, match=f"data: '[^']+' has no column to use as a feature: .* 'y' .*{besides}"):
             prepared(text, **settings)
 
     def test_a_table_with_a_constant_besides_the_target(self, prepared: Prepare) -> None:
-        with pytest.raises(UserError, match=r"no column is left to learn from; 'x': it is 1 in every"):
+        with pytest.raises(UserError, match=r"no column can be used as a feature; 'x': it is 1 in every"):
             prepared("x,y\n" + "1,0\n1,1\n" * 50)
 
 

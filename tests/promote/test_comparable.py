@@ -68,14 +68,16 @@ def test_the_split_is_the_prepared_datas_own(models: Models, served: Registry, t
     """Prepared for real with another seed, so that its test rows were trained on by the promoted one."""
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", split=SplitConfig(seed=1)))
     verdict = judge(package(tmp_path / "model", data, 5), served, data, LENIENT)
-    assert not verdict.passed and "it may have been trained on these test rows; split the data as then" in verdict.why
+    assert (
+        not verdict.passed and "it may have been trained on these test rows; split the data the same way" in verdict.why
+    )
 
 
 def test_a_promoted_model_with_an_input_that_is_gone(models: Models, served: Registry, tmp_path: Path) -> None:
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", drop=["visits"]))
     model = changed(package(tmp_path / "model", data, 5), tmp_path / "untold", lambda s: s.update(holdout=None))
     verdict = judge(model, served, data, LENIENT)
-    assert not verdict.passed and verdict.why.endswith("takes the column 'visits' as integer; here it is no input")
+    assert not verdict.passed and verdict.why.endswith("takes the column 'visits' as integer; here it is not an input")
 
 
 def test_another_preparation_of_the_same_rows(models: Models, served: Registry, tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ def by_time(column: str, validation: float, test: float) -> Holdout:
 def test_later_rows_were_not_trained_on() -> None:
     old = by_time("when", 100.0, 200.0)
     check_unseen(by_time("when", 50.0, 100.0), old)
-    with pytest.raises(Incomparable, match="trained on times that test this one; take later test rows"):
+    with pytest.raises(Incomparable, match="trained on rows from the time of these test rows; use later test rows"):
         check_unseen(by_time("when", 50.0, 99.0), old)
     with pytest.raises(Incomparable, match=r"data\.time when, this one with day"):
         check_unseen(by_time("day", 300.0, 400.0), old)

@@ -22,7 +22,7 @@ def test_one_after_the_other(models: Models, registry: Registry, tmp_path: Path)
     first = put(models.trained(150), registry, models.data)
     assert (first.promoted, first.why) == (True, "it is the first in this registry")
     again = put(models.trained(150), registry, models.data)
-    assert (again.promoted, again.why) == (False, f"it is version {first.version}, which is in service already")
+    assert (again.promoted, again.why) == (False, f"it is version {first.version}, which is already in service")
     worse = put(models.trained(1), registry, models.data)
     assert not worse.promoted and "points of accuracy on" in worse.why and "more than the 8 allowed" in worse.why
     assert in_service(registry, tmp_path / "served") == first.version
@@ -36,10 +36,10 @@ def test_too_few_rows_keep_what_is_there_or_not(models: Models, tmp_path: Path) 
     registry = Registry(str(tmp_path / "registry"))
     put(models.trained(150), registry, models.data)
     strict = judge(models.trained(200), registry, models.data, PromotionConfig(max_loss=0.1))
-    assert not strict.passed and "can't tell with" in strict.why
+    assert not strict.passed and "not significant with" in strict.why
     bold = PromotionConfig(max_loss=0.1, when_in_doubt="take")
     taken = judge(models.trained(200), registry, models.data, bold)
-    assert taken.passed and "taken all the same: promotion.when_in_doubt" in taken.why
+    assert taken.passed and "taken anyway: promotion.when_in_doubt" in taken.why
 
 
 def test_regressions_are_compared_by_their_rmse(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_regressions_are_compared_by_their_rmse(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_no_model_is_refused(models: Models, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no exported model; expected a directory with a manifest"):
+    with pytest.raises(UserError, match="not an exported model; expected a directory with a manifest"):
         judge(tmp_path, Registry(str(tmp_path / "registry")), models.data, LENIENT)
     assert not (tmp_path / "registry").exists()
 

@@ -253,5 +253,5 @@ def test_the_list_refuses_a_wrong_file_in_one_line(tmp_path: Path) -> None:
     assert ended.exit_code == 1
     assert ended.output.splitlines() == [
         f'Error: {path}, [nightly]: cron: "0 2 30 feb *" is not allowed; '
-        "it never fires: no such date comes within 5 years"
+        "it never fires: there is no such date within 5 years"
     ]

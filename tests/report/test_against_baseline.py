@@ -40,11 +40,16 @@ def evaluation(metric: Metric, gain: Gain) -> Evaluation:
     ("metric", "gain", "shown", "sentence"),
     [
         ("accuracy", Gain(1.51, 0.2, 3.8), 1, "1.51 points above, 0.20 to 3.80 with 95 % confidence"),
-        ("accuracy", Gain(1.51, -0.2, 3.8), 0, "can't tell: 1.51 points above, -0.20 to 3.80 with 95 % confidence"),
+        (
+            "accuracy",
+            Gain(1.51, -0.2, 3.8),
+            0,
+            "not significant: 1.51 points above, -0.20 to 3.80 with 95 % confidence",
+        ),
         ("accuracy", Gain(-1.51, -3.8, -0.2), -1, "1.51 points below, 0.20 to 3.80 with 95 % confidence"),
         ("rmse", Gain(3.0, 1.0, 5.0), 1, "3.0 % below, 1.0 to 5.0 with 95 % confidence"),
-        ("rmse", Gain(-3.0, -5.0, 1.0), 0, "can't tell: 3.0 % above, -1.0 to 5.0 with 95 % confidence"),
-        ("rmse", Gain(-3.0, -1e6, 1.0), 0, "can't tell: 3.0 % above, -1.0 to no limit with 95 % confidence"),
+        ("rmse", Gain(-3.0, -5.0, 1.0), 0, "not significant: 3.0 % above, -1.0 to 5.0 with 95 % confidence"),
+        ("rmse", Gain(-3.0, -1e6, 1.0), 0, "not significant: 3.0 % above, -1.0 to no limit with 95 % confidence"),
         ("bits_per_byte", Gain(0.21, 0.1, 0.3), 1, "0.210 bits per byte below, 0.100 to 0.300 with 95 % confidence"),
         (
             "bits_per_byte",
@@ -52,7 +57,7 @@ def evaluation(metric: Metric, gain: Gain) -> Evaluation:
             -1,
             "0.100 bits per byte above, 0.050 to 0.200 with 95 % confidence",
         ),
-        ("accuracy", Gain(0.0, -1.0, 1.0), 0, "can't tell: equal, -1.00 to 1.00 with 95 % confidence"),
+        ("accuracy", Gain(0.0, -1.0, 1.0), 0, "not significant: equal, -1.00 to 1.00 with 95 % confidence"),
     ],
 )
 def test_what_is_said_is_what_is_shown(metric: Metric, gain: Gain, shown: int, sentence: str) -> None:

@@ -68,7 +68,7 @@ def test_attempts_of_unknown_times_count_without_their_waits() -> None:
 
 
 def test_a_training_on_other_rows_is_said_to_be_another() -> None:
-    assert "It trained on 18,432,000 rows, not on as many" in found(replace(PLANNED, rows=ROWS // 2)).caveat
+    assert "It trained on 18,432,000 rows, not on the planned number" in found(replace(PLANNED, rows=ROWS // 2)).caveat
     assert not found(replace(PLANNED, rows=round(ROWS * 1.009))).caveat
 
 

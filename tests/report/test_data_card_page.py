@@ -70,7 +70,7 @@ def test_a_histogram_is_as_high_as_its_counts() -> None:
 
 def test_figures_of_a_sample_are_said_to_be() -> None:
     page = " ".join(data_card_page(card(4), [], MADE).split())
-    assert "Of a sample of 2,000 rows: distinct numbers, p1; all else is of every row." in page
+    assert "From a sample of 2,000 rows: distinct numbers, p1; all other figures are from every row." in page
     exact = card(4) | {"of_sample": []}
     assert "sample" not in data_card_page(exact, [], MADE).split("<h2>Columns</h2>")[1]
 

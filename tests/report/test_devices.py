@@ -61,7 +61,7 @@ def test_the_page_and_the_figures_say_it(tmp_path: Path) -> None:
     for said in (
         "Data: 43 % of the training's time (rank 1 waited 15.2 of 35.2 ms a step",
         "without it training would be 1.75 times as fast",
-        "41 % was computing that no cause took",
+        "41 % was useful computing",
         "killed, or its machine was lost",
         "node-0, node-1",
         "GPU-hours",

@@ -142,12 +142,12 @@ def test_what_was_trained_is_told_from_what_was_frozen(tmp_path: Path) -> None:
         assert said in words_of(report_page(summary, replace(found, history=history), {}, datetime(2026, 1, 2)))
     adapted = replace(found, history=replace(found.history, trained=1_234))
     page = report_page(run_summary(adapted, STAGES, ""), adapted, {}, datetime(2026, 1, 2))
-    assert "76,310 parameters, of which 1,234 are trained, 2 processes" in words_of(page)
+    assert "76,310 parameters, 1,234 of them trained, 2 processes" in words_of(page)
 
 
 def test_the_speed_of_training_is_said_where_it_was_measured(tmp_path: Path) -> None:
     page = " ".join(page_of(tmp_path / "a", next(iter(KINDS.values()))).split())
-    assert "12,346 rows a second: the model's products took 5.00 % of the 98.7 GFLOP/s that all processes" in page
+    assert "12,346 rows a second: the model's matmuls used 5.00 % of the peak of 98.7 GFLOP/s of all processes" in page
     assert "Largest memory of a process: 346 MB" in page
     found = results(tmp_path / "in", next(iter(KINDS.values())))
     found = replace(found, attempt=replace(found.attempt, throughput=None))
@@ -201,7 +201,7 @@ def test_of_a_gpu_no_times_of_operators_are_claimed(tmp_path: Path) -> None:
     found = results(tmp_path / "in", KINDS["two classes"])
     summary = build(tmp_path / "runs", replace(found, export=replace(found.export, profile=[])), STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
-    assert "Where FP32 spends its time" not in page and "operators are timed on CPUs only." in words_of(page)
+    assert "Time of FP32 by operator" not in page and "operators are timed on CPUs only." in words_of(page)
 
 
 def with_weights_alone(directory: Path, library: str = "hugging-face") -> str:
@@ -242,7 +242,7 @@ def test_a_smaller_network_is_shown_beside_the_one_that_it_was_made_from(tmp_pat
     assert_is_inert(page)
     text = words_of(page)
     for said in (
-        "Pruned, with the trained model as teacher. 50 % fewer units goes on to evaluation and export: it lost 0.11",
+        "Pruned, with the trained model as teacher. 50 % fewer units is evaluated and exported: it lost 0.11",
         "as trained 512, 256, 64 250,818 88.08 % — — —",
         "50 % fewer units taken 256, 128, 32 88,546 87.91 % 0.17 (-0.30 to 0.71) 1.93 (1.87 to 1.99) passed",
         "75 % fewer units 3 x 128, 64 41,010 86.10 % 1.90 (1.10 to 2.70) 2.71 (2.60 to 2.80) failed",
@@ -270,6 +270,6 @@ def test_only_what_is_shown_is_green_and_bold(low: float, mark: str | None, tmp_
     summary = build(tmp_path / "runs", found, STAGES, to_dict(RunConfig()))
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     first = page[page.index('<p class="verdict">') :].partition("</p>")[0]
-    assert ("can't tell" in first) == (mark is None) and (mark or "1.51 points above") in first
+    assert ("Not significantly better" in first) == (mark is None) and (mark or "1.51 points above") in first
     assert f"{low:.2f} to 3.80 with 95 % confidence" in first and ("<span" in first) == (mark is not None)
     assert page.count('<td class="number better">') == (mark is not None)

@@ -35,7 +35,7 @@ def test_the_page_has_the_trials_and_whether_the_best_is_better(tmp_path: Path) 
         "training.learning_rate: the loss is not finite",
         "slipstream sweep /data/swept",
         "Validation loss of each trial",
-        "What the settings explain",
+        "Importance of settings",
     ):
         assert expected in words, expected
     text = " ".join(said.split())
@@ -49,7 +49,7 @@ def test_the_page_has_the_trials_and_whether_the_best_is_better(tmp_path: Path) 
     ("low", "high", "said"),
     [
         (0.1, 2.0, "better than the settings as given: +1.00"),
-        (-0.1, 2.0, "can't tell whether it is better than the settings as given: +1.00"),
+        (-0.1, 2.0, "not significantly better than the settings as given: +1.00"),
         (-2.0, -0.1, "worse than the settings as given: +1.00"),
     ],
 )
@@ -59,10 +59,10 @@ def test_what_an_interval_shows(low: float, high: float, said: str) -> None:
 
 def test_the_settings_as_given_may_be_the_best(tmp_path: Path) -> None:
     page, said = built(tmp_path / "given", replace(swept(), best=0, against=None, importance={}))
-    assert "The settings as given are the best that were tried." in page and "are the best that were tried" in said
-    assert "What the settings explain" not in page
+    assert "The settings as given were the best of all trials." in page and "were the best of all trials" in said
+    assert "Importance of settings" not in page
     page, said = built(tmp_path / "incomplete", replace(swept(), against=None))
-    nothing = "There is no trained model with the settings as given to compare with."
+    nothing = "No model was trained with the settings as given, so there is no comparison."
     assert nothing in page and nothing in " ".join(said.split())
 
 

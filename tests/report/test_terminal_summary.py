@@ -26,9 +26,9 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
         "2,800 to train, 600 to validate, 600 to test",
         "HistGradientBoosting",
         "▸ onnx-int8   84.3 KB  62.0 µs   744 µs  5.58 ms   87.74 %",
-        "1 other was left out before",
+        "1 other was ruled out earlier",
         "onnx-int8 is 1.93 times as fast as FP32",
-        "Products are 70 % of FP32's time at batch 1",
+        "Matmuls and convolutions take 70 % of FP32's time at batch 1",
         "all-reduce 301 µs at 1 KiB, 1.18 GB/s at 16 MiB (2 processes",
         "prepare            reused",
         "train              31.2 s  ━",
@@ -109,7 +109,7 @@ def test_a_regression_is_judged_by_its_error(tmp_path: Path) -> None:
 
 
 def test_one_process_has_no_bandwidth(tmp_path: Path) -> None:
-    assert "no bandwidth, as one process has no link" in " ".join(str(summary_of(tmp_path, [], world=1)).split())
+    assert "no bandwidth, because one process has no link" in " ".join(str(summary_of(tmp_path, [], world=1)).split())
 
 
 def test_a_variant_that_could_not_be_made_has_no_figures(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_variant_that_could_not_be_made_has_no_figures(tmp_path: Path) -> None
     first = summary.export.variants[0]
     failed = replace(first, name="dynamic", bytes=None, latency_ms={}, metrics=None, file=None)
     text = str(replace(summary, export=replace(summary.export, variants=[*summary.export.variants[:3], failed])))
-    assert "dynamic" not in text and "1 other was left out before: see the report." in text
+    assert "dynamic" not in text and "1 other was ruled out earlier: see the report." in text
 
 
 @pytest.mark.parametrize("source", ["s3://a-bucket/" + "deep/" * 40 + "file.parquet"])

@@ -55,8 +55,8 @@ def test_an_empty_registry(tmp_path: Path) -> None:
 
 def test_neither_a_registry_nor_a_package_or_both(served: Registry, tmp_path: Path) -> None:
     data = csv(tmp_path, rows(9))
-    assert "expected one of both" in refusal(tmp_path, "", data)
-    assert "expected one of both" in refusal(tmp_path, served.uri, data, package="model")
+    assert "expected either a registry or" in refusal(tmp_path, "", data)
+    assert "expected either a registry or" in refusal(tmp_path, served.uri, data, package="model")
 
 
 def test_a_package_that_is_none_or_was_changed(served: Registry, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_package_that_is_none_or_was_changed(served: Registry, tmp_path: Path)
     model = tmp_path / "model"
     shutil.copytree(Path(served.uri).parent / "package", model)
     flip(model / "model.raw.onnx")
-    assert "its SHA-256 is not the manifest's" in refusal(tmp_path, "", data, package=str(model))
+    assert "its SHA-256 differs from the manifest's" in refusal(tmp_path, "", data, package=str(model))
 
 
 def test_a_model_that_is_not_signed_by_the_key(served: Registry, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_column_of_another_type(served: Registry, tmp_path: Path) -> None:
     frame["visits"] = pd.Timestamp("2026-01-01")
     frame.to_parquet(tmp_path / "rows.parquet", index=False)
     said = refusal(tmp_path, served.uri, tmp_path / "rows.parquet")
-    assert "column 'visits' holds time values, and the model takes it as integer" in said
+    assert "column 'visits' holds time values, but the model takes it as integer" in said
     frame["visits"] = "many"
     said = refusal(tmp_path, served.uri, csv(tmp_path, frame))
     assert "60 of 60 rows (100.0%) cannot be used" in said and "not integer in column 'visits'" in said
@@ -121,9 +121,9 @@ def test_no_rows(served: Registry, tmp_path: Path) -> None:
 
 def test_output_inside_the_data(served: Registry, tmp_path: Path) -> None:
     csv(tmp_path, rows(9))
-    with pytest.raises(UserError, match="lies in the data"):
+    with pytest.raises(UserError, match="is inside the data"):
         score(served.uri, str(tmp_path), str(tmp_path / "out"), DataConfig(), ScoringConfig())
-    with pytest.raises(UserError, match="lies in the data"):
+    with pytest.raises(UserError, match="is inside the data"):
         score(served.uri, "s3://bucket/data", "s3://bucket/data/out", DataConfig(), ScoringConfig())
 
 
@@ -175,7 +175,7 @@ def test_a_table_for_a_model_of_images_and_images_for_one_of_a_table(served: Reg
     data = images(tmp_path / "prepared")
     registry = Registry(str(tmp_path / "registry"))
     put(package(tmp_path / "package", data), registry, data)
-    assert "holds a table, and the model takes images" in refusal(tmp_path, registry.uri, csv(tmp_path, rows(9)))
+    assert "holds a table, but the model takes images" in refusal(tmp_path, registry.uri, csv(tmp_path, rows(9)))
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "one.png")
     assert "holds images, and the model takes a table" in refusal(tmp_path, served.uri, tmp_path / "one.png")
     said = refusal(tmp_path, registry.uri, tmp_path / "one.png")
@@ -187,13 +187,13 @@ def test_a_column_to_keep_that_is_missing_or_whose_name_is_taken(served: Registr
     data = csv(tmp_path, rows(9))
     assert "has no column 'di', and scoring.keep names it" in refusal(tmp_path, served.uri, data, keep=["di"])
     assert "'label' is a column that scoring writes" in refusal(tmp_path, served.uri, data, keep=["label"])
-    with pytest.raises(UserError, match="each column once"):
+    with pytest.raises(UserError, match="every column once"):
         ScoringConfig(keep=["id", "id"])
 
 
 def test_other_marks_than_those_of_the_model(served: Registry, tmp_path: Path) -> None:
     said = refusal(tmp_path, served.uri, csv(tmp_path, rows(9)), decimal=",", thousands=".")
-    assert "data.decimal: is ',', and the model was trained with '.'" in said
+    assert "data.decimal: is ',', but the model was trained with '.'" in said
 
 
 def test_a_file_that_changes_meanwhile(served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,6 @@ def test_of_an_older_package_drift_is_not_known(served: Registry, tmp_path: Path
     )
     table = manifest_of(tmp_path / "out", publication)
     assert table.drift.unknown and not table.drift.measured
-    assert "Drift       not known: the model was exported by a version" in str(
+    assert "Drift       unknown: the model was exported by a version" in str(
         ScoringSummary("out", "t", publication, new, table)
     )

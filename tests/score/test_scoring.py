@@ -308,7 +308,7 @@ def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store
     here, _ = score(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
     parts = [name for name in there.files if name.startswith("part-")]
     assert parts and parts == [name for name in read_manifest(str(tmp_path / "out"), here).files if "part-" in name]
-    with pytest.raises(UserError, match="lies in the output"):
+    with pytest.raises(UserError, match="is inside the output"):
         score(served.uri, str(tmp_path / "**/*.parquet"), str(tmp_path / "out"), DataConfig(), KEEP)
     store.requests.clear()
     store.ignores_conditions = True

@@ -117,7 +117,7 @@ def test_pyflyte_says_it_in_one_line(model: Path, tmp_path: Path) -> None:
 
 def test_a_package_is_verified_before_it_is_copied(model: Path, copied: list[str], tmp_path: Path) -> None:
     flip(model / "model.onnx")
-    assert "its SHA-256 is not the manifest's" in refusal(tmp_path, package=str(model)) and not copied
+    assert "its SHA-256 differs from the manifest's" in refusal(tmp_path, package=str(model)) and not copied
     flip(model / "model.onnx")
     (model / "more").write_bytes(b"")
     assert "more: not part of the exported model" in refusal(tmp_path, package=str(model)) and not copied

@@ -52,7 +52,7 @@ def test_a_file_that_is_cut_meanwhile_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     last = sent(path, ROWS)[-1][1]
     path.write_bytes(ROWS[:-9])
-    with pytest.raises(UserError, match=r"t\.csv: was cut while it was read; expected a file that nobody writes to"):
+    with pytest.raises(UserError, match=r"t\.csv: was truncated while it was read; start again when no process writes"):
         _ = pickle.loads(last).data
 
 

@@ -119,7 +119,7 @@ def test_the_bytes_are_compared_not_the_size(remote: Remote, monkeypatch: pytest
         return stat(uri)
 
     monkeypatch.setattr(module, "stat", stat_of_another)
-    with pytest.raises(StorageUnavailable, match="marker: the store holds other bytes than were sent"):
+    with pytest.raises(StorageUnavailable, match="marker: the stored bytes differ from those sent"):
         remote.storage.create("marker", b"my own!")
 
 

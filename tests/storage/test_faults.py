@@ -113,7 +113,7 @@ def test_a_download_that_changes_on_the_way_is_noticed(remote: Remote, tmp_path:
     storage.put("small", b"x" * 1000)
     # Google tells the checksum of the whole, before.
     proxy.inject("GET", *["pass"] * remote.base.startswith("gs://"), *["corrupt"] * retry.ATTEMPTS)
-    with pytest.raises(StorageUnavailable, match="other bytes"):
+    with pytest.raises(StorageUnavailable, match="the received bytes differ"):
         storage.get("small", tmp_path)
     assert ("GET", "corrupt") in proxy.fired and not list(tmp_path.glob("small*"))
 
@@ -211,7 +211,7 @@ def test_what_is_copied_within_s3_is_verified(
     assert any(line.startswith("GET") for line in store.requests) == (way != "one request")
     assert storage_for(base).get("copy", tmp_path).read_bytes() == LARGE
     put_file(storage_for(base), "source", bytes([LARGE[0] ^ 1]) + LARGE[1:])
-    with pytest.raises(UserError, match=r"/source: is not what was written: its copy .*; make it anew"):
+    with pytest.raises(UserError, match=r"/source: was changed after it was written: its copy .*; create it again"):
         copy_within_s3(f"{base}/source", f"{base}/copy", *written)
     put_file(storage_for(base), "source", LARGE[:-1])
     with pytest.raises(UserError, match=rf"has {len(LARGE) - 1} bytes .* expected {len(LARGE)} with"):

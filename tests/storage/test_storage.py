@@ -228,5 +228,5 @@ def test_the_time_of_a_directory_is_by_its_disk(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("date", ["", "yesterday", "Mon, 01 Jan 99999 00:00:00 GMT"])
 def test_a_store_without_a_date_is_one_line(date: str, store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "date", lambda uri: date)
-    with pytest.raises(UserError, match=r"^s3://bucket/x: the store's answer has the date .*; expected a Date header"):
+    with pytest.raises(UserError, match=r"^s3://bucket/x: the store's answer has the date .*; expected an HTTP date"):
         store_time("s3://bucket/x")

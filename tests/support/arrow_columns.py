@@ -218,7 +218,7 @@ def outcome(column: pa.Array, suffix: str, target: bool = False, **config: objec
             for name in data.signature.record.names or ():
                 assert np.isfinite(records[name].astype(float)).all()
         column_card = next(column for column in data.card["columns"] if column["name"] == "c")
-        warned = any("'c' is set aside: " in warning for warning in data.card["warnings"])
+        warned = any("'c' is not used: " in warning for warning in data.card["warnings"])
         used = column_card["role"] in ("numeric", "categorical", "document", "target")
         assert warned == ("why" in column_card) and not (warned and used)
         return "used" if used else "warned" if warned else "apart"

@@ -139,7 +139,7 @@ def test_without_its_base_a_trained_model_is_refused_in_one_line(adapted: Path) 
 
 def test_a_model_with_adapters_is_not_compressed(adapted: Path, data: PreparedData) -> None:
     model = TrainedModel.open(adapted / "run" / "model")
-    with pytest.raises(UserError, match="holds adapters, beside which nothing can be compressed"):
+    with pytest.raises(UserError, match="a model with adapters cannot be compressed"):
         CompressionRun(model, data, CompressionConfig()).check()
 
 

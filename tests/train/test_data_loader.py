@@ -156,7 +156,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, segment: int) -> None:
     order = order_of(prepared)
     damaged = {sum(ROWS[:segment]) + row for row in range(hurt // BLOCK * BLOCK, (hurt // BLOCK + 1) * BLOCK)}
     given: list[int] = []
-    with pytest.raises(DamagedArtifact, match=f"{path}: block {hurt // BLOCK} is not what was written"):
+    with pytest.raises(DamagedArtifact, match=f"{path}: block {hurt // BLOCK} was changed after it was written"):
         for batch in training_batches(prepared, order, ALONE, stop=sum(ROWS)):
             given += row_numbers(batch)
     first = next(step for step in range(order.steps_per_epoch) if damaged & set(order.batch(step).tolist()))

@@ -108,10 +108,10 @@ def test_a_flipped_bit_in_the_store_is_named(store: FaultyS3, whole: PreparedDat
     upload(PreparedData.open(other), "s3://bucket/flipped")
     data = streamed("s3://bucket/flipped", tmp_path / "stub", 40)
     with pytest.raises(
-        DamagedArtifact, match=r"^s3://bucket/flipped/train-00000.rows: block 7 is not what was written"
+        DamagedArtifact, match=r"^s3://bucket/flipped/train-00000.rows: block 7 was changed after it was written"
     ):
         numbers(data, 0, 1, 1)
-    with pytest.raises(DamagedArtifact, match=r"train-00000.rows: block 7 is not what was written"):
+    with pytest.raises(DamagedArtifact, match=r"train-00000.rows: block 7 was changed after it was written"):
         open_prepared(make_stub("s3://bucket/flipped", tmp_path / "all")).split("train")
 
 
@@ -157,7 +157,7 @@ def test_a_cache_too_small_for_one_batch_names_the_setting(uri: str, tmp_path: P
 
 def test_a_stub_is_no_prepared_data_for_others(uri: str, tmp_path: Path) -> None:
     stub = make_stub(uri, tmp_path / "stub", 1 << 20)
-    with pytest.raises(DamagedArtifact, match="block 0 is not what was written"):
+    with pytest.raises(DamagedArtifact, match="block 0 was changed after it was written"):
         PreparedData.open(stub).split("train")
     assert size_of(uri) > sum(ROWS) * SIGNATURE.record.itemsize
     with pytest.raises(MissingObject):

@@ -52,7 +52,7 @@ def segment_number(name: str) -> int:
     """Return the number of the segment that a file belongs to. Raises ``DamagedArtifact`` if the name has none."""
     number = number_in_name(name.partition("-")[2].partition(".")[0].partition("_")[0], 5)
     if number is None:
-        raise DamagedArtifact(f"{name}: has no number; expected {segment_name('train', 0, 0)} or the like")
+        raise DamagedArtifact(f"{name}: has no segment number; expected a name such as {segment_name('train', 0, 0)}")
     return number
 
 
@@ -165,7 +165,9 @@ class PreparedData:
         signature = read_record(artifact, SIGNATURE, Signature)
         for name, file in artifact.files.items():
             if name.endswith(".rows") and file.size % signature.record.itemsize:
-                raise DamagedArtifact(f"{directory / name}: {file.size} bytes are not whole rows of {SIGNATURE}")
+                raise DamagedArtifact(
+                    f"{directory / name}: {file.size} bytes are not a multiple of the row size in {SIGNATURE}"
+                )
         return cls(artifact, signature)
 
     def segments(self, split: str) -> list[str]:
@@ -189,7 +191,7 @@ class PreparedData:
         rows, rest = divmod(max(sizes, default=0), self.signature.record.itemsize)
         if len(sizes) != 1 or rest:
             raise DamagedArtifact(
-                f"{self.artifact.directory}: the blocks of the {split} split are not equal whole rows"
+                f"{self.artifact.directory}: the blocks of the {split} split do not hold equal numbers of complete rows"
             )
         return rows
 

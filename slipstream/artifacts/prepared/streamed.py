@@ -199,7 +199,7 @@ class Stream:
                 if (oldest := next(unused, None)) is None:
                     raise UserError(
                         f"profile.data_cache_gib: {self._cache_bytes / 2**30:.3g} GiB per process cannot hold the "
-                        f"blocks of one batch; give more"
+                        "blocks of one batch; increase it"
                     )
                 self._evict(oldest)
             self._bytes += size
@@ -230,7 +230,7 @@ class Stream:
         try:
             self._artifact.check_block(segment, number, data)
         except DamagedArtifact:
-            raise DamagedArtifact(f"{source.uri}: block {number} is not what was written") from None
+            raise DamagedArtifact(f"{source.uri}: block {number} was changed after it was written") from None
         os.pwrite(self._file(segment).fileno(), data, start)
         self.fetched_bytes += len(data)
 

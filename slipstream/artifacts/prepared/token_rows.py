@@ -56,9 +56,9 @@ def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
             largest = largest_id(text)
             files[FAST] = text.encode()
         except ValueError as error:
-            raise UserError(f"{where}: no tokenizer of Hugging Face's tokenizers: {error}") from None
+            raise UserError(f"{where}: not a tokenizer of Hugging Face's tokenizers: {error}") from None
         if largest >= vocabulary:
-            raise UserError(f"{where}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
+            raise UserError(f"{where}: has the token id {largest}; expected ids of the model, 0 to {vocabulary - 1}")
     return files
 
 
@@ -83,7 +83,7 @@ def write_token_rows(
     more = tokenizer_files(tokenizer, vocabulary) if tokenizer else {}
     widths = {name: rows.shape[1:] for name, rows in splits.items()}
     if unknown := sorted(set(splits) - set(SPLITS)):
-        raise UserError(f"{unknown[0]!r} is no split; expected {', '.join(SPLITS)}")
+        raise UserError(f"{unknown[0]!r} is not a split; expected {', '.join(SPLITS)}")
     if len(set(widths.values())) != 1 or any(len(width) != 1 or width[0] < 2 for width in widths.values()):
         raise UserError(f"the splits have rows of {widths}; expected one length of at least 2 tokens for all")
     for name, rows in splits.items():

@@ -20,9 +20,9 @@ def parse(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except RecursionError:
-        raise ValueError("it nests too deeply") from None
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return content
 
 
@@ -52,5 +52,5 @@ def largest_id(text: str) -> int:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{error!r}") from None
     if not all(type(each) is int and each >= 0 for each in ids):
-        raise ValueError("its ids are no numbers from 0 on")
+        raise ValueError("its ids are not integers of at least 0")
     return max(ids, default=-1)

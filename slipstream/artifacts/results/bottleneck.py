@@ -64,11 +64,11 @@ class Bottleneck:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for impossible figures."""
         if not (0 < self.seconds < LONGEST_S and 0 <= self.useful <= 1 and 1 <= self.gain < LONGEST_S):
-            raise ValueError("seconds above 0, a useful share of 0 to 1 and a gain of at least 1 expected")
+            raise ValueError("expected seconds above 0, a useful share of 0 to 1 and a gain of at least 1")
         if not all(0 <= value < LONGEST_S for value in (*self.phases.values(), *self.shares.values())):
-            raise ValueError("phases and shares of at least 0 expected")
+            raise ValueError("expected phases and shares of at least 0")
         if not (0 <= self.least_exchange_s < LONGEST_S and 0 <= self.exchanged_bytes < LONGEST_S * 1e6):
-            raise ValueError("bytes and seconds of an exchange of at least 0 expected")
+            raise ValueError("expected bytes and seconds of an exchange of at least 0")
 
     @property
     def saved_s(self) -> float:

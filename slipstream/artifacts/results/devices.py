@@ -42,11 +42,11 @@ class PodSeries:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for impossible times, and for series of other lengths."""
         if not all(0 <= at < LATEST for at in (*self.at, self.seconds)):
-            raise ValueError("seconds since 1970 expected")
+            raise ValueError("expected seconds since 1970")
         for device in self.devices:
             for values in (device.busy, device.memory, device.sm_active or device.busy):
                 if len(values) != len(self.at) or any(not 0 <= value <= 1e3 for value in values if value):
-                    raise ValueError(f"{device.name}: a share for each of {len(self.at)} times expected")
+                    raise ValueError(f"{device.name}: expected a share for each of {len(self.at)} times")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class AttemptSpan:
         """Raise ``ValueError`` for impossible times."""
         times = (self.began_at, self.seconds, *(at for each in self.events.values() for at in each))
         if not all(0 <= at < LATEST for at in times):
-            raise ValueError("seconds of at least 0 expected")
+            raise ValueError("expected seconds of at least 0")
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ class Bins:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` unless there is a count for every bin and the edges ascend."""
         if len(self.counts) != len(self.edges) + len(self.texts) + 2 or min(self.counts) < 0:
-            raise ValueError("the counts are not those of the bins")
+            raise ValueError("expected a count of at least 0 for every bin")
         if self.edges != sorted(set(self.edges)) or (self.edges and self.texts):
-            raise ValueError("the edges of the bins do not rise")
+            raise ValueError("the edges of the bins do not ascend")
 
     @property
     def ordered(self) -> bool:

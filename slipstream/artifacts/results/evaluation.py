@@ -166,13 +166,13 @@ class Evaluation(PlotData):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for an unknown task, a metric of another task, or plot data of other classes."""
         if self.metric.name not in (*METRICS.get(self.task, ()), *(OF_DOCUMENTS if self.language else ())):
-            raise ValueError(f"{self.task!r} is not judged by {self.metric.name}")
+            raise ValueError(f"{self.task!r} is not evaluated by {self.metric.name}")
         if self.roc is not None and (len(self.classes) != 2 or len(self.roc.fpr) != len(self.roc.tpr)):
-            raise ValueError("a ROC curve of two classes has as many false as true positive rates")
+            raise ValueError("the ROC curve needs two classes and equal numbers of false and true positive rates")
         if self.confusion is not None and {len(self.confusion), *map(len, self.confusion)} != {len(self.classes)}:
-            raise ValueError(f"the confusion matrix is not one of {len(self.classes)} classes")
+            raise ValueError(f"the confusion matrix does not have {len(self.classes)} classes")
         if self.scatter is not None and len(self.scatter.actual) != len(self.scatter.predicted):
-            raise ValueError("there are not as many predicted as actual values")
+            raise ValueError("the numbers of predicted and actual values differ")
 
     @property
     def metric_names(self) -> list[str]:

@@ -182,8 +182,8 @@ class LibraryFiles:
         """Difference to the trained model; "" if there is none."""
         if not self.four_bits:
             return ""
-        beside = "it was trained beside the base's weights in four bits (NF4), which the whole model holds"
-        return f"{beside}, and gives other outputs on the base as it is"
+        beside = "it was trained with the base's weights in four bits (NF4), which the complete model contains"
+        return f"{beside}; on the original base its outputs differ"
 
     @property
     def loaded_by(self) -> dict[str, str]:
@@ -233,11 +233,11 @@ class ExportReport:
         """
         expected = [self.chosen] if self.variants or self.chosen else []
         if [variant.name for variant in self.variants if variant.chosen] != expected:
-            raise ValueError("not one variant is the chosen one")
+            raise ValueError("expected exactly one chosen variant, named by the field chosen")
         if self.task not in METRICS:
-            raise ValueError(f"{self.task!r} is no task")
+            raise ValueError(f"{self.task!r} is not a task")
         if self.profile and self.decided_at_batch not in [each.batch for each in self.profile]:
-            raise ValueError("the batch size that decided was not profiled")
+            raise ValueError("the batch size of the decision was not profiled")
 
     @property
     def timed(self) -> list[VariantFigures]:
@@ -257,11 +257,11 @@ class ExportReport:
     def ceiling(self) -> str:
         """Greatest possible gain of quantisation at the deciding batch size, in words."""
         if not self.profile:
-            return "What quantisation could gain at most is not known, as operators are timed on CPUs only"
+            return "The largest possible gain of quantisation is unknown, as operators are timed on CPUs only"
         at = next(each for each in self.profile if each.batch == self.decided_at_batch)
         return (
-            f"Products are {100 * at.products:.0f} % of FP32's time at batch {at.batch}: if they took none at all, "
-            f"the model would be {at.at_most:.2f} times as fast"
+            f"Matmuls and convolutions take {100 * at.products:.0f} % of FP32's time at batch {at.batch}: without "
+            f"them the model would be {at.at_most:.2f} times as fast"
         )
 
 

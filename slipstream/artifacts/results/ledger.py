@@ -52,7 +52,7 @@ class AttemptRecord:
     saves: int = 0
     #: Seconds by activity.
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
-    #: Wall-clock seconds of the attempt so far.
+    #: Wall-clock seconds since the start of the attempt.
     wall: float = 0.0
     ended: str = KILLED
     #: Start in seconds since 1970, UTC; 0 in older records.
@@ -73,9 +73,9 @@ class AttemptRecord:
         times = (self.wall, self.began_at, *(at for each in self.events.values() for at in each))
         counts = (self.attempt, self.world, self.first_step, self.last_step, self.saved_step, self.saves, self.pods)
         if not all(0 <= at < LATEST for at in times) or not all(abs(at) < LATEST for at in self.seconds.values()):
-            raise ValueError("seconds expected")
+            raise ValueError("expected seconds")
         if not all(0 <= count < LATEST for count in counts):
-            raise ValueError("counts expected")
+            raise ValueError("expected counts of at least 0")
 
     @property
     def executed(self) -> int:
@@ -158,7 +158,7 @@ def read_attempts(storage: Storage) -> list[AttemptRecord]:
             elif not is_end and (record := decode_attempt(content)):
                 records.append(record)
             else:
-                LOG.warning("%s/%s: not the record of an attempt; skipped", storage.base, key)
+                LOG.warning("%s/%s is not a record of an attempt and is skipped", storage.base, key)
     for record in records:
         record.ended = ends.get(end_key(record.attempt), record.ended)
     return sorted(records, key=lambda record: record.attempt)

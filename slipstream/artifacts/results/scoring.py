@@ -73,7 +73,7 @@ class ScoredTable:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` unless every row was scored or quarantined."""
         if self.rows != self.scored + self.set_aside:
-            raise ValueError(f"of {self.rows} rows {self.scored} were scored and {self.set_aside} set aside")
+            raise ValueError(f"of {self.rows} rows {self.scored} were scored and {self.set_aside} quarantined")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class AgainstGiven:
     @property
     def sentence(self) -> str:
         than = "than the settings as given"
-        said = f"{self.answer} {than}" if self.answer != "can't tell" else f"can't tell whether it is better {than}"
+        said = f"{self.answer} {than}" if self.answer != "can't tell" else f"not significantly better {than}"
         interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
         return f"{said}: {self.gain:+.2f} {self.unit} on {self.rows:,} test rows ({interval})"
 
@@ -91,8 +91,8 @@ class Sweep:
         if self.against:
             return self.against.sentence
         if self.best_trial.is_given:
-            return "the settings as given are the best that were tried"
-        return "there is no trained model with the settings as given to compare with"
+            return "the settings as given were the best of all trials"
+        return "no model was trained with the settings as given, so there is no comparison"
 
     @property
     def best_trial(self) -> SweepTrial:

@@ -37,7 +37,7 @@ MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
 #: Tolerances for outputs on another machine: relative to the largest output, plus, for low-precision models, relative
 #: to the outputs' range.
 FINE, COARSE = 1e-4, 0.05
-LOGITS = "logits of each next token; softmax gives probabilities"
+LOGITS = "logits of every next token; softmax gives probabilities"
 UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
 
 
@@ -86,7 +86,7 @@ def write_raw(
     outputs = run(model, encode(columns, deployed.opset))[0]
     expected = softmax(outputs) if classes else outputs
     if not np.abs(scores - expected).max() <= allowed:
-        raise UserError(f"export: {RAW_MODEL} does not give what {MODEL} gives; please report this with schema.json")
+        raise UserError(f"export: the outputs of {RAW_MODEL} and {MODEL} differ; please report this with schema.json")
     text = [name for row in labels for name in row[:, 0].tolist()]
     writer.write_json(RAW, {"inputs": values, "outputs": scores.astype(float).tolist(), "labels": text})
     inputs = [

@@ -78,7 +78,7 @@ def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
         try:
             files[FAST] = reset(files[FAST].decode()).encode()
         except ValueError as error:
-            raise UserError(f"data: {prefix}{FAST} is no tokenizer of Hugging Face's tokenizers: {error}") from None
+            raise UserError(f"data: {prefix}{FAST} is not a tokenizer of Hugging Face's tokenizers: {error}") from None
     return files
 
 

@@ -64,10 +64,10 @@ class RawColumns:
 def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
     """Return the columns of ``statistics.json``, or the reason why a graph cannot encode them."""
     if "types" not in statistics:
-        return "the data is no table of typed columns"
+        return "the data are not a table of typed columns"
     if statistics["documents"]:
         named = ", ".join(statistics["documents"])
-        return f"columns of documents ({named}): ONNX can neither fold Unicode (NFKC) nor compute XXH3"
+        return f"columns of documents ({named}): ONNX can neither normalise Unicode (NFKC) nor compute XXH3"
     return columns_of(statistics)
 
 

@@ -34,7 +34,9 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); expected an Ed25519 private key (PEM)") from None
     except (ValueError, TypeError):
-        raise UserError(f"{path}: no private key without a password; expected an Ed25519 private key (PEM)") from None
+        raise UserError(
+            f"{path}: not a private key without a password; expected an Ed25519 private key (PEM)"
+        ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise UserError(f"{path}: holds another kind of key; make one with: openssl genpkey -algorithm ed25519")
     return key
@@ -49,7 +51,7 @@ def sign(directory: Path, key: Path) -> Path:
     try:
         check_files(directory)
     except BadPackage as error:
-        raise UserError(f"{error}; what is not whole is not signed") from None
+        raise UserError(f"{error}; only a complete model can be signed") from None
     path = directory / SIGNATURE
     path.write_bytes(private.sign(read_file(directory, MANIFEST)))
     return path

@@ -63,7 +63,7 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
         models[f"{name}_raw"] = (raw.model, raw.inputs, raw.outputs)
     for model in models:
         if (repository / model).exists():
-            raise UserError(f"{repository / model}: is there already; remove it, or choose another name by --name")
+            raise UserError(f"{repository / model}: already exists; remove it, or choose another name with --name")
     repository.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=repository.parent, prefix=".triton-") as scratch:
         for model, (file, inputs, outputs) in models.items():
@@ -155,7 +155,7 @@ def flaws_of(
     for kind, specs in (("input", inputs), ("output", outputs)):
         written = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in config[kind]}
         if len(written) != len(config[kind]):
-            yield f"{kind}: a name occurs twice"
+            yield f"{kind}: a name is used twice"
         for spec in specs:
             right = (TYPES[spec.dtype], dims(spec))
             if written.pop(spec.name, None) != right:
@@ -167,13 +167,13 @@ def flaws_of(
         if not 1 < rows <= largest:
             yield f"preferred_batch_size: {rows}; expected more than 1 and at most max_batch_size, {largest}"
     if sorted(set(preferred)) != preferred:
-        yield f"preferred_batch_size: {preferred}; expected each once, ascending"
+        yield f"preferred_batch_size: {preferred}; expected every size once, ascending"
     for warm in config.get("model_warmup", []):
         if not 1 <= warm["batch_size"] <= largest:
             yield f"model_warmup {warm['name']!r}: batch_size {warm['batch_size']}; expected 1 to {largest}"
         given = {entry["key"]: (entry["value"]["data_type"], entry["value"]["dims"]) for entry in warm["inputs"]}
         if given != {spec.name: (TYPES[spec.dtype], dims(spec)) for spec in inputs}:
-            yield f"model_warmup {warm['name']!r}: its inputs are not the model's"
+            yield f"model_warmup {warm['name']!r}: its inputs differ from the model's"
 
 
 def parse(text: str) -> Any:
@@ -220,7 +220,7 @@ def scalar(value: object) -> str:
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("repository", type=click.Path(path_type=Path))
-@click.option("--name", default="", help="The model's name in the repository; otherwise that of its target.")
+@click.option("--name", default="", help="Name of the model in the repository (default: the name of its target).")
 def main(directory: Path, repository: Path, name: str) -> None:
     """Add the exported model in DIRECTORY to the Triton model repository REPOSITORY.
 

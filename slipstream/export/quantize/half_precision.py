@@ -84,7 +84,7 @@ class Converter:
         nodes = [converted for node in graph.node for converted in self.converted(node)]
         if not any(node.op_type in CONVOLUTIONS and node.output[0] in self.halves.values() for node in nodes):
             opset = opset_of(self.source)
-            raise UserError(f"export.opset: {opset} has no product of this model in {self.kind}; set it to 22 or more")
+            raise UserError(f"export.opset: {opset} has no matmul of this model in {self.kind}; set it to 22 or more")
         for value in graph.output:
             nodes += self.cast(value.name) if value.name in self.only_half else []
         converted = onnx.ModelProto()

@@ -168,7 +168,7 @@ def calibration_rows(names: Sequence[str], inputs: Sequence[np.ndarray]) -> Any:
     """
     if len(inputs[0]) < FEWEST_ROWS:
         raise UserError(
-            f"export.calibration_rows: the training split has {len(inputs[0])} rows to take ranges from; expected at "
+            f"export.calibration_rows: the training split has {len(inputs[0])} rows for calibration; expected at "
             f"least {FEWEST_ROWS}"
         )
     from onnxruntime.quantization import CalibrationDataReader

@@ -134,7 +134,7 @@ def make_all(
 
     fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
     recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(onnx.load(quantiser.fp32))
-    late = VariantVerdict("not tried", f"the time was over (export.seconds: {config.seconds:g})")
+    late = VariantVerdict("not tried", f"the time limit was reached (export.seconds: {config.seconds:g})")
     for recipe in recipes:
         path = directory / f"model.{recipe.code}.onnx"
         try:
@@ -144,7 +144,7 @@ def make_all(
                 quantiser.make(recipe, path)
                 content = path.read_bytes()
                 if content in seen:
-                    verdict = VariantVerdict("the same", f"gives the very file of {seen[content]}")
+                    verdict = VariantVerdict("the same", f"gives the same file as {seen[content]}")
                 elif len(content) > SHRUNK * fp32_bytes:
                     share = 100 * len(content) / fp32_bytes
                     verdict = VariantVerdict("did not shrink", f"its file has {share:.0f} % of FP32's size")
@@ -209,9 +209,9 @@ def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> Va
     if config.optimise == "size":
         return VariantVerdict("dropped", f"others are smaller than its {candidate.bytes:,} bytes")
     if not candidate.speed:
-        return VariantVerdict("dropped", "clearly slower than FP32 at every batch size, in its first turns")
+        return VariantVerdict("dropped", "clearly slower than FP32 at every batch size in the first measurements")
     seen = ", ".join(f"{speed:.2f} at batch {batch}" for batch, speed in candidate.speed.items())
-    return VariantVerdict("dropped", f"others were faster in their first turns (times as fast as FP32: {seen})")
+    return VariantVerdict("dropped", f"others were faster in the first measurements (times as fast as FP32: {seen})")
 
 
 def products_of(path: Path) -> list[str]:

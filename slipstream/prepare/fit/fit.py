@@ -82,12 +82,12 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
         elif roles[name].role == CATEGORICAL:
             categorical.append(fit_categorical(name, scanned.column(name)))
         elif roles[name].why:
-            warnings.append(f"column {name!r} is set aside: {roles[name].why}")
+            warnings.append(f"column {name!r} is not used: {roles[name].why}")
     documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
     if not numeric and not categorical and not documents and scanned.rows[TRAIN]:
         whys = [f"{name!r}: {role.why}" for name, role in roles.items() if role.why]
         more = [f"and {len(whys) - SHOWN} more"] if len(whys) > SHOWN else []
-        raise UserError(f"data: no column is left to learn from; {'; '.join([*whys[:SHOWN], *more])}")
+        raise UserError(f"data: no column can be used as a feature; {'; '.join([*whys[:SHOWN], *more])}")
     check_splits(scanned.rows)
     moments = scanned.column(target).moments[TRAIN]
     transform = Transform(
@@ -126,13 +126,11 @@ def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
     if rows == 0 and scanned.bad:
         row = scanned.bad[0]
         raise UserError(
-            f"data: no row is left when the bad ones are set aside; the first, in {row.file}, line {row.line}: "
-            f"{row.reason} in column {row.column!r}, {row.raw[:60]!r}"
+            f"data: all rows were quarantined; the first, in {row.file}, line {row.line}: {row.reason} in column "
+            f"{row.column!r}, {row.raw[:60]!r}"
         )
     if rows == 0:
-        raise UserError(
-            "data: no row is left when the bad ones are set aside; expected finite numbers, and a field for each column"
-        )
+        raise UserError("data: all rows were quarantined; expected finite numbers, and a field for each column")
     for setting in ("id", "group"):
         name = getattr(config, setting)
         if name and sum(scanned.column(name).missing) == rows:
@@ -163,14 +161,14 @@ def judge_target(
         return task, [], []
     if len(counts) > max(FEW_CLASSES, rows // 2) or len(counts) >= 1000:
         raise UserError(
-            f"target {target!r}: has {len(counts):,} different values in {rows:,} rows, too many for classes; name "
+            f"target {target!r}: has {len(counts):,} different values in {rows:,} rows, too many for classes; choose "
             "another target, or set data.task to regression if they are numbers"
         )
     single = [name for name, count in counts.items() if count == 1]
     if single:
         raise UserError(
-            f"target {target!r}: class {single[0]!r} has only one row, so it cannot be both learned and tested; drop "
-            "the row, merge the class with another or add rows"
+            f"target {target!r}: class {single[0]!r} has only one row, so it cannot be in both training and test "
+            "rows; drop the row, merge the class with another or add rows"
         )
     classes = (
         sorted(counts, key=lambda name: (float(name), name)) if types[target] in value_types.NUMBERS else sorted(counts)

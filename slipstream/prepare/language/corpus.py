@@ -184,8 +184,8 @@ def parsed(file: SourceFile, line: bytes) -> dict[str, Any] | str:
     except UnicodeDecodeError:
         return "not UTF-8"
     except (ValueError, RecursionError):
-        return "no JSON"
-    return found if isinstance(found, dict) else "no JSON object"
+        return "not JSON"
+    return found if isinstance(found, dict) else "not a JSON object"
 
 
 def read_rows(piece: Piece) -> Iterator[Record]:

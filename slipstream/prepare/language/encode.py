@@ -124,7 +124,7 @@ def why_no_row(tokens: int, learned: int, room: int) -> str:
     """Return the reason to quarantine a conversation; empty if there is none."""
     if tokens > room:
         return f"a conversation of {tokens:,} tokens, more than data.length + 1, {room:,}"
-    return "" if learned else "no answer: no token of an answer is its own"
+    return "" if learned else "no answer: every token of its answers also holds text of another message"
 
 
 def begun(job: EncodeJob) -> EncodedPiece:

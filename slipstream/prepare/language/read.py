@@ -165,11 +165,11 @@ def documents(records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
 def document(text: object) -> str:
     """Return a text that can be learned; raise :class:`CannotRender` for anything else."""
     if not isinstance(text, str):
-        raise CannotRender("no text")
+        raise CannotRender("not text")
     try:
         text.encode()
     except UnicodeError:
-        raise CannotRender("half of a surrogate pair, which is no text") from None
+        raise CannotRender("half of a surrogate pair, which is not valid text") from None
     if not text:
         raise CannotRender("the text is empty")
     return text

@@ -123,7 +123,7 @@ def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
     unit_square(axes)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     legend(axes)
-    return "ROC curve of the model beside chance"
+    return "ROC curve of the model and of chance"
 
 
 @inline_svg
@@ -188,7 +188,7 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
         # An unbounded interval would leave no height for the others.
         if quality and max(-quality.low, quality.high) < NO_LIMIT:
             axes.plot([ms, ms], [quality.low, quality.high], color=SERIES[1], linewidth=1.5)
-        words = f"{variant.name}: {fmt.milliseconds(ms)}, loses {loss:.2f}, {variant.verdict}"
+        words = f"{variant.name}: {fmt.milliseconds(ms)}, loss {loss:.2f}, {variant.verdict}"
         plot_point(axes, ms, loss, SERIES[1] if quality else SERIES[0], words, 9.0 if variant.chosen else 6.0)
         if variant.chosen:
             axes.plot([ms], [loss], linestyle="", marker="o", markersize=5, color=SERIES[0], zorder=4, label="chosen")

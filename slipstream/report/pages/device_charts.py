@@ -12,7 +12,7 @@ from slipstream.report import formatting as fmt
 from slipstream.report.pages.charts import REFERENCE_LINE, legend, number, percent
 from slipstream.report.pages.inline_svg import INK, SERIES, SOFT, inline_svg, tooltip
 
-#: Largest number of lines that can be told apart; above it, mean and range of all devices are drawn.
+#: Largest number of lines that can be distinguished; above it, mean and range of all devices are drawn.
 MOST_LINES = len(SERIES)
 #: Units of the time axis by the seconds that it spans.
 UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -75,7 +75,7 @@ def draw(axes: Axes, devices: TrainingDevices, values: Callable[[DeviceSeries], 
                 label=names[index] if first else None,
             )
     mark(axes, devices, began, scale)
-    axes.set(ylim=(0, 1.12), xlabel=f"{unit} since the training began")
+    axes.set(ylim=(0, 1.12), xlabel=f"{unit} since the start of training")
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
     axes.yaxis.set_major_formatter(percent)
     axes.xaxis.set_major_formatter(number)

@@ -40,7 +40,7 @@ def history(axes: Axes, sweep: Sweep) -> str:
         [*(place for place, _ in best), last],
         [*(loss for _, loss in best), best[-1][1]] if best else [],
         where="post",
-        label="best complete trial so far",
+        label="best complete trial until then",
         color=SERIES[0],
     )
     axes.set_xlabel("trial")

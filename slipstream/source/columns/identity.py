@@ -241,8 +241,8 @@ def hash_identities(
         row = int(inexact[0])
         raise UserError(
             f"{file}, line {int(lines[row])}: the column {name!r} decides splits, but holds "
-            f"{value_types.as_python(column.slice(row, 1))[0]!r} as a float, which cannot be told from other ids of "
-            "that size; expected whole numbers, or texts of all their digits"
+            f"{value_types.as_python(column.slice(row, 1))[0]!r} as a float, which cannot be distinguished from other "
+            "ids of that size; expected whole numbers, or texts of all their digits"
         )
     return hash_values(column, number_format, exact=True)
 

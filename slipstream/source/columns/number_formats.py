@@ -223,17 +223,16 @@ def guess_types(
         if priced := with_units(texts, config.missing):
             warnings.append(
                 f"column {name!r}: looks like numbers with a currency, a percent sign or parentheses, such as "
-                f"{priced[:60]!r}, and is taken as text, as it cannot be known that all have the same unit; if they "
-                "have, write plain numbers into the column, else declare it in data.types as text or drop it with "
-                "data.drop"
+                f"{priced[:60]!r}, and is read as text, as the units may differ; if all have the same unit, write "
+                "plain numbers into the column, else declare it in data.types as text or drop it with data.drop"
             )
             continue
         failed = value_types.mostly_numbers(number_format.normalise(texts, value_types.NUMBER), config.missing)
         if separators := readings(texts, config.missing):
             warnings.append(
-                f"column {name!r}: looks like numbers with separators, such as "
-                f"{texts.drop_null()[0].as_py()[:60]!r}, and is taken as text; if they are numbers, set "
-                f"{' or '.join(separators)}, else declare it in data.types as text"
+                f"column {name!r}: looks like numbers with separators, such as {texts.drop_null()[0].as_py()[:60]!r}, "
+                f"and is read as text; if they are numbers, set {' or '.join(separators)}, else declare it in "
+                "data.types as text"
             )
         elif failed is not None and failed.any():
             row = int(np.flatnonzero(failed)[0])
@@ -250,6 +249,6 @@ def tolerance(config: DataConfig) -> float:
 
 def taken_as_text(example: BadRow, share: str, kind: str) -> str:
     return (
-        f"column {example.column!r}: {share} are not {kind} (the first is {example.raw[:60]!r} in {example.file}, line "
-        f"{example.line}), so it is taken as text; if they mean missing, add them to data.missing"
+        f"column {example.column!r}: {share} are not {kind} (the first is {example.raw[:60]!r} in {example.file}, "
+        f"line {example.line}), so it is read as text; if they mean missing, add them to data.missing"
     )

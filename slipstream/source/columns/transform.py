@@ -162,7 +162,7 @@ class Transform:
         there = set(batch.schema.names)
         absent = [name for name in self.columns if name not in there]
         if absent:
-            raise UserError(f"data: the column {absent[0]!r} is not there, but the model was trained with it")
+            raise UserError(f"data: the column {absent[0]!r} is missing, but the model was trained with it")
         names = {column.name for column in self.numeric}
         numbers = {name: numbers[name] if name in numbers else self._numbers(batch, name) for name in names}
         codes = np.empty((len(self.categorical), batch.num_rows), np.int32)

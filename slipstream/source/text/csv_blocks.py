@@ -64,7 +64,7 @@ class Block:
             source.seek(self.offset)
             data = source.read(self.size)
         if len(data) != self.size:
-            raise UserError(f"{self.file}: was cut while it was read; expected a file that nobody writes to")
+            raise UserError(f"{self.file}: was truncated while it was read; start again when no process writes to it")
         return data
 
 
@@ -208,8 +208,8 @@ def read_header(file: SourceFile, config: DataConfig) -> list[str]:
         for record in csv_reader(block.data.decode(), config):
             if any("\0" in name for name in record):
                 raise UserError(
-                    f"{file.uri}: the header has bytes that are 0, as no text has; if it is UTF-16, set data.encoding "
-                    'to "utf-16-le" or "utf-16-be", otherwise expected a CSV'
+                    f"{file.uri}: the header has bytes that are 0, which text does not have; if it is UTF-16, set "
+                    'data.encoding to "utf-16-le" or "utf-16-be", otherwise expected a CSV'
                 )
             if record:
                 return [name.strip() for name in record]

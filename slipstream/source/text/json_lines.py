@@ -68,9 +68,9 @@ def object_on(line: bytes) -> dict[str, object]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise Unreadable("half a surrogate pair, which is no text") from None
+            raise Unreadable("half of a surrogate pair, which is not valid text") from None
         if any(name.startswith("\0") for name in value):
-            raise Unreadable("a key that begins with NUL")
+            raise Unreadable("a key that starts with NUL")
     return value
 
 

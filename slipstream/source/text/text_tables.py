@@ -117,7 +117,7 @@ def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
 def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
     """Plan from the first lines of every file; keys that a line or file lacks are missing values there."""
     if config.columns or not config.header:
-        raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so leave both out")
+        raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so remove both")
     config = replace(config, quote="", escape="")  # no quotes span lines
     types: dict[str, str] = {}
     warnings: list[str] = []
@@ -265,12 +265,12 @@ def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, 
     if other:
         raise UserError(
             f"{other}: its fields are separated by {delimiters[other]!r}, but by {mark!r} in {first}; expected one "
-            "mark in all files, which data.delimiter names if it was not found"
+            "delimiter in all files; set data.delimiter if the detected one is wrong"
         )
     if mark == USUAL_DELIMITER or all(map(has_tabs, files)):
         return mark, []
     where = first if len(files) == 1 else f"{first} and {len(files) - 1:,} more"
-    return mark, [f"delimiter {mark!r} detected in {where}: if it is another, set data.delimiter"]
+    return mark, [f"delimiter {mark!r} detected in {where}: if it is wrong, set data.delimiter"]
 
 
 def delimiter_of(file: SourceFile, config: DataConfig) -> str:

@@ -99,9 +99,9 @@ def test_real_rows_only_when_asked_for(data: PreparedData, tmp_path: Path) -> No
 def test_images_have_tensors_only(tmp_path: Path) -> None:
     made = package(tmp_path / "model", images(tmp_path / "data"), steps=5)
     signature = json.loads((made / "signature.json").read_text())
-    assert (signature["raw"], signature["no_raw"]) == (None, "the data is no table of typed columns")
+    assert (signature["raw"], signature["no_raw"]) == (None, "the data are not a table of typed columns")
     assert not (made / "model.raw.onnx").exists()
-    assert "no table of typed columns" in (made / "MODEL_CARD.md").read_text()
+    assert "not a table of typed columns" in (made / "MODEL_CARD.md").read_text()
     check(made)
 
 
@@ -172,7 +172,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
     for where in (tmp_path, tmp_path / "nowhere"):
         ran = run_check(where)
         assert (ran.returncode, ran.stdout) == (1, "")
-        assert ran.stderr == f"Error: {where}: no exported model; expected a directory with a manifest.json\n"
+        assert ran.stderr == f"Error: {where}: not an exported model; expected a directory with a manifest.json\n"
 
 
 def reseal(directory: Path, name: str) -> None:
@@ -282,14 +282,14 @@ def test_keys_that_are_none(copy: Path, keys: tuple[Path, Path], tmp_path: Path)
     (tmp_path / "text.pem").write_text("no key")
     for key, message in (
         (tmp_path / "none.pem", "No such file"),
-        (tmp_path / "text.pem", "no public key; expected an Ed25519 public key"),
-        (write_public(tmp_path / "x.pem", other), "is no Ed25519 key"),
+        (tmp_path / "text.pem", "not a public key; expected an Ed25519 public key"),
+        (write_public(tmp_path / "x.pem", other), "is not an Ed25519 key"),
     ):
         with pytest.raises(BadPackage, match=message):
             check(copy, key)
     for key, message in (
         (tmp_path / "none.pem", "No such file"),
-        (tmp_path / "text.pem", "no private key without a password"),
+        (tmp_path / "text.pem", "not a private key without a password"),
         (tmp_path / "other.pem", "holds another kind of key"),
     ):
         with pytest.raises(UserError, match=message):
@@ -298,7 +298,7 @@ def test_keys_that_are_none(copy: Path, keys: tuple[Path, Path], tmp_path: Path)
 
 def test_what_is_not_whole_is_not_signed(copy: Path, keys: tuple[Path, Path]) -> None:
     (copy / "MODEL_CARD.md").write_text("other")
-    with pytest.raises(UserError, match="what is not whole is not signed"):
+    with pytest.raises(UserError, match="only a complete model can be signed"):
         sign(copy, keys[0])
     assert not (copy / SIGNATURE).exists()
 

@@ -221,7 +221,7 @@ def test_what_a_graph_cannot_start_from_is_said() -> None:
     words = Transform("y", "classification", {"review": "text"}, [], documents=("review",), text_length=8)
     why = read_columns(words.to_json())
     assert isinstance(why, str) and "review" in why and "NFKC" in why
-    assert read_columns({"image_mean": [1.0]}) == "the data is no table of typed columns"
+    assert read_columns({"image_mean": [1.0]}) == "the data are not a table of typed columns"
 
 
 def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:

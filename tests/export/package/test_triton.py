@@ -108,7 +108,7 @@ def test_batches_are_preferred_by_what_was_measured(
         (("input", 0, "data_type"), "TYPE_FP64", "input 'numeric': expected TYPE_FP32"),
         (("output", 0, "name"), "logit", "output 'logit': the model has no such output"),
         (("model_warmup", 0, "batch_size"), 1000, "batch_size 1000; expected 1 to 256"),
-        (("model_warmup", 0, "inputs"), [], "its inputs are not the model's"),
+        (("model_warmup", 0, "inputs"), [], "its inputs differ from the model's"),
     ],
 )
 def test_what_the_protobuf_accepts_and_triton_does_not(place: Any, value: Any, flaw: str, model: Path) -> None:
@@ -138,7 +138,7 @@ def test_every_type_is_one_of_tritons() -> None:
 def test_what_is_there_stays(model: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     (repository / "y_raw").mkdir(parents=True)
-    with pytest.raises(UserError, match="y_raw: is there already; remove it, or choose another name"):
+    with pytest.raises(UserError, match="y_raw: already exists; remove it, or choose another name"):
         write_repository(model, repository)
     assert [path.name for path in repository.iterdir()] == ["y_raw"]
     ran = CliRunner().invoke(triton.main, [str(model), str(repository), "--name", "churn"])
@@ -155,4 +155,4 @@ def test_a_name_that_is_none(name: str, model: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     ran = CliRunner().invoke(triton.main, [str(tmp_path), str(tmp_path / "r")])
-    assert ran.exit_code == 1 and "no exported model; expected a directory with a manifest.json" in ran.output
+    assert ran.exit_code == 1 and "not an exported model; expected a directory with a manifest.json" in ran.output

@@ -75,7 +75,7 @@ def test_a_changed_byte_on_s3_is_passed_over(job: Job, undisturbed: Undisturbed,
     data[len(data) // 3] ^= 4
     storage.put(key, bytes(data))
     assert attempt(job).finished
-    assert "is not what was written" in (job.place / "log-0").read_text()
+    assert "was changed after it was written" in (job.place / "log-0").read_text()
     assert outcome(job) == undisturbed(2)
 
 

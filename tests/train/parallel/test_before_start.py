@@ -198,7 +198,7 @@ def test_a_model_that_is_too_large_for_its_export(
     count = sum(weight.numel() for weight in build(model, signature, seed=0).network.parameters())
     with pytest.raises(UserError) as error:
         begin(data["table"], model, BATCH, most_parameters=count - 1)
-    expected = f"export.most_parameters: {count - 1:,} are too few for {model.name}, which has {count:,} parameters"
+    expected = f"export.most_parameters: {count - 1:,} is too small for {model.name}, which has {count:,} parameters"
     assert error.value.message.startswith(expected)
     with pytest.raises(Started):
         begin(data["table"], model, BATCH, most_parameters=count)
