@@ -7,8 +7,8 @@ FROM python:3.11-slim-bookworm
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 ORT_DISABLE_TELEMETRY=1
 # Where Flyte unpacks registered code, over the image's own, and from where it runs: uid 1000 has to write there.
 WORKDIR /root
-# Not in the wheels: NCCL loads libibverbs and its drivers, without which it uses sockets instead of InfiniBand and
-# RoCE; Triton compiles the launchers of its kernels, for training.compile.
+# Missing in wheels: NCCL loads libibverbs and its drivers, without which it falls back to sockets instead of InfiniBand and
+# RoCE; Triton compiles what starts its kernels, for training.compile.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ gcc ibverbs-providers libc6-dev libibverbs1 librdmacm1 \
     && rm --recursive /var/lib/apt/lists/*

@@ -1,5 +1,5 @@
-# AMD GPUs. torch with ROCm and RCCL comes with the base image and is kept: choose a base with Python 3.11 or newer and
-# a torch that the project accepts (pyproject.toml), or the build fails.
+# AMD GPUs. torch with ROCm and RCCL comes with the base image and stays unchanged: choose one with Python 3.11 or newer
+# and a torch that the project takes (pyproject.toml), or the build fails.
 #   docker build -f images/rocm.Dockerfile --build-arg BASE=rocm/pytorch:TAG -t REGISTRY/slipstream:rocm .
 ARG BASE=rocm/pytorch:latest
 FROM ${BASE}

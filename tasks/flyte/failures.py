@@ -150,7 +150,7 @@ def failure_of(error: Exception, reports: list[Report]) -> Exception:
     if signalled := told_to_end(error):
         # The workers got the signal, too: other reports may be its consequences.
         saved = next((report.message for report in reports if report.outcome is Outcome.PREEMPTED), "")
-        return PodPreempted(saved or f"the agent was preempted ({signalled})")
+        return PodPreempted(saved or f"the agent was told to end: {signalled}")
     if worst and worst.outcome is Outcome.OUT_OF_MEMORY:
         return SmallerMicroBatches(worst.message)
     why = interruption(error)

@@ -86,7 +86,7 @@ def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_
     signalled.__context__ = SignalException("Process 7 got signal: 15", 15)  # type: ignore[arg-type]
     failure = failure_of(signalled, reports)
     assert isinstance(failure, PodPreempted) and "left at step 3, saved" in str(failure)
-    assert "was preempted (Process 7" in str(failure_of(signalled, reports[:1]))
+    assert "told to end: Process 7" in str(failure_of(signalled, reports[:1]))
 
 
 def test_a_bug_that_torch_saw_first_stays_as_torch_put_it() -> None:

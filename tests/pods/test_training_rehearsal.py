@@ -110,18 +110,18 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
     until_saved(cluster, first, "spot")
     first.kill()
     for attempt in (1, 2):  # deleted while they start: they leave nothing
-        pod = cluster.pod(1, "spot", attempt=attempt, first="spot")
+        pod = cluster.pod(1, "spot", attempt=attempt, beside="spot")
         time.sleep(1)
         pod.kill()
         pod.finish()
     # Its predecessor left nothing; it goes on where the first one was, and is lost at once.
-    fourth = cluster.pod(1, "spot", attempt=3, first="spot")
+    fourth = cluster.pod(1, "spot", attempt=3, beside="spot")
     while "resumes from step" not in fourth.said():
         assert fourth.running, fourth.said()
         time.sleep(0.02)
     fourth.kill()
     assert step_of(fourth.finish()) >= 10
-    recovered = cluster.pod(1, "spot-recovered", first="spot")
+    recovered = cluster.pod(1, "spot-recovered", beside="spot")
     output = recovered.finish()
     assert recovered.exit_code == 0 and step_of(output) >= 10, output
     assert "held by attempt 3 of spot" in output, "a lost execution is not told from one at work"
@@ -129,11 +129,11 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
 
     # What is finished is swept, is not trained again if Flyte did not learn of it, and begins afresh in another one.
     assert {key.rpartition("/")[2] for key in cluster.home("spot")} == {"0003", "finished.json", "0003.json"}
-    again = cluster.pod(1, "spot-recovered", attempt=1, first="spot")
+    again = cluster.pod(1, "spot-recovered", attempt=1, beside="spot")
     output = again.finish()
     assert again.exit_code == 0 and "takes its result from" in output and "validation loss" not in output, output
     same_model(tmp_path / "made", cluster.trained("spot-recovered", tmp_path / "again", 1))
-    afresh = cluster.pod(1, "spot-afresh", first="spot")
+    afresh = cluster.pod(1, "spot-afresh", beside="spot")
     output = afresh.finish()
     assert afresh.exit_code == 0 and "begins afresh" in output and "resumes from step" not in output, output
     same_model(tmp_path / "whole", cluster.trained("spot-afresh", tmp_path / "afresh"))

@@ -1,4 +1,4 @@
-"""The report of a scheduled run: later runs that were skipped because it was still running."""
+"""The report of a scheduled run: the later runs that were skipped because this run was still in progress."""
 
 from __future__ import annotations
 

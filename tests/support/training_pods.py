@@ -93,16 +93,17 @@ class Cluster:
         number: int = 0,
         attempt: int = 0,
         inputs: str = "inputs",
-        first: str = "",
+        beside: str = "",
         **variables: str,
     ) -> Pod:
         """Start pod ``number`` of an attempt of a distributed task in the execution ``name``.
 
-        Executions find each other's checkpoints only if their raw outputs have the same base: that of the execution
-        ``first``.
+        Executions find each other's checkpoints only if their raw outputs have the same base, which another
+        execution may have made.
         """
         container = primary_container(self.template(nodes, processes, TASKS.get(inputs, TRAIN)))
-        base = self.bucket.uri(f"{first or name}/raw")
+        first = beside or name
+        base = self.bucket.uri(f"{first}/raw")
         raw, before = (raw_output(base, name, "n0", which) for which in (attempt, attempt - 1))
         place = self.bucket.uri(f"{name}/{attempt}")
         values = values_of(self.bucket.uri(f"{inputs}.pb"), place, raw, before if attempt else "")
