@@ -125,7 +125,7 @@ def trained_bytes(directory: Path) -> int:
         (
             "base",
             {"model": {"lora": {"rank": 4}}, "training": {"parallel": {"tensor": 2}}},
-            "1 expected with model.lora",
+            "the adapters of model.lora cannot be divided",
         ),
         ("", {}, "--base: is empty; expected a directory"),
     ],

@@ -187,8 +187,8 @@ def test_a_file_of_other_tensors_than_the_adapters_is_damaged(what: str, adapted
         (
             {},
             replace(TRAINING, parallel=ParallelConfig(tensor=2)),
-            "training.parallel.tensor: 1 expected with model.lora, whose adapters are not divided; shard and pipeline "
-            "divide such a model",
+            "training.parallel.tensor: the adapters of model.lora cannot be divided; expected 1, or "
+            "training.parallel.shard or pipeline",
         ),
         (
             {"quantise": "nf4", "arguments": {}},

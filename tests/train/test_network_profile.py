@@ -93,9 +93,7 @@ def test_without_permission_numbers_stay_as_they_are(
     TuningHistory(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
     plain, careful = job(prepared, tmp_path / "plain"), job(prepared, tmp_path / "x", network_profile=str(place))
     assert attempt(plain).finished and attempt(careful).finished
-    assert "not applied, as collectives.numbers does not say may_change: hook=fp16" in (
-        (careful.place / "log-0").read_text()
-    )
+    assert "because collectives.numbers is not may_change: hook=fp16" in ((careful.place / "log-0").read_text())
     assert outcome(careful) == outcome(plain)
 
 

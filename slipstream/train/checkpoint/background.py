@@ -304,7 +304,9 @@ class BackgroundSave:
             if self._refused > TOLERATED_FAILURES or not tolerate:
                 raise
             if self._publisher.peers.rank == 0:
-                LOG.warning("not saved: %s; going on, the next one tries again", error)
+                LOG.warning(
+                    "checkpoint could not be saved: %s; training continues, and the next checkpoint retries", error
+                )
         else:
             self._refused = 0
             if (again := self.outage.saved(save.step, save.taken)) and self._publisher.peers.rank == 0:

@@ -128,7 +128,12 @@ def free(home: HomeSummary) -> None:
 
 @click.command()
 @click.argument("store", default="")
-@click.option("--free", "frees", is_flag=True, help="Delete unused ones older than the profile's checkpoint_days.")
+@click.option(
+    "--free",
+    "frees",
+    is_flag=True,
+    help="Delete unused checkpoint directories older than the profile's checkpoint_days.",
+)
 def main(store: str, frees: bool) -> None:
     """List the checkpoints below STORE, a directory or the prefix of Flyte's raw output in a store.
 

@@ -63,11 +63,11 @@ class Answer:
 
 @click.command()
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--devices", type=int, help="GPUs, over all nodes [default: those that are here, or 1].")
-@click.option("--nodes", type=int, default=1, help="Nodes that they are on, equally many on each.")
-@click.option("--memory", type=Memory(), metavar="24GiB", help="The memory of a device.")
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="A directory with the prepared data.")
-@click.option("--length", type=int, help="Instead: rows of so many tokens.")
+@click.option("--devices", type=int, help="Number of GPUs over all nodes [default: those of this machine, or 1].")
+@click.option("--nodes", type=int, default=1, help="Number of nodes, with equally many GPUs each.")
+@click.option("--memory", type=Memory(), metavar="24GiB", help="Memory of a device.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Directory with the prepared data.")
+@click.option("--length", type=int, help="Tokens per row, instead of --data.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def main(  # noqa: PLR0913 - an argument for each option
@@ -118,8 +118,8 @@ def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
     """
     if length is None or model.name not in ("auto", "transformer"):
         raise UserError(
-            "--data: expected a directory with the prepared data, which says what the model takes; or, for a "
-            "transformer, --length with the tokens of a row"
+            "--data: expected a directory with the prepared data, which defines the model's inputs; or, for a "
+            "transformer, --length with the tokens per row"
         )
     model = with_base_shape(model, length)
     stated = read_config(Path(str(model.arguments["config"]))) if "config" in model.arguments else {}

@@ -70,8 +70,8 @@ def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfM
         more = leave(checkpoints, decision).accumulation
     except UserError as error:  # a permanent refusal: no attempt would get the number
         return UserError(
-            f"training.accumulation: {what}, and the next attempt cannot be told to take {more} ({error.message}); "
-            f"expected {more}, or a home of checkpoints that can be written"
+            f"training.accumulation: {what}, and the next attempt cannot be set to {more} ({error.message}); expected "
+            f"{more}, or a writable checkpoint directory"
         )
     except NOT_WRITTEN as error:
         given = f"if that is given: it could not be written down ({error})"

@@ -283,7 +283,7 @@ def test_a_manifest_that_lists_other_ranks_than_it_says_is_damage(
     path.write_text(json.dumps(manifest))
     restored = Run(tmp_path).checkpoints.restore()
     assert restored and restored.step == 3
-    assert f"lists the files of 1 ranks, not of all {world}" in capsys.readouterr().err
+    assert f"lists the files of 1 ranks, but {world}" in capsys.readouterr().err
 
 
 def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:

@@ -140,5 +140,5 @@ def test_a_rank_without_room_for_its_directory_fails_with_the_others(
     run.checkpoints.save(1, {"step": 1})
     run.checkpoints.save(2, {"step": 2})
     assert run.checkpoints.finish() == Name(1, 2)
-    assert "not saved: " in (said := capsys.readouterr().err) and "no space left" in said
+    assert "checkpoint could not be saved: " in (said := capsys.readouterr().err) and "no space left" in said
     run.checkpoints.end()

@@ -150,7 +150,7 @@ def test_after_the_limit_the_steps_wait_until_it_is_saved(
         run.checkpoints.finish()
         guard.close()
     assert waited == [36], "the first save that the store did not take was due at step 5"
-    assert "nothing saved for training.unsaved_limit, 30 s: the steps wait" in capsys.readouterr().err
+    assert "no checkpoint could be saved for 30 s (training.unsaved_limit)" in capsys.readouterr().err
     assert names(tmp_path)[-1] == "step-000000000060.a0001"
 
 

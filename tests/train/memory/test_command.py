@@ -93,7 +93,7 @@ def test_prepared_data_says_what_a_model_takes(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", 40)
     found = ask(tmp_path, "--data", str(data), "--devices", "2", "--json", model={"name": "mlp"}, ema=0.9)
     answer = json.loads(found.stdout)
-    assert {row["shard"] for row in answer["rows"]} == {"none"}, "averages of divided weights are not built"
+    assert {row["shard"] for row in answer["rows"]} == {"none"}, "averages of divided weights are not supported"
     assert len(answer["not_traced"]) == 3 and "training.ema" in answer["not_traced"][0]
 
 

@@ -144,7 +144,7 @@ def test_the_next_attempt_takes_more_whatever_the_home_knew(
 @pytest.mark.parametrize(
     ("error", "ending", "said"),
     [
-        (UserError("home: is full"), UserError, r"cannot be told to take 8 \(home: is full\); expected 8, or a home "),
+        (UserError("home: is full"), UserError, r"cannot be set to 8 \(home: is full\); expected 8, or a writable "),
         (StorageUnavailable("home"), OutOfMemory, r"goes on with 8 from the last checkpoint, if that is given: it "),
         (MemoryError(), OutOfMemory, r"goes on with 8 from the last checkpoint, if that is given: it "),
     ],
