@@ -244,7 +244,11 @@ class Publisher:
         left = len(self.retention.expired(self.present))
         if left > 2 * self.warned:
             self.warned = left
-            stay = "1 expired checkpoint stays" if left == 1 else f"{left} expired checkpoints stay"
+            stay = (
+                "1 expired checkpoint could not be deleted"
+                if left == 1
+                else f"{left} expired checkpoints could not be deleted"
+            )
             LOG.warning("%s: %s; training continues (%s)", self.storage.base, stay, error)
 
 

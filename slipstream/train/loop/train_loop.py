@@ -210,8 +210,8 @@ class TrainLoop:
     def _bad_rows(self) -> str:
         """Return the rows behind the last skipped step, as part of a sentence."""
         skipped = self._state.progress.skipped[-1]
-        by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split by themselves"
-        return f" ({by_themselves if skipped.rows else 'no row of its batch by itself: history.json has them'})"
+        by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split cause it"
+        return f" ({by_themselves if skipped.rows else 'no single row causes it: history.json lists the batch'})"
 
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._data_group

@@ -83,7 +83,9 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
         raise UserError(now.found.reason)
     peak, held = now.peak or 0, ""
     if now.fits(USABLE * memory):
-        held = f"a step takes {size(peak)} by its trace of the {size(memory)} of a device, so others hold the rest; "
+        held = (
+            f"by its trace a step takes {size(peak)} of a device's {size(memory)}, so other processes hold the rest; "
+        )
     return held + cheapest_first(now.job, min(memory, peak))
 
 

@@ -160,7 +160,7 @@ def text(answer: Answer) -> str:
     )
     head = (
         f"{job.devices} device{'s' if job.devices > 1 else ''}{layout}; batches of {job.training.batch_size} rows, "
-        f"{job.share} on a process; computed in {job.training.precision}"
+        f"{job.share} per process; computed in {job.training.precision}"
     )
     lines = [head, "", aligned((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]
     if answer.memory is not None:
@@ -171,7 +171,7 @@ def text(answer: Answer) -> str:
 def cells(answer: Answer, one: Traced) -> list[str]:
     training, step = one.job.training, one.job.step
     start = [training.parallel.shard, training.recompute, str(step.micro_batches), str(step.rows)]
-    mark = "<- as it is" if one is answer.asked else ""
+    mark = "<- this configuration" if one is answer.asked else ""
     if isinstance(one.found, Untraced):
         return [*start, "?", *("" for _ in KINDS), mark]
     if answer.memory is not None:
@@ -181,10 +181,10 @@ def cells(answer: Answer, one: Traced) -> list[str]:
 
 def verdict(answer: Answer, memory: float) -> list[str]:
     if answer.fits:
-        return [f"It fits into {size(memory)} as it is, of which a tenth is left for what no trace shows."]
+        return [f"It fits into {size(memory)}, a tenth of which is reserved for memory that the trace does not show."]
     peak = "an unknown number of bytes" if answer.asked.peak is None else size(answer.asked.peak)
     found = remedies(answer.asked.job, answer.traced, memory)
-    lines = [f"It does not fit: {peak} at most, and {size(USABLE * memory)} of {size(memory)} may be used."]
+    lines = [f"It does not fit: it needs up to {peak}, and {size(USABLE * memory)} of {size(memory)} may be used."]
     return lines + [f"{number}. {remedy}" for number, remedy in enumerate(found, start=1)]
 
 

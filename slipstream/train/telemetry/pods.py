@@ -58,7 +58,7 @@ def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: Ste
         if series and not home.is_inherited(record.attempt):
             home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))
 
-    with periodically(upload, PERIOD_S, LAST_S, "telemetry", "what the devices do is not uploaded"):
+    with periodically(upload, PERIOD_S, LAST_S, "telemetry", "device telemetry could not be uploaded"):
         yield
 
 

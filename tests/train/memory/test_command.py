@@ -53,13 +53,13 @@ def test_a_table_and_what_fits(tmp_path: Path) -> None:
     found = ask(tmp_path, "--length", "16", "--devices", "1", "--memory", "100MiB")
     assert found.exit_code == 0, found.output
     lines = found.output.splitlines()
-    assert lines[0] == "1 device; batches of 8 rows, 8 on a process; computed in bf16"
+    assert lines[0] == "1 device; batches of 8 rows, 8 per process; computed in bf16"
     assert [line.split()[:4] for line in lines[3:9]] == [
         ["none", recompute, number, rows]
         for recompute in ("none", "full")
         for number, rows in (("1", "8"), ("4", "2"), ("8", "1"))
     ]
-    assert lines[3].endswith("fits <- as it is") and "It fits into 100 MiB as it is" in found.output
+    assert lines[3].endswith("fits <- this configuration") and "It fits into 100 MiB, " in found.output
 
 
 def test_what_does_not_fit_has_remedies_that_do(tmp_path: Path) -> None:
