@@ -38,49 +38,51 @@ class CollectivesConfig(Settings):
     section = "collectives"
 
     operations: list[Operation] = field(default_factory=lambda: list(OPERATIONS))
-    """The collectives to measure, each once."""
+    """Collectives to measure, without repetition."""
     dtypes: list[DataType] = field(default_factory=lambda: ["float32"])
-    """The types of data, each once."""
+    """Data types, without repetition."""
     reductions: list[Reduction] = field(default_factory=lambda: ["sum"])
-    """How all_reduce, reduce_scatter and reduce combine, each once."""
+    """Reductions of all_reduce, reduce_scatter and reduce, without repetition."""
     modes: list[Mode] = field(default_factory=lambda: ["loop"])
-    """loop: iterations follow one another; barrier: each begins after a barrier."""
+    """Timing modes: in "loop" iterations follow one another, in "barrier" every one starts after a barrier."""
     in_place: bool = False
-    """Measure all_gather and reduce_scatter within one buffer, too."""
+    """Also measure all_gather and reduce_scatter within one buffer."""
     in_flight: list[Annotated[int, Field(ge=1, le=64)]] = field(default_factory=lambda: [1])
-    """How many operations are started before the first is waited for, each number once."""
+    """Numbers of operations that are started before the first is waited for, without repetition."""
     smallest: Annotated[int, Field(ge=64, le=LARGEST_EXACT)] = 1 << 10
-    """The first size, in bytes."""
+    """Smallest size in bytes."""
     largest: Annotated[int, Field(ge=64, le=LARGEST_EXACT)] = 16 << 20
-    """The last size, in bytes."""
+    """Largest size in bytes."""
     factor: Annotated[int, Field(ge=2, le=LARGEST)] = 8
-    """The factor between one size and the next."""
+    """Factor between one size and the next."""
     budget: Annotated[float, Field(gt=0)] = 0.03
-    """Seconds at most for each case (an operation at one size in one mode) in each launch; it ends before if the
-    median is known to within 2 %."""
+    """Maximum seconds per case (an operation at one size in one mode) and launch; a case ends earlier if its median is
+    known to within 2 %."""
     launches: Annotated[int, Field(ge=1, le=100)] = 3
-    """Fresh process groups that measure everything, one after another; intervals come from the spread between them."""
+    """Number of fresh process groups that measure everything, one after another; intervals come from their spread."""
     worlds: list[Annotated[int, Field(ge=2, le=LARGEST)]] = field(default_factory=list)
-    """Smaller numbers of processes that are measured, too, each once: what the model says of more processes is then
-    fitted to several numbers, and tested on each. They are taken from each host in turn."""
+    """Smaller numbers of processes to measure as well, without repetition. The model for more processes is then fitted
+    to several numbers and tested on every one. The processes are taken from the hosts in turn."""
     pairs: bool = True
-    """Measure each pair of ranks by itself, which tells a slow rank from a slow link."""
+    """Measure every pair of ranks, which separates a slow rank from a slow link."""
     overlap: bool = True
-    """Measure how much of an all_reduce is hidden behind a matrix product."""
+    """Measure how much of an all_reduce is hidden behind a matmul."""
     history: str = ".slipstream/history"
-    """Where profiles are kept, by hardware, versions and number of processes: a directory, or an address in a store. In
-    pods, if it is left as it is, below Flyte's raw output."""
+    """Directory or store address of the profiles, by hardware, versions and number of processes. In pods the default is
+    below Flyte's raw output."""
     reuse_days: Annotated[float, Field(ge=0)] = 7
-    """The main job takes a profile of the same hardware from the history if it is younger; 0: it always measures."""
+    """Maximum age in days of a profile that the main job takes from the history for the same hardware; 0 always
+    measures."""
     timeout: Annotated[float, Field(gt=0)] = 60
-    """Seconds after which a rank that has not arrived, or does not go on, is given up and named; on a cluster also
-    those after which the benchmark is left out, because not all of its pods have come."""
+    """Seconds after which a rank that has not arrived or does not continue is reported. On a cluster the benchmark is
+    also skipped if some of its pods have not started after that time."""
     compare_seconds: Annotated[float, Field(gt=0)] = 120
-    """Seconds after which compare adds no more launches, even if nothing can be told yet."""
+    """Seconds after which compare adds no more launches, even if no difference is significant yet."""
     tune_seconds: Annotated[float, Field(gt=0)] = 300
-    """Seconds that the tuner shares among all settings that it tries."""
+    """Seconds that the tuner divides among all settings that it tries."""
     numbers: Literal["keep", "may_change"] = "keep"
-    """may_change: the tuner may take settings that change the numbers of a training, such as compressed gradients."""
+    """Policy of the tuner: with "may_change" it may take settings that change the numbers of a training, such as
+    compressed gradients."""
 
     def check(self) -> None:
         if self.largest < self.smallest:

@@ -33,17 +33,17 @@ class LoraConfig(Settings):
     section = "model.lora"
 
     rank: Natural = 0
-    """The width of the adapters; 0 trains all of the base instead."""
+    """Rank of the adapters; 0 trains the whole base instead."""
     alpha: Annotated[float, Field(gt=0, le=LARGEST)] = 32.0
-    """What an adapter adds is multiplied by alpha / rank."""
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of an adapter's inputs that is left out in a step of training."""
+    """Dropout probability of an adapter's inputs in training."""
     targets: list[LinearLayer] = field(default_factory=lambda: list(LINEAR_LAYERS))
-    """The linear layers of each block that get one."""
+    """Linear layers of every block that get an adapter."""
 
     start: str = ""
-    """An adapter to begin with, in peft's files: a directory, here or in a store; of the same rank, alpha and targets.
-    Empty: one that adds nothing at first."""
+    """Adapter to start from, in peft's files: a directory, here or in a store; with the same rank, alpha and targets.
+    Empty: a new adapter, whose output is 0 at the start."""
 
     def check(self) -> None:
         if self.rank and not self.targets:
@@ -61,7 +61,7 @@ class ModelConfig(Settings):
     section = "model"
 
     name: str = "auto"
-    """The model: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
+    """Model: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
     otherwise "mlp", "resnet", "transformer", or your own as "package.module:factory", a function or a class that this
     module defines, called with the Signature and the arguments. A trained model of your own factory is only opened with
     this setting."""
@@ -69,13 +69,13 @@ class ModelConfig(Settings):
     arguments: dict = field(default_factory=dict)
     """Keyword arguments of the factory."""
     base: str = ""
-    """The model to fine-tune: a directory, here or in a store, with Hugging Face's config.json (Llama, Mistral, Qwen 2
-    or 3) and safetensors. Empty: one that is trained from scratch."""
+    """Model to fine-tune: a directory, here or in a store, with Hugging Face's config.json (Llama, Mistral, Qwen 2
+    or 3) and safetensors. Empty: train from scratch."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Adapters that are trained in place of the base's weights, which are then held in bf16 where training computes in
     it."""
     quantise: Literal["none", "nf4"] = "none"
-    """How the frozen weights of the layers with adapters are held: as they are, or in four bits (Dettmers et al. 2023,
+    """Format of the frozen weights of layers with adapters: unchanged, or in four bits (Dettmers et al. 2023,
     "QLoRA")."""
 
     def check(self) -> None:
@@ -126,10 +126,10 @@ class TeachingConfig(Settings):
     section = "compression.teaching"
 
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """The teacher's share of the loss; the rest is that of the labels. 0 leaves the teacher out."""
+    """Weight of the teacher in the loss, from 0 to 1; the labels have the rest. 0 ignores the teacher."""
     temperature: Annotated[float, Field(gt=0)] = 2.0
-    """What both models' logits are divided by before they are compared: more shows more of what the teacher finds
-    unlikely. Not for regressions."""
+    """Divisor of both models' logits before they are compared: a larger one gives more weight to the classes that the
+    teacher finds unlikely. Not for regressions."""
 
 
 def is_storable(value: object) -> bool:

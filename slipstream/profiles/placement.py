@@ -58,19 +58,19 @@ class Placement(Settings):
     section = "profile"
 
     nodes: Positive = 1
-    """Pods at a time: the nodes of a process group; for prepare, those that share the work on a table."""
+    """Number of pods at a time: the nodes of a process group; for prepare, those that share the work on a table."""
     processes: Natural = 1
-    """Processes per node. 0 is one per GPU of the placement; if it names none, one per GPU of the machine on which it
-    runs, or two without GPUs. That machine is known where the stage runs, so 0 goes with one node only."""
+    """Processes per node. 0 means one per GPU of the placement; if it names none, one per GPU of the machine, or two
+    without GPUs. The machine is only known where the stage runs, so 0 needs nodes 1."""
     cpu: str = "1"
-    """Also the number of threads: a process gets its whole share of these, whatever the node has."""
+    """CPU request. It also sets the threads of the processes, which divide it evenly, whatever the node has."""
     memory: str = "2Gi"
     disk: str = ""
     """Ephemeral storage; empty is data_cache_gib + 20 GiB."""
 
     gpu: str = "0"
     gpu_resource: str = ""
-    """The resource that ``gpu`` counts, where it does not follow from the other fields: ``amd.com/gpu`` on AMD."""
+    """Resource that ``gpu`` counts, if it does not follow from the other fields: ``amd.com/gpu`` on AMD."""
     accelerator: str = ""
     """The NVIDIA GPU's name as the label that Flyte's configuration names spells it. Flyte selects nodes by it for
     ``nvidia.com/gpu`` only; for other resources use node_selector."""
@@ -80,7 +80,7 @@ class Placement(Settings):
     """The device plugin's: with "mixed" each kind of partition is a resource (``nvidia.com/mig-1g.5gb``), with "single"
     partitions count as ``nvidia.com/gpu`` and the accelerator's partition size selects the node."""
     shared_gpu: Literal["", "time-slicing", "mps"] = ""
-    """How a GPU is shared with other pods, as ``nvidia.com/gpu.shared`` (the device plugin's ``renameByDefault``; name
+    """Sharing of a GPU with other pods, as ``nvidia.com/gpu.shared`` (the device plugin's ``renameByDefault``; name
     it in gpu_resource where it is switched off). A share of its memory is guaranteed by "mps" only."""
     groups: list[Natural] = field(default_factory=list)
     """Supplementary groups by number: on AMD nodes those of ``video`` and ``render``."""
@@ -99,24 +99,24 @@ class Placement(Settings):
 
     interruptible: bool = False
     preemptions_per_day: Annotated[float, Field(ge=0, le=MOST_PREEMPTIONS)] = 0.0
-    """How often one pod is preempted on average: sizes ``retries`` where they are not set."""
+    """Mean number of preemptions of a pod per day; sets ``retries`` if they are not given."""
     retries: Natural = 0
     """Flyte's budget for user failures. If it is not set and preemptions_per_day is: enough for 99 of 100 executions
     that take as long as they may, and two for other causes."""
     restarts: Natural = 0
-    """How often a process group whose worker died is started again in the same pods, before that costs a retry."""
+    """Number of restarts of a process group in the same pods after a worker died, before that costs a retry."""
     price_per_hour: float = 0.0
     """Dollars per hour of one pod on demand, 0 if not given: then by slipstream/telemetry/prices.toml, if it knows the
     node. Given here, also the spot price counts only if it is given."""
     spot_price_per_hour: float = 0.0
-    """The same on spot capacity."""
+    """Dollars per hour of one pod on spot capacity."""
     timeout_minutes: Positive = 60
-    """Of one attempt, from its creation: time in which its pods are Pending counts. The stage as a whole ends after
-    twice as long over all its attempts, whatever retries are left."""
+    """Time limit of one attempt from its creation, Pending time included. The whole stage ends after twice that time
+    over all its attempts, even if retries remain."""
     grace_seconds: Positive = 30
-    """From SIGTERM to SIGKILL. Training saves within it."""
+    """Seconds from SIGTERM to SIGKILL, within which training saves."""
     notices: Literal["none", "auto", "aws", "gcp", "azure"] = "none"
-    """Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server."""
+    """Cloud whose preemption notices a process watches; "auto" finds the cloud by asking its metadata server."""
 
     tolerations: list[Toleration] = field(default_factory=list)
     node_selector: dict[str, str] = field(default_factory=dict)
@@ -126,18 +126,18 @@ class Placement(Settings):
     priority: str = ""
     """The pod's PriorityClass."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the pods. The PyTorchJob itself carries the labels of the execution only."""
+    """Labels of the pods. The PyTorchJob itself has only the labels of the execution."""
     annotations: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     termination_message_policy: Literal["File", "FallbackToLogsOnError"] = "FallbackToLogsOnError"
-    """Whether Kubernetes shows the end of the log of a pod that failed."""
+    """Kubernetes policy that shows the end of the log of a failed pod."""
     checkpoints: str = ""
-    """A directory or a store's address, reached by all pods, below which trainings keep their checkpoints. Empty: where
-    Flyte keeps its raw output; on one machine ``.slipstream``."""
+    """Directory or store address that all pods reach, for the checkpoints of trainings. Empty: Flyte's raw output; on
+    one machine ``.slipstream``."""
     checkpoint_days: Annotated[float, Field(gt=0)] = 14.0
-    """Days after its last sign of life from which on a training's checkpoints may be freed."""
+    """Days after the last heartbeat of a training, after which its checkpoints may be deleted."""
     data_cache_gib: Annotated[float, Field(gt=0, le=LARGEST)] = 100.0
-    """Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
+    """Local disk for prepared data (GiB per node). Data that fits is downloaded before the first step; the rest streams
     from S3 ahead of use."""
 
     @property

@@ -23,9 +23,9 @@ class Planned(Settings):
     section = "profile.plan"
 
     take: str
-    """The instance and the way that were chosen."""
+    """Chosen instance and capacity (spot or on demand)."""
     rows: Annotated[int, Field(ge=1, le=LARGEST_EXACT)]
-    """Rows that it trains on, over all epochs."""
+    """Rows of the training, over all epochs."""
     hours: list[float]
     dollars: list[float]
     interruptions: float

@@ -21,13 +21,13 @@ class RangeConfig(Settings):
     section = "sweep.space"
 
     low: float | None = None
-    """The smallest value."""
+    """Smallest value."""
     high: float | None = None
-    """The largest value."""
+    """Largest value."""
     log: bool = False
-    """Whether values are drawn from the logarithm of the range, so that 0.001 to 0.01 counts as much as 0.01 to 0.1."""
+    """Draw from the logarithm of the range, so that 0.001 to 0.01 counts as much as 0.01 to 0.1."""
     choices: list = field(default_factory=list)
-    """The values themselves, of any type that the setting has."""
+    """Values to choose from, of any type that the setting has."""
 
     def check(self) -> None:
         if self.choices:
@@ -52,24 +52,25 @@ class SweepConfig(Settings):
 
     # A bare dict, as ``model.arguments``; its values are RangeConfigs.
     space: dict = field(default_factory=dict)
-    """The settings that are searched, by their paths: training.* and model.*, each with low and high (and log), or with
-    choices. One trial has none of it: the first one is the configuration as given."""
+    """Settings to search by their paths, training.* and model.*, every one with low and high (and log), or with
+    choices. The first trial is the configuration as given."""
     trials: Annotated[int, Field(ge=2, le=MOST_TRIALS)] = 50
-    """How many trainings there are at most, the one as given included."""
+    """Maximum number of trainings, the one as given included."""
     workers: Annotated[int, Field(ge=1, le=LARGEST)] = 1
     """Pods that work at the same time on a cluster, each on as many trials as its profile's stage sweep has processes.
-    On one machine there is one."""
+    One machine has one worker."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """How settings are chosen: tpe learns from the trials before (tree-structured Parzen estimator)."""
+    """Method that chooses settings: "tpe" learns from the trials before (tree-structured Parzen estimator)."""
     pruning: Literal["asha", "none"] = "asha"
-    """Whether trials end early that are worse than others were at the same point (asynchronous successive halving)."""
+    """Early end of trials: "asha" stops those that are worse than others at the same point (asynchronous successive
+    halving)."""
     minutes: Natural = 0
-    """Minutes from the start after which no trial begins; those that have begun end as usual. 0: no limit."""
+    """Minutes after which no new trial starts; started trials end as usual. 0 means no limit."""
     seed: Seed = 0
-    """Of what the sampler draws."""
+    """Seed of the sampler."""
     store: str = ""
-    """A directory or a store's address for the record of the trials and their checkpoints. Empty: a place of its own
-    that every execution of the same sweep finds."""
+    """Directory or store address for the records and checkpoints of the trials. Empty: a location that every execution
+    of the same sweep finds."""
 
     def check(self) -> None:
         self.ranges()

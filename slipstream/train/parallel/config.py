@@ -21,22 +21,22 @@ class ParallelConfig(Settings):
     section = "training.parallel"
 
     shard: Shard = "none"
-    """What data-parallel processes divide among themselves: nothing, the state of the optimiser (ZeRO-1), also the
-    gradients (ZeRO-2), or also the weights (ZeRO-3)."""
+    """State that data-parallel processes divide among themselves: none, the optimiser's (ZeRO-1), also the gradients
+    (ZeRO-2), or also the weights (ZeRO-3)."""
     replicas: Natural = 0
     """Groups of processes that each hold all shards (hybrid sharding); 0 means one per node."""
     pipeline: Positive = 1
     """Processes that each hold some of the blocks of the model."""
     schedule: Literal["1f1b", "interleaved"] = "1f1b"
-    """The order of a pipeline's passes: with "interleaved" each process holds several stages and waits less."""
+    """Order of a pipeline's passes: with "interleaved" each process holds several stages and waits less."""
     stages_per_rank: Positive = 1
     """Stages of an interleaved pipeline on each process."""
     tensor: Positive = 1
     """Processes that divide every block among themselves."""
     sequence: bool = True
-    """Whether these also divide what lies between blocks, along the sequence."""
+    """Let these also divide the activations between blocks along the sequence."""
     offload: bool = False
-    """Whether shards stay in the host's memory while they are not used."""
+    """Keep unused shards in the host's memory."""
 
     def check(self) -> None:
         if self.shard == "none" and self.replicas > 1:
@@ -94,16 +94,16 @@ class GradientsConfig(Settings):
     section = "training.gradients"
 
     hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """How gradients travel: as they are, in half the bytes, or as products of thin matrices (PowerSGD); all but "none"
-    change the numbers."""
+    """Compression of exchanged gradients: none, 16-bit values, or a product of thin matrices (PowerSGD). All but
+    "none" change the numbers."""
     rank: Positive = GRADIENT_RANK
-    """The most columns of PowerSGD's matrices: more are more exact, and more bytes."""
+    """Maximum number of columns of PowerSGD's matrices: more are more exact and take more bytes."""
     bucket_cap_mb: Natural = 0
     """Megabytes of gradients that are reduced at once; 0 leaves it to PyTorch: 25, and 1 for the first."""
     gradient_as_bucket_view: bool = True
-    """Whether gradients lie where they are reduced, instead of being copied back from there."""
+    """Keep gradients in the buckets that are reduced, instead of copying them back."""
     static_graph: bool = False
-    """Whether PyTorch may rely on the same parameters taking part in every batch."""
+    """Let PyTorch assume that the same parameters take part in every batch."""
 
     def check(self) -> None:
         if self.rank != GRADIENT_RANK and self.hook != "powersgd":
