@@ -27,7 +27,7 @@ def main(store: str) -> None:
     """
     identity = SweepStore(store, ()).identity()
     if identity is None:
-        raise UserError(f"{store}: holds no sweep; expected the store of one, which its report and its log name")
+        raise UserError(f"{store}: holds no sweep; expected a sweep store, as printed in its report and its log")
     trials = SweepStore(store, untyped_parameters(identity.space)).trials()
     best = best_of(trials)
     if trials:

@@ -128,7 +128,7 @@ class Worker:
         for slot in slots:
             slot.result()
         if self._leaving:
-            raise Preempted("this machine is about to be taken away; its trials go on elsewhere")
+            raise Preempted("this machine is about to be preempted; its trials continue elsewhere")
 
     def _slot(self, number: int) -> None:
         while taken := self._next():

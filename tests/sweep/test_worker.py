@@ -70,7 +70,7 @@ def test_a_machine_that_is_taken_away_loses_nothing(tmp_path: Path, prepared: Pa
     wait_for(lambda: list((tmp_path / "store/trials/0000/checkpoints").glob("step-*/manifest.json")))
     run.workers["one"].terminate()
     assert run.workers["one"].wait(30) == 1
-    assert "this machine is about to be taken away" in run.said()
+    assert "this machine is about to be preempted" in run.said()
     run.start("one")
     trials = run.finish()
     check(run, trials, {})
