@@ -193,8 +193,8 @@ def test_a_file_of_other_tensors_than_the_adapters_is_damaged(what: str, adapted
         (
             {"quantise": "nf4", "arguments": {}},
             TRAINING,
-            "model.quantise: none expected: model.layers.0.mlp.down_proj takes 72 inputs, which are no whole blocks of "
-            "64; or leave down_proj out of model.lora.targets",
+            "model.quantise: model.layers.0.mlp.down_proj takes 72 inputs, which is not a multiple of "
+            "64; expected none, or remove down_proj from model.lora.targets",
         ),
     ],
     ids=["tensor", "blocks"],
