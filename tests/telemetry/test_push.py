@@ -156,7 +156,7 @@ def test_a_url_that_cannot_be_taken_apart_is_not_quoted(
     url: str, gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = warning(url.replace("{port}", gateway.rpartition(":")[2]), directory, capsys)
-    assert "cannot be taken apart; expected the URL of a gateway" in line and "percent-encode / and @" in line
+    assert "cannot be parsed; expected the URL of a gateway" in line and "percent-encode / and @" in line
     assert not Gateway.got and not any(part in line for part in ("SEC", "RET", "127.0.0.1", "me:"))
 
 

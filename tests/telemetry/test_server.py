@@ -138,7 +138,7 @@ def warning(address: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert not thread.is_alive()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"telemetry    warning: SLIPSTREAM_METRICS={address}: ")
-    assert line.endswith("; no metrics are served")
+    assert line.endswith("; the sampler serves no metrics")
     return line
 
 

@@ -47,7 +47,7 @@ def listen(address: str, text: Callable[[], str]) -> None:
 
 
 def warn(address: str, problem: str) -> None:
-    log.warning("%s=%s: %s; no metrics are served", VARIABLE, address, problem)
+    log.warning("%s=%s: %s; the sampler serves no metrics", VARIABLE, address, problem)
 
 
 class Server(ThreadingHTTPServer):
