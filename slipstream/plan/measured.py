@@ -117,8 +117,8 @@ def figures_of_run(path: Path) -> TrainingFigures:
         found = None
     if found is None:
         raise UserError(
-            f"{path}: says nothing of a training (older versions left it out); expected the directory of a whole run, "
-            "or the trained model in .slipstream/train/"
+            f"{path}: has no record of a training (older versions did not write it); expected the directory of a "
+            "whole run, or the trained model in .slipstream/train/"
         )
     return from_tree(found, TrainingFigures, path)
 

@@ -332,9 +332,9 @@ def test_a_chosen_profile_without_gpu_or_of_an_unknown_instance(
 
 def test_a_model_that_fits_nothing_and_a_run_that_says_nothing(tmp_path: Path) -> None:
     large = write_run(tmp_path / "large", figures(speed={"memory_bytes": 10**12}))
-    assert "fits no GPU of the prices" in called("--measured", large).output
+    assert "fits into no GPU of the price file" in called("--measured", large).output
     (tmp_path / "old").mkdir()
     (tmp_path / "old/summary.json").write_text("{}")
-    assert "says nothing of a training" in called("--measured", tmp_path / "old").output
+    assert "has no record of a training" in called("--measured", tmp_path / "old").output
     empty = write_run(tmp_path / "empty", figures(throughput=None))
     assert "its last attempt finished no step" in called("--measured", empty).output

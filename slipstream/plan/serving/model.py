@@ -77,7 +77,7 @@ def read_model(place: str) -> Exported:
         )
     report = read_export(directory)
     if not report.variants:
-        raise without_onnx(place, f"{report.why}; how long its requests take was not measured")
+        raise without_onnx(place, f"{report.why}; its latency was not measured")
     run, untold = figures_beside(directory)
     speed = run.throughput if run else None
     peak = cpu_peak(report.machine.cpu)
