@@ -170,9 +170,9 @@ def parse(name: str, text: str) -> Settings:
     try:
         content = yaml.safe_load(text)
     except Exception:  # for odd scalars and depths PyYAML raises more than its own errors
-        raise Unreadable(f"{name} is no YAML") from None
+        raise Unreadable(f"{name} is not YAML") from None
     if not isinstance(content, dict | None):
-        raise Unreadable(f"{name} has no settings at its top")
+        raise Unreadable(f"{name} has no settings at its top level")
     return content or {}
 
 
@@ -201,5 +201,5 @@ def allowed(value: object) -> int | None:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Unreadable(f"{RETRIES} is no number")
+        raise Unreadable(f"{RETRIES} is not a number")
     return int(number) % 2**32  # kept as uint32, so that -1 is endless
