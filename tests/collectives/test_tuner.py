@@ -293,7 +293,7 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
         assert (row["algorithm"], row["protocol"]) == (("tree", "ll") if reduces else ("ring", "simple"))
     with pytest.raises(UserError, match="found no better algorithm and channels than NCCL's own choice"):
         plugin_csv(Tuning(nccl, "a model", DdpSettings(), {"NCCL_PROTO": "LL"}))
-    with pytest.raises(UserError, match="of no use over gloo"):
+    with pytest.raises(UserError, match="no effect over gloo"):
         plugin_csv(tuning_of(DdpSettings(), chosen))
 
 

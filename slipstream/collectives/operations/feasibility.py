@@ -52,7 +52,7 @@ def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[l
     asked = kinds(config)
     for kind in asked:
         if why := unsupported_reason(backend, kind):
-            raise UserError(f"collectives.reductions: {kind} cannot be measured: {why}; leave out one of the two")
+            raise UserError(f"collectives.reductions: {kind} cannot be measured: {why}; remove one of the two")
     if world > 1:
         return asked, []
     alone = [kind for kind in asked if kind.operation != "send_recv"]
