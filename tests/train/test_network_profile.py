@@ -126,7 +126,7 @@ def test_a_result_of_other_hardware_is_ignored_and_said(tmp_path: Path, caplog: 
     assert tuning_at(str(tmp_path / "one"), HERE) == FOUND
     with caplog.at_level(logging.WARNING):
         assert tuning_at(str(tmp_path / "one"), replace(HERE, driver="another")) is None
-        assert "ignored, as it is of other hardware: its driver is" in caplog.text
+        assert "ignored, as it was measured on other hardware: its driver is" in caplog.text
         assert tuning_at(str(tmp_path / "nothing"), HERE) is None
         assert "holds no result of the tuner for this hardware" in caplog.text
     TuningHistory(str(tmp_path), HERE).publish(FOUND, {})
