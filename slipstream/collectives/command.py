@@ -66,12 +66,14 @@ def once() -> Iterator[None]:
 
 @click.command(cls=OneSpeaker)
 @click.argument("what", type=click.Choice(["benchmark", "compare", "tune"]), default="benchmark")
-@click.option("--processes", type=click.IntRange(1), help="How many to start: by default one for each GPU, or 2.")
-@click.option("--config", "file", type=click.Path(path_type=Path), help="The YAML or JSON file of a run's settings.")
+@click.option("--processes", type=click.IntRange(1), help="Number of processes to start [default: one per GPU, or 2].")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="YAML or JSON file with the settings of a run.")
 @click.option("--json", "json_file", type=OUTPUT, help="Also write the profile with all raw times to this file.")
-@click.option("--csv", "csv_file", type=OUTPUT, help="Also write a line for each case to this file.")
+@click.option("--csv", "csv_file", type=OUTPUT, help="Also write one line per case to this file.")
 @click.option("--nccl-csv", type=OUTPUT, help="For tune: also write the table of NCCL's tuner plugin to this file.")
-@click.option("--prepared", type=click.Path(path_type=Path), help="For tune: prepared data, to train the real model.")
+@click.option(
+    "--prepared", type=click.Path(path_type=Path), help="For tune: prepared data, with which the real model is trained."
+)
 def main(
     what: str,
     processes: int | None,
@@ -100,7 +102,7 @@ def main(
         check_gpus(processes or gpus, gpus)
         workers = WorkerGroup.local(processes or gpus or 2, config.timeout)
     elif processes:
-        raise UserError("--processes: torchrun has started the processes already; leave it out")
+        raise UserError("--processes: torchrun has started the processes already; remove it")
     else:
         workers = WorkerGroup.from_environment(os.environ, config.timeout)
     if what == "tune":

@@ -64,14 +64,16 @@ def benchmark(
             return True
         workers.broadcast("writable", lambda: ProfileHistory(config.history, empty.fingerprint).check_writable())
         if workers.is_leader and config.is_short:
-            LOG.info("a short benchmark: training's collectives at few sizes; slipstream collectives measures all")
+            LOG.info(
+                "a short benchmark runs: the collectives of training at few sizes; slipstream collectives measures all"
+            )
         groups = workers.broadcast("groups", lambda: subgroups_of(empty, config))
         launches: list[Any] = []
         while len(launches) < config.launches or not workers.broadcast(
             f"enough/{len(launches)}", lambda: enough(merged(launches))
         ):
             if workers.is_leader:
-                LOG.info("launch %d of %d", len(launches) + 1, config.launches)
+                LOG.info("launch %d of %d starts", len(launches) + 1, config.launches)
             launches.append(measure_launch(workers, config, groups, environment))
         bound = numa_turns(workers, config, empty)
     if not workers.is_leader:
@@ -83,7 +85,7 @@ def benchmark(
         profile = replace(profile, left_out=(*profile.left_out, reason))
     history = ProfileHistory(config.history, profile.fingerprint)
     write_results(directory, profile, history.course(), made_by(config), answer())
-    LOG.info("published at %s", history.add(directory, profile.measured_at))
+    LOG.info("the network profile was published at %s", history.add(directory, profile.measured_at))
     return False
 
 

@@ -54,7 +54,7 @@ def compare_with_installed(profile: NetworkProfile, config: CollectivesConfig) -
         return ()
     lines: list[str] = []
     for other in installed_benchmarks(profile.fingerprint.backend, profile.fingerprint.world, config):
-        LOG.info("running %s", " ".join(other.command))
+        LOG.info("comparison starts: %s", " ".join(other.command))
         try:
             ended = subprocess.run(
                 other.command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS

@@ -125,8 +125,8 @@ class Workers:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
             raise WorkerLost(
-                "data: a worker process was killed, probably for want of memory; give the machine more, or the run "
-                "fewer processes"
+                "data: a worker process was killed, probably because memory ran out; give the machine more memory, "
+                "or the run fewer processes"
             ) from None
         finally:
             for future in waiting:

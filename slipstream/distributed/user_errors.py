@@ -69,7 +69,7 @@ def explained(error: BaseException) -> UserError | None:
         what = message.partition(" does not have")[0]
         return UserError(
             f"training.deterministic: {what} has no deterministic kernel on this device; choose another layer, or set "
-            "it to false, and runs are no longer the same bit for bit"
+            "it to false, which makes runs differ in their last bits"
         )
     if message.startswith("Expected to have finished reduction in the prior iteration"):
         return UserError(

@@ -201,7 +201,7 @@ def read_package(path: Path) -> Package:
         raise UserError(f"{path}: no such file; expected an archive of `pyflyte package`") from None
     except tarfile.ReadError:
         raise UserError(
-            f"{path}: not an archive of `pyflyte package` (it is no whole tar file); package again"
+            f"{path}: not an archive of `pyflyte package` (the tar file is incomplete); package again"
         ) from None
     except Oversized as error:
         raise UserError(f"{path}: {error}; expected an archive of `pyflyte package`; package again") from None

@@ -18,12 +18,12 @@ from slipstream.errors import UserError
     "--limits", type=click.Path(path_type=Path), help="TOML with [limits] cpu, memory, gpu, ephemeral_storage."
 )
 @click.option(
-    "--trained", type=click.Path(path_type=Path), help="A trained model, whose record says how long saves take."
+    "--trained", type=click.Path(path_type=Path), help="Trained model whose record has the duration of a save."
 )
-@click.option("--profile", default="", help="With a directory of manifests: the profile that they have to fit.")
-@click.option("--node", is_flag=True, help="Look at this machine instead.")
-@click.option("--store", default="", help="With --node: a directory or URI whose speed to measure.")
-@click.option("--endpoint", default="", help="With --node: an HTTP(S) address whose clock to compare with.")
+@click.option("--profile", default="", help="With a directory of manifests: profile that they must fit.")
+@click.option("--node", is_flag=True, help="Check this machine instead.")
+@click.option("--store", default="", help="With --node: directory or URI whose speed is measured.")
+@click.option("--endpoint", default="", help="With --node: HTTP(S) address to compare the clock with.")
 def main(
     package: Path | None, limits: Path | None, trained: Path | None, profile: str, node: bool, store: str, endpoint: str
 ) -> None:
@@ -39,7 +39,7 @@ def main(
     width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
     if node:
         if package or limits or trained or profile:
-            raise UserError("--node looks at this machine; leave PACKAGE, --limits, --trained and --profile out")
+            raise UserError("--node: checks this machine only; remove PACKAGE, --limits, --trained and --profile")
         from slipstream.doctor.findings import readings_text
         from slipstream.doctor.node import read_node
 
@@ -81,7 +81,9 @@ def check_directory(directory: Path, profile: str, of_package: bool) -> Report:
     if not directory.is_dir():
         raise UserError(f"{directory}: no directory of manifests; expected one with --profile, or leave --profile out")
     if not profile:
-        raise UserError(f"{directory}: a directory; of manifests expected --profile, of a package the archive's name")
+        raise UserError(
+            f"{directory}: is a directory; expected --profile for one of manifests, or the archive of a package"
+        )
     if of_package:
-        raise UserError("--profile is for a directory of manifests; leave --limits and --trained out")
+        raise UserError("--profile: is for a directory of manifests; remove --limits and --trained")
     return check_manifests(read_manifests(directory), load(profile))

@@ -38,7 +38,7 @@ def kubectl(*arguments: str) -> Any:
     try:
         return json.loads(ended.stdout)
     except ValueError:
-        raise KubectlError(f"kubectl {' '.join(arguments)}: no JSON in its answer") from None
+        raise KubectlError(f"kubectl {' '.join(arguments)}: its answer is not JSON") from None
 
 
 def items(ask: Ask, *arguments: str) -> list[KubeObject]:

@@ -96,8 +96,8 @@ def too_few(propeller: Propeller, retries: int | None) -> Finding:
         "warning",
         propeller.where,
         f"propeller's {RETRIES} is {is_set}",
-        f"failed round {last} of an execution ends it and its pods, in mid-training too, whatever retries say; 11 took "
-        "8 s of a store that refuses",
+        f"failed round {last} of an execution ends it and its pods, even during training and regardless of retries; a "
+        "store that refuses for 8 s causes 11",
         f"set {propeller.values}.{RETRIES} to {ADVISED} in the chart's values",
     )
 
@@ -170,9 +170,9 @@ def parse(name: str, text: str) -> Settings:
     try:
         content = yaml.safe_load(text)
     except Exception:  # for odd scalars and depths PyYAML raises more than its own errors
-        raise Unreadable(f"{name} is no YAML") from None
+        raise Unreadable(f"{name} is not YAML") from None
     if not isinstance(content, dict | None):
-        raise Unreadable(f"{name} has no settings at its top")
+        raise Unreadable(f"{name} has no settings at its top level")
     return content or {}
 
 
@@ -201,5 +201,5 @@ def allowed(value: object) -> int | None:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Unreadable(f"{RETRIES} is no number")
+        raise Unreadable(f"{RETRIES} is not a number")
     return int(number) % 2**32  # kept as uint32, so that -1 is endless

@@ -80,7 +80,7 @@ class FingerprintHistory(ABC, Generic[T]):
             try:
                 yield self.fetch(name)
             except UserError as error:
-                LOG.warning("skipped: %s", error.message)
+                LOG.warning("an unreadable entry of the history was skipped: %s", error.message)
 
     def latest(self) -> T | None:
         """Return the newest readable artifact, if any; warnings name newer ones that are unreadable."""
@@ -147,7 +147,7 @@ class ProfileHistory(FingerprintHistory[NetworkProfile]):
                 Artifact.open(directory, network_profile.KIND).check().read_bytes(network_profile.COURSE)
                 return f"{self.address}/{name}"
             except UserError as error:
-                LOG.warning("skipped: %s", error.message)
+                LOG.warning("an unreadable entry of the history was skipped: %s", error.message)
                 shutil.rmtree(directory, ignore_errors=True)
         return ""
 
@@ -199,7 +199,9 @@ def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:
         return tuning
     then, now = vars(tuning.fingerprint), vars(fingerprint)
     name = next(name for name in then if then[name] != now[name])
-    LOG.warning("%s: ignored, as it is of other hardware: its %s is %s, here %s", address, name, then[name], now[name])
+    LOG.warning(
+        "%s: ignored, as it was measured on other hardware: its %s is %s, here %s", address, name, then[name], now[name]
+    )
     return None
 
 

@@ -128,7 +128,7 @@ def parse_quantity(text: str) -> float:
     """Parse a Kubernetes quantity of CPUs or bytes; raises ``ValueError`` if it is none."""
     match = QUANTITY.fullmatch(text)
     if not match or (number := float(match[1]) * SCALES[match[2]]) >= LARGEST_QUANTITY:
-        raise ValueError(f"{text!r} is no Kubernetes quantity")
+        raise ValueError(f"{text!r} is not a Kubernetes quantity")
     return number
 
 

@@ -87,9 +87,9 @@ class ModelConfig(Settings):
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
             raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")
         if self.base and self.name not in ("auto", "transformer"):
-            raise self.reject("name", "transformer, as model.base is one")
+            raise self.reject("name", "transformer, the kind of model.base")
         if self.quantise != "none" and not self.lora.rank:
-            raise self.reject("quantise", "none, or a model.lora.rank: weights of four bits are not trained themselves")
+            raise self.reject("quantise", "none, or a model.lora.rank: weights in four bits cannot be trained")
 
     def name_for(self, fitting: BuiltIn) -> str:
         """Return the name, with "auto" resolved to the built-in model that fits the data.

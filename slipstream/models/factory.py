@@ -245,8 +245,8 @@ def check_without_constants(name: str, model: nn.Module) -> None:
         constants += [f"{path}.{key}".lstrip(".") for key, value in vars(module).items() if isinstance(value, Tensor)]
     if constants:
         raise UserError(
-            f"model.name: {name} states initial_std, so it is built without memory, and its tensor {constants[0]!r} "
-            "would have no values; expected one that is computed in the forward pass, or no initial_std"
+            f"model.name: {name} has initial_std, so it is built without memory, and its tensor {constants[0]!r} "
+            "would have no values; expected a tensor that the forward pass computes, or no initial_std"
         )
 
 

@@ -50,7 +50,7 @@ def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np
         batch = records[start : start + step]
         part, expected = run(inputs_of(signature, batch)), (len(batch), *signature.output_shape)
         if part.shape != expected:
-            raise UserError(f"model: its outputs have the shape {part.shape}; expected {expected}, as the data has it")
+            raise UserError(f"model: its outputs have the shape {part.shape}; expected {expected}, as in the data")
         parts.append(graded(part, targets_of(batch)) if tokens else part)
     outputs = np.concatenate(parts)
     if bad := int(np.sum(~np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))))):

@@ -59,7 +59,7 @@ def prune(model: nn.Module, retained: Retained) -> None:
             if side not in ("out", "in") or side not in LAYERS[type(module)]:
                 raise ValueError(f"{name} has no side {side!r}")
             if not indices or not 0 <= min(indices) <= max(indices) < units(module, side):
-                raise ValueError(f"{name} has {units(module, side)} units ({side}), not those that were retained")
+                raise ValueError(f"{name} has {units(module, side)} units ({side}), not those that were kept")
             select_units(module, side, torch.tensor(indices))
 
 

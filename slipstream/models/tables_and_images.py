@@ -157,7 +157,7 @@ class ResNet(nn.Module):
             raise ValueError(f"{len(widths)} widths with a depth of {depth}; expected 1 to {DEEPEST} blocks in all")
         smallest = 2 ** (len(widths) - 1)
         if norm == "batch" and max(signature.inputs[0].shape[1:]) <= smallest:
-            raise ValueError(f'norm: "batch" needs images larger than {smallest} x {smallest} with so many widths')
+            raise ValueError(f'norm: "batch" needs images larger than {smallest} x {smallest} with these widths')
         channels = signature.inputs[0].shape[0]
         self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
         self.norm = normalised(widths[0], norm)

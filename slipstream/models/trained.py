@@ -239,7 +239,7 @@ class TrainedModel:
         except UserError as error:
             if self.config.lora.rank:
                 raise
-            LOG.warning("%s; goes on without it", error.message)
+            LOG.warning("%s; the evaluation continues without it", error.message)
             return None
         untouched = replace(self.config, base=record.address, lora=LoraConfig(), quantise="none")
         return build(untouched, self.signature, seed=0).eval()

@@ -32,13 +32,13 @@ class RopeScaling(Settings):
     rope_type: Literal["default", "llama3"] = "default"
     """ "default" scales nothing; "llama3" is Llama 3's way, by the settings below."""
     factor: Annotated[float, Field(ge=1)] = 8.0
-    """By how much low frequencies are divided."""
+    """Divisor of low frequencies."""
     original_max_position_embeddings: Positive = 8192
-    """The context, in tokens, for which the model was trained before."""
+    """Context in tokens for which the model was trained before."""
     low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
     """Waves longer than the original context divided by this are scaled."""
     high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
-    """Waves shorter than the original context divided by this are left alone."""
+    """Waves shorter than the original context divided by this stay unchanged."""
 
     def check(self) -> None:
         if self.high_freq_factor <= self.low_freq_factor:
@@ -54,7 +54,7 @@ class TransformerConfig(Settings):
     vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
     """Number of token ids."""
     model_type: Family = "llama"
-    """The family: "qwen2" has biases at queries, keys and values, "qwen3" normalises queries and keys."""
+    """Model family: "qwen2" has biases at queries, keys and values, "qwen3" normalises queries and keys."""
     hidden_size: Positive = 256
     """Width of the hidden states."""
     intermediate_size: Positive = 688
@@ -68,19 +68,19 @@ class TransformerConfig(Settings):
     head_dim: Natural = 0
     """Size of a head; 0 means hidden_size / num_attention_heads."""
     max_position_embeddings: Positive = 2048
-    """The longest row of tokens."""
+    """Maximum number of tokens in a row."""
     rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    """Added to the mean square in normalisations."""
+    """Constant added to the mean square in normalisations."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
     """Scaling of the rotary frequencies."""
     tie_word_embeddings: bool = False
-    """Whether the embedding is also the weight of the output layer."""
+    """Use the embedding as the weight of the output layer."""
     attention_bias: bool = False
-    """Whether the linear layers of the attention have biases ("llama" and "qwen3" only)."""
+    """Give the linear layers of the attention biases ("llama" and "qwen3" only)."""
     mlp_bias: bool = False
-    """Whether the feed-forward layers have biases ("llama" only)."""
+    """Give the feed-forward layers biases ("llama" only)."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
     """Standard deviation of the initial weights."""
 
@@ -137,7 +137,7 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
         "model_type": f"one of {', '.join(ARCHITECTURES)}",
         "hidden_act": '"silu"',
         "rope_scaling": 'none, or rope_type "llama3"',
-        "sliding_window": f"null or at least the row's length, {length}: attention over a window is not built",
+        "sliding_window": f"null or at least the row's length, {length}: attention over a window is not supported",
     }
     for name, refused in refusals.items():
         if refused:

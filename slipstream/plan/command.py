@@ -42,17 +42,30 @@ class Plan:
 
 @click.group(invoke_without_command=True)
 @click.option(
-    "--measured", multiple=True, metavar="RUN", help="runs/…, a trained model, checkpoints, a network profile."
+    "--measured",
+    multiple=True,
+    metavar="RUN",
+    help="Measured run: runs/…, a trained model, checkpoints or a network profile.",
 )
-@click.option("--deadline", type=Time("h", "90min, 8h or 2d"), help="The most hours, kept with 95 %: 8h, 90min.")
-@click.option("--budget", type=float, help="The most dollars, kept with 95 %.")
-@click.option("--trials", type=int, default=1, help="Trainings like it, as of a sweep.")
-@click.option("--parallel", type=int, default=1, help="How many of them at a time.")
-@click.option("--rows", type=int, help="Rows that each trains on, over all epochs; as many as RUN did.")
+@click.option(
+    "--deadline",
+    type=Time("h", "90min, 8h or 2d"),
+    help="Maximum time, kept with 95 % probability, such as 8h or 90min.",
+)
+@click.option("--budget", type=float, help="Maximum cost in dollars, kept with 95 % probability.")
+@click.option("--trials", type=int, default=1, help="Number of such trainings, as in a sweep.")
+@click.option("--parallel", type=int, default=1, help="Number of trainings at a time.")
+@click.option("--rows", type=int, help="Rows of every training, over all epochs [default: those of RUN].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Write the profile that follows.")
-@click.option("--prices", type=click.Path(path_type=Path), help="Prices of yours, over those that come with this.")
-@click.option("--capacity", type=click.Path(path_type=Path), help="Recorded up and wait hours of a pod, CSV or JSON.")
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Write the resulting profile to this file."
+)
+@click.option(
+    "--prices", type=click.Path(path_type=Path), help="TOML with your prices, which override the built-in ones."
+)
+@click.option(
+    "--capacity", type=click.Path(path_type=Path), help="CSV or JSON with recorded up and wait hours of a pod."
+)
 @click.pass_context
 def main(  # noqa: PLR0913 - an argument for each option
     ctx: click.Context,
@@ -149,7 +162,7 @@ def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
     if capacity:
         yield f"spot capacity: {capacity}"
     else:
-        yield "spot capacity: by each profile's preemptions_per_day; waits of 1 h assumed: nobody recorded any"
+        yield "spot capacity: by each profile's preemptions_per_day; waits of 1 h assumed: none were recorded"
 
 
 def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:

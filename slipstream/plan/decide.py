@@ -111,8 +111,8 @@ def plan(
     fitting = [row for row in rows if row.fits]
     if not fitting:
         raise UserError(
-            f"{planned.name}: its peak of {planned.memory_bytes / 1e9:.3g} GB in a process fits no GPU of the prices; "
-            "expected a smaller micro-batch, or divide the model (training.parallel)"
+            f"{planned.name}: its peak of {planned.memory_bytes / 1e9:.3g} GB in a process fits into no GPU of the "
+            "price file; expected a smaller micro-batch, or divide the model (training.parallel)"
         )
     shortest = min(each.hours.low for row in fitting for each in row.outcomes)
     if wanted.deadline is not None and wanted.deadline < shortest:
@@ -161,7 +161,7 @@ def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
         return None, "no spot price"
     per_day = option.placement.preemptions_per_day if option.placement else 0.0
     capacity = wanted.capacity or from_profile(option.profile, per_day)
-    return capacity, "" if capacity else "nobody says how often it is taken away"
+    return capacity, "" if capacity else "its preemption rate is unknown"
 
 
 def rules_of(option: Option, planned: Measured) -> Rules:

@@ -19,7 +19,7 @@ from slipstream.plan.capacity import Attempt
 from slipstream.storage import STORES, read_below, storage_for
 
 SUMMARY, TRAINING = "summary.json", "training"
-EXPECTED = "expected a directory runs/…, a trained model, a home of checkpoints or a network profile"
+EXPECTED = "expected a directory runs/…, a trained model, a checkpoint directory or a network profile"
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def figures_of_run(path: Path) -> TrainingFigures:
         found = None
     if found is None:
         raise UserError(
-            f"{path}: says nothing of a training (older versions left it out); expected the directory of a whole run, "
-            "or the trained model in .slipstream/train/"
+            f"{path}: has no record of a training (older versions did not write it); expected the directory of a "
+            "whole run, or the trained model in .slipstream/train/"
         )
     return from_tree(found, TrainingFigures, path)
 

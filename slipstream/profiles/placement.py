@@ -191,7 +191,7 @@ class Placement(Settings):
         if self.numa and not WHOLE.fullmatch(self.cpu):
             raise self.reject("cpu", "whole CPUs with profile.numa, such as 8")
         if self.shared_memory and parse_quantity(self.shared_memory) >= parse_quantity(self.memory):
-            raise self.reject("shared_memory", f"less than profile.memory, {self.memory}: it is a part of it")
+            raise self.reject("shared_memory", f"less than profile.memory, {self.memory}: it is part of it")
         if self.disk and parse_quantity(self.disk) < self.data_cache_gib * 2**30:
             raise self.reject("disk", f"room for profile.data_cache_gib, {self.data_cache_gib:g}")
         if self.efa and not self.hugepages:
@@ -240,8 +240,8 @@ class Placement(Settings):
         named = {cloud: where for where, cloud in self._clouds()}
         if len(named) > 1:
             raise UserError(
-                f"profile: {' and '.join(f'{where} ({cloud})' for cloud, where in sorted(named.items()))} "
-                "are of different clouds; leave out what is not of yours"
+                f"profile: {' and '.join(f'{where} ({cloud})' for cloud, where in sorted(named.items()))} are of "
+                "different clouds; remove those that are not of yours"
             )
 
     def _clouds(self) -> Iterator[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Planned(Settings):
     def _check_quantiles(self, name: str, values: Sequence[float]) -> None:
         rising = all(low <= high for low, high in pairwise([0.0, *values]))
         if len(values) != QUANTILES or not rising or not all(map(math.isfinite, values)):
-            raise self.reject(name, "three numbers of at least 0 that rise: those below which 5, 50 and 95 % end")
+            raise self.reject(name, "three rising numbers of at least 0: the 5th, 50th and 95th percentiles")
 
 
 def planned_from(table: object) -> Planned | None:

@@ -159,7 +159,7 @@ def read(choice: str, through: tuple[Path, ...]) -> Table:
     path = path_of(choice, through[-1].parent if through else Path()).resolve()
     where = f"{through[-1]}: extends {choice}" if through else f"{CHOICE}={choice}"
     if path in through:
-        raise UserError(f"{where}: goes round in a circle; a profile cannot extend itself")
+        raise UserError(f"{where}: extends itself in a circle; remove one extends")
     try:
         data = read_toml(path)
     except FileNotFoundError:

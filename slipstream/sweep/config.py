@@ -32,7 +32,7 @@ class RangeConfig(Settings):
     def check(self) -> None:
         if self.choices:
             if self.low is not None or self.high is not None or self.log:
-                raise UserError("has choices and a range; expected choices alone, or low and high")
+                raise UserError("has choices and a range; expected either choices, or low and high")
             if len(self.choices) < 2:
                 raise UserError("has one choice; expected at least two, or no entry in sweep.space")
             return
@@ -41,7 +41,7 @@ class RangeConfig(Settings):
         if self.low >= self.high:
             raise UserError(f"low {self.low:g} is not below high {self.high:g}")
         if self.log and self.low <= 0:
-            raise UserError(f"log: low is {self.low:g}; expected more than 0, which alone has a logarithm")
+            raise UserError(f"log: low is {self.low:g}; expected more than 0 for a logarithmic range")
 
 
 @settings
@@ -83,9 +83,7 @@ class SweepConfig(Settings):
         found = {}
         for path, value in self.space.items():
             if not isinstance(path, str) or not path.startswith(("training.", "model.")):
-                raise UserError(
-                    f"sweep.space: {path!r} is no setting that can be searched; expected training.… or model.…"
-                )
+                raise UserError(f"sweep.space: {path!r} cannot be searched; expected training.… or model.…")
             where = f"sweep.space[{path}]"
             if not isinstance(value, dict):
                 raise UserError(f"{where}: {value!r} is not allowed; expected low and high, or choices")

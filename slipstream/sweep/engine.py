@@ -59,7 +59,7 @@ def begin(config: RunConfig, data: PreparedData, address: str) -> None:
                 tried = with_values(config, {parameter.path: value})
                 build(tried.model, data.signature, tried.training.seed, empty=True)
     SweepStore(address, parameters).open(identity_of(config, data.artifact.content))
-    LOG.info("the trials of this sweep: slipstream sweep %s", address)
+    LOG.info("the trials of this sweep are listed by: slipstream sweep %s", address)
 
 
 def work(config: RunConfig, address: str, pod: Pod) -> None:
@@ -91,7 +91,7 @@ def ended_trials(store: SweepStore, observer: Occupation) -> list[Trial]:
     if best_of(trials) is None:
         failed = next((trial for trial in trials if trial.ended and trial.ended.state == "failed"), None)
         why = f"; trial {failed.number} failed: {failed.ended.reason}" if failed and failed.ended else ""
-        raise UserError(f"sweep: no trial is complete of {len(trials)} that have begun{why}; start again to go on")
+        raise UserError(f"sweep: none of {len(trials)} started trials is complete{why}; start again to continue")
     if unfinished:
-        LOG.warning("%d trials have not ended and are left out; start again to go on with them", len(unfinished))
+        LOG.warning("%d trials have not ended and are ignored; start again to continue them", len(unfinished))
     return trials

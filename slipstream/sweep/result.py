@@ -80,7 +80,7 @@ def against_given(
         given = open_given(address, asked, directory, best.signature)
         before = predict(model_function(given.load()), best.signature, records)
     except UserError as error:
-        LOG.warning("the best settings are not compared with those as given: %s", error.message)
+        LOG.warning("the best settings could not be compared with the given configuration: %s", error.message)
         return None
     after = predict(model_function(best.load()), best.signature, records)
     lost = loss_of(task, targets_of(records), before, after, most=0.0, judged=2)

@@ -101,15 +101,15 @@ def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> Parameter:
     value = setting_at(config, path)
     section, name = path.split(".")[:2]
     if section == "training" and name not in lasting(TrainingConfig()):
-        raise UserError(f"{where}: does not decide what is trained; expected a setting that does")
+        raise UserError(f"{where}: does not change the trained model; expected a setting that does")
     if isinstance(value, Settings):
         names = ", ".join(field.name for field in dataclasses.fields(value))
         raise UserError(f"{where}: is a section; expected one of its settings: {names}")
     if not of.choices and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise UserError(f"{where}: has no range, as its values are no numbers; expected choices")
+        raise UserError(f"{where}: has no range, as its values are not numbers; expected choices")
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and not of.choices and not all(float(each or 0).is_integer() for each in (of.low, of.high)):
-        raise UserError(f"{where}: takes whole numbers; expected such as low and high")
+        raise UserError(f"{where}: takes whole numbers; expected whole numbers as low and high")
     parameter = Parameter(path, of, whole)
     for extreme in parameter.extremes:
         try:

@@ -222,7 +222,9 @@ def number_of(directory: str) -> int:
 @cache
 def warn_once(where: str, why: str) -> None:
     """Warn about an ignored proposal."""
-    LOG.warning("%s: %s; expected a proposal of this sweep; ignored: check who may write to this store", where, why)
+    LOG.warning(
+        "%s: %s; expected a proposal of this sweep; it is ignored: check who may write to this store", where, why
+    )
 
 
 def refusal(trials: list[Trial]) -> str:

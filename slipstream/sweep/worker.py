@@ -128,7 +128,7 @@ class Worker:
         for slot in slots:
             slot.result()
         if self._leaving:
-            raise Preempted("this machine is about to be taken away; its trials go on elsewhere")
+            raise Preempted("this machine is about to be preempted; its trials continue elsewhere")
 
     def _slot(self, number: int) -> None:
         while taken := self._next():
@@ -316,7 +316,10 @@ class Worker:
         LOG.warning("trial %d: its process ended with %s; it resumes from step %d", number, how, step)
         if deaths < DEATHS:
             return None
-        return Outcome("failed", f"its process ended {deaths} times after step {step} without a word, last with {how}")
+        return Outcome(
+            "failed",
+            f"its process ended {deaths} times after step {step} without an error message, the last time with {how}",
+        )
 
     # The end
 

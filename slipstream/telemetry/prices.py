@@ -182,7 +182,7 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
     """Return a validated entry of the file."""
     required, optional = {"gpus", "region", "on_demand", "source"}, {"spot", "gpu"}
     if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
-        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, where they are known, spot and gpu")
+        raise UserError(f"{where}: expected {', '.join(sorted(required))} and, if known, spot and gpu")
     gpus = whole(f"{where}: gpus", entry["gpus"])
     on_demand, source, dated = priced(where, entry, sources)
     spot, spread = None, 0.0
@@ -201,7 +201,9 @@ def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any
     if not isinstance(entry, dict) or entry.keys() != required:
         raise UserError(f"{where}: expected {', '.join(sorted(required))}")
     if not isinstance(entry["cpu"], str) or not entry["cpu"]:
-        raise UserError(f"{where}: cpu: {entry['cpu']}; expected a word of the name that Linux gives it, as 8481C")
+        raise UserError(
+            f"{where}: cpu: {entry['cpu']}; expected a word of the CPU name that Linux reports, such as 8481C"
+        )
     cores, region = whole(f"{where}: cores", entry["cores"]), words(f"{where}: region", entry["region"])
     return CpuInstance(name, entry["cpu"], cores, region, *priced(where, entry, sources))
 

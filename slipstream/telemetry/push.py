@@ -72,15 +72,15 @@ def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) ->
         gateway = Gateway.of(url)
     except ValueError:
         log.warning(
-            "%s: cannot be taken apart; expected the URL of a gateway, such as http://pushgateway:9091; in user, "
-            "password and query percent-encode / and @; the attempt's totals are not there",
+            "%s: cannot be parsed; expected the URL of a gateway, such as http://pushgateway:9091; percent-encode / "
+            "and @ in user, password and query; the attempt's totals were not sent",
             VARIABLE,
         )
         return
     text = exposition(None, read_node(directory), read_totals(directory), labels, counters_only=True)
     problem = put(gateway, path_of(labels), text.encode(), within) if text else ""
     if problem:
-        log.warning("%s=%s: %s; the attempt's totals are not there", VARIABLE, gateway.address, problem)
+        log.warning("%s=%s: %s; the attempt's totals were not sent", VARIABLE, gateway.address, problem)
 
 
 def path_of(labels: Labels) -> str:
@@ -114,7 +114,7 @@ def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
             with urllib.request.urlopen(request, timeout=within):
                 answers.append("")
         except urllib.error.HTTPError as error:
-            answers.append(f"it refuses ({error.code}{phrase_of(error.code)})")
+            answers.append(f"it refused ({error.code}{phrase_of(error.code)})")
         except OSError as error:
             answers.append(f"it does not answer ({getattr(error, 'reason', error)})")
         except Exception as error:  # its message may quote the URL or the server's answer

@@ -78,7 +78,7 @@ def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subpr
             env=os.environ | {"PYTHONPATH": search_path()},
         )
     except (OSError, ValueError) as error:
-        log.warning("the sampler cannot be started, and the work goes on without: %s", error)
+        log.warning("the sampler cannot be started, and the work continues without samples: %s", error)
         return None
     threading.Thread(target=relay, args=(sampler.stderr,), name="sampler", daemon=True).start()
     return sampler

@@ -76,12 +76,15 @@ def agree_on_tuning(
             applied = AppliedTuning(**from_rank_0(store, "tuned", leads, lambda: asdict(tuned_for(hardware, training))))
         elif applied.fingerprint != hardware.digest:
             if leads:
-                LOG.warning("%s: not applied, as this is other hardware", ", ".join(applied.environment))
+                LOG.warning(
+                    "tuner settings of the checkpoint were not applied, because this is other hardware: %s",
+                    ", ".join(applied.environment),
+                )
             return applied
     for name, value in applied.environment.items():
         environment.setdefault(name, value)
     if applied and leads:
-        LOG.info("applies the tuner's result: %s", applied)
+        LOG.info("training applies the tuner's result: %s", applied)
     return applied
 
 
@@ -147,7 +150,9 @@ def allowed_part(tuning: Tuning, training: TrainingConfig, hardware: Fingerprint
         if training.network_numbers == "may_change" or not changes_numbers(name, hardware.world)
     }
     if left := [f"{name}={value}" for name, value in everything.items() if name not in allowed]:
-        LOG.warning("not applied, as collectives.numbers does not say may_change: %s", ", ".join(left))
+        LOG.warning(
+            "tuner settings were not applied, because collectives.numbers is not may_change: %s", ", ".join(left)
+        )
     return AppliedTuning(
         {name: value for name, value in gradients.items() if name in allowed},
         {name: value for name, value in tuning.environment.items() if name in allowed},

@@ -111,8 +111,9 @@ def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list
     number = most if training.accumulation == "auto" else training.micro_batches
     if number > share:
         raise UserError(
-            f"training.accumulation: {number} micro-batches of a share of {share} "
-            f"row{'s' if share > 1 else ''} (batches of {largest}, {shares} shares); expected at most {share}"
+            f"training.accumulation: {number} micro-batches for a rank's batch of {share} "
+            f"row{'s' if share > 1 else ''} (batches of {largest}, {shares} data-parallel ranks); expected at most "
+            f"{share}"
         )
     return micro_batches(padded_rows(share, number), number)
 
@@ -141,8 +142,8 @@ def check_divisible(training: TrainingConfig, traits: Traits, precision: str) ->
     """Raise ``UserError`` for models that cannot be divided or compiled, and precisions that no layout supports."""
     if training.compile and traits.has_batch_statistics:
         raise UserError(
-            "training.compile: false expected: this model has batch normalisation or buffers that change, so its "
-            "batches are not padded, and each size would be compiled for itself"
+            "training.compile: this model has batch normalisation or buffers that change, so its batches are not "
+            "padded, and every batch size would be compiled separately; expected false"
         )
     if training.parallel.divides and traits.has_batch_statistics:
         raise UserError(
@@ -151,7 +152,7 @@ def check_divisible(training: TrainingConfig, traits: Traits, precision: str) ->
         )
     if training.parallel.divides and precision == "fp16":
         raise UserError(
-            "training.precision: fp16 is not allowed with training.parallel, where its loss scaling was never tried; "
+            "training.precision: fp16 is not allowed with training.parallel, where its loss scaling is not tested; "
             "expected bf16 or fp32"
         )
 
@@ -163,14 +164,14 @@ def check_parameters(model: nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.ndim:
             raise UserError(
-                f"training.parallel.shard: none expected: the model's parameter {name!r} is a single number without "
-                "dimensions, which cannot be divided; give it the shape [1]"
+                f"training.parallel.shard: the model's parameter {name!r} is a single number without dimensions, "
+                "which cannot be divided; expected none, or give it the shape [1]"
             )
         owners.setdefault(parameter, set()).add(next((b for b in blocks if name.startswith(f"{b}.")), ""))
         if len(owners[parameter]) > 1:
             raise UserError(
-                f"training.parallel.shard: none expected: the model's parameter {name!r} belongs to several of its "
-                "blocks, which are gathered one at a time"
+                f"training.parallel.shard: the model's parameter {name!r} belongs to several of its blocks, which are "
+                "gathered one at a time; expected none"
             )
 
 
@@ -181,13 +182,15 @@ def check_compiler(gpu: bool) -> None:
     ``triton/runtime/build.py``).
     """
     if gpu and importlib.util.find_spec("triton") is None:
-        raise UserError("training.compile: false expected: there is no Triton, which compiles for GPUs")
+        raise UserError(
+            "training.compile: Triton, which compiles for GPUs, is not installed; expected false, or install Triton"
+        )
     variable = "CC" if gpu else "CXX"
     usual = ["gcc", "clang"] if gpu else ["clang++" if sys.platform == "darwin" else "g++"]
     names = shlex.split(os.environ.get(variable, ""))[:1] or usual
     if not any(map(shutil.which, names)):
         raise UserError(
-            f"training.compile: false expected: there is no {' or '.join(names)}; install one, or name another in "
+            f"training.compile: there is no {' or '.join(names)}; expected false, or install one, or name another in "
             f"{variable}"
         )
 

@@ -127,7 +127,7 @@ class TrainingConfig(Settings):
         if self.accumulation != "auto" and not 1 <= self.accumulation <= LARGEST:
             raise self.reject("accumulation", 'a whole number from 1 on, or "auto"')
         if self.parallel.divides and self.ema:
-            raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
+            raise self.reject("ema", "0 with training.parallel: averages of divided weights are not supported")
         changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]
         # The bucket view changes no number: old settings of divided models hold its earlier default.
         if self.parallel.divides and (name := next((n for n in changed if n != "gradient_as_bucket_view"), "")):
@@ -140,7 +140,7 @@ class TrainingConfig(Settings):
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:
-            raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them decides")
+            raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them may be set")
 
 
 #: Settings that once counted as deciding the result: checkpoints may hold any value of them.

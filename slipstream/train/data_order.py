@@ -164,7 +164,7 @@ class GlobalOrder:
         epoch, before = divmod(start, self.blocks.rows)
         step, rest = divmod(before, self.batch_size)
         if rest:
-            raise ValueError(f"no batch of {self.batch_size} rows begins after {start} samples")
+            raise ValueError(f"no batch of {self.batch_size} rows starts after {start} samples")
         at_once = max(1, PLANNED_ROWS // self.batch_size)
         verified: set[int] = set()
         while stop is None or start < stop:

@@ -73,4 +73,4 @@ def describe_other_code(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     if not changed:
         return ""
     more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    return f"resumes a checkpoint of other code: {', '.join(changed[:NAMED])}{more} changed since"
+    return f"training resumes a checkpoint of other code: {', '.join(changed[:NAMED])}{more} changed since"

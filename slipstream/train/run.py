@@ -84,7 +84,7 @@ def run(request: TrainingRequest) -> None:
         process_group(store=dist.PrefixStore("training", store), backend=training.backend) as group,
     ):
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
-            LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
+            LOG.warning("gloo connects NVIDIA and AMD GPUs in one job; its speed between GPUs was never measured")
         on_host = host_group(group)
         request, made_for = with_micro_batches(request, group, on_host)
         training = request.training
@@ -224,13 +224,13 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) 
 
 def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolicy) -> None:
     """Log the checkpoint that training resumes from, and possible causes of different numbers."""
-    LOG.info("resumes from step %d (%s)", restored.step, restored.source)
+    LOG.info("training resumes from step %d (%s)", restored.step, restored.source)
     if not restored.trained_by:
         LOG.warning("the checkpoint is of an older release, which recorded other digests: its data was not compared")
     elif other_code := describe_other_code(restored.modules, policy.modules):
         LOG.warning("%s", other_code)
     if not all(settings["fused"] for settings in state.optimizer.param_groups):
-        LOG.info("resumes with the optimiser of this checkpoint, which is slower than the fused one")
+        LOG.info("training continues with the optimiser of this checkpoint, which is slower than the fused one")
     if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, state.model):
         LOG.warning("%s", changes)
 

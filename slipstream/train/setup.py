@@ -332,7 +332,9 @@ def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str
     found = compile_blocks(parallel, batch, pieces, partial(autocast, precision, group.device))
     if group.rank == 0:
         gain = found.figures.plain_pass_s / found.figures.pass_s
-        LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures.seconds, gain)
+        LOG.info(
+            "model compiled in %.1f s; a pass is %.2f times as fast as without compilation", found.figures.seconds, gain
+        )
     return found
 
 
@@ -363,8 +365,11 @@ def describe_changes(then: Mapping[str, object], now: Mapping[str, object], mode
         return ""
     changes = ", ".join(f"{name} {then[name]} -> {now[name]}" for name in changed)
     layers = batch_dependent_layers(model) if set(changed) & set(PARTITIONING) else []
-    numbers = f"other numbers ({', '.join(layers)})" if layers else "the numbers equal but for rounding"
-    return f"not bit for bit ({changes}): the same samples in the same order, {numbers}"
+    numbers = f"other numbers ({', '.join(layers)})" if layers else "numbers equal up to rounding"
+    return (
+        f"training resumes, but training resumes, but not bit for bit ({changes}): the same samples in the same "
+        f"order, {numbers}"
+    )
 
 
 def batch_dependent_layers(model: nn.Module) -> list[str]:

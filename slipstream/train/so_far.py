@@ -25,7 +25,9 @@ def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[No
     if path is None:
         yield
         return
-    with periodically(lambda: write(path, look()), PERIOD_S, PERIOD_S, "so far", "how training goes is not written"):
+    with periodically(
+        lambda: write(path, look()), PERIOD_S, PERIOD_S, "so far", "live training progress could not be written"
+    ):
         yield
 
 

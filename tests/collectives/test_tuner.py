@@ -275,7 +275,7 @@ def test_what_is_recommended_can_be_pasted() -> None:
         "export NCCL_ALGO=allreduce:tree",
         "  x: taken: 1.90 times as fast (1.80 to 2.00, 20 turns)",
     ]
-    assert "no change: nothing that was tried is faster" in str(tuning_of(DdpSettings(), {}))
+    assert "no change: no tried setting is faster" in str(tuning_of(DdpSettings(), {}))
 
 
 def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channels() -> None:
@@ -293,7 +293,7 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
         assert (row["algorithm"], row["protocol"]) == (("tree", "ll") if reduces else ("ring", "simple"))
     with pytest.raises(UserError, match="found no better algorithm and channels than NCCL's own choice"):
         plugin_csv(Tuning(nccl, "a model", DdpSettings(), {"NCCL_PROTO": "LL"}))
-    with pytest.raises(UserError, match="of no use over gloo"):
+    with pytest.raises(UserError, match="no effect over gloo"):
         plugin_csv(tuning_of(DdpSettings(), chosen))
 
 

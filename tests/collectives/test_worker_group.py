@@ -79,7 +79,7 @@ def test_some_of_the_ranks_are_a_group_of_their_own() -> None:
         ("refuse", UserError, "^largest: too much$"),
         ("bug", RuntimeError, "rank 2 failed during the part that fails: .*KeyError"),
         ("die", Interrupted, "^rank 2 died .SIGKILL.* during the part that fails$"),
-        ("hang", Interrupted, "^rank 2 did not go on within 2 s, during the part that fails$"),
+        ("hang", Interrupted, "^rank 2 did not continue within 2 s, during the part that fails$"),
     ],
 )
 def test_the_rank_to_blame_is_named_in_time(kind: str, error: type[Exception], said: str) -> None:
@@ -146,7 +146,7 @@ def test_the_worst_outcome_explains_the_others() -> None:
     raise_if_failed({0: Outcome("done"), 1: Outcome("done")}, 5)
     with pytest.raises(Interrupted, match=r"^rank 1 died"):
         raise_if_failed({0: lost, 1: Outcome("died", "SIGKILL", "all_reduce"), 2: Outcome("silent")}, 5)
-    with pytest.raises(Interrupted, match=r"^ranks 1, 2 did not go on within 5 s, during all_reduce$"):
+    with pytest.raises(Interrupted, match=r"^ranks 1, 2 did not continue within 5 s, during all_reduce$"):
         raise_if_failed({0: lost, 1: Outcome("silent", "", "all_reduce"), 2: Outcome("silent")}, 5)
     with pytest.raises(Interrupted, match=r"^rank 0 lost the connection during all_reduce: Connection closed"):
         raise_if_failed({0: lost}, 5)

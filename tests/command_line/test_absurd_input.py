@@ -84,7 +84,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
                 "",
                 "has inf requests a second in its busiest",
             ),
-            ([f"{each.partition(',')[0]},1e-320" for each in HOURS], "", "there is no request in it"),
+            ([f"{each.partition(',')[0]},1e-320" for each in HOURS], "", "it has no requests"),
             (
                 HOURS,
                 PRICES.replace("= 3", "= 999999999999999999"),

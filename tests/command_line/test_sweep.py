@@ -102,4 +102,4 @@ def test_records_that_somebody_else_wrote_set_nothing(tmp_path: Path) -> None:
 
 def test_a_store_that_holds_no_sweep(tmp_path: Path) -> None:
     ended = CliRunner().invoke(sweep_command, [str(tmp_path)])
-    assert ended.exit_code == 1 and "holds no sweep; expected the store of one" in ended.output
+    assert ended.exit_code == 1 and "holds no sweep; expected a sweep store" in ended.output

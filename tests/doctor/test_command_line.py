@@ -94,8 +94,8 @@ def text(place: Path) -> Path:
 def test_what_is_no_package_is_one_line(archive: Path, tmp_path: Path) -> None:
     bad = {
         tmp_path / "absent.tgz": "no such file",
-        tmp_path: "a directory; of manifests expected --profile",
-        text(tmp_path): "not an archive of `pyflyte package` (it is no whole tar file); package again",
+        tmp_path: "is a directory; expected --profile",
+        text(tmp_path): "not an archive of `pyflyte package` (the tar file is incomplete); package again",
         no_package(tmp_path): "it describes no tasks",
         no_protobuf(tmp_path): "not an archive of `pyflyte package`",
         torn(tmp_path, archive): "not an archive of `pyflyte package`",
@@ -143,7 +143,7 @@ def test_other_mistakes_are_one_line(archive: Path, tmp_path: Path) -> None:
     unsaved = trained(tmp_path / "unsaved", save_seconds=0.0)
     for arguments, why in (
         ([], "expected PACKAGE.tgz"),
-        (["--node", archive], "--node looks at this machine"),
+        (["--node", archive], "--node: checks this machine only"),
         ([archive, "--store", "s3://bucket/x"], "expected PACKAGE.tgz"),
         ([archive, "--limits", "absent.toml"], "absent.toml: no such file"),
         ([archive, "--trained", tmp_path], "this is not a finished artifact"),

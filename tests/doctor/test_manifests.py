@@ -133,13 +133,13 @@ FLAWS: list[tuple[str, tuple[str, ...], Callable[[Tree], None], str]] = [
         "a key without requests.",
         ("ResourceQuota",),
         lambda t: put(t, "spec", "hard", {"nvidia.com/gpu": "32"}),
-        "the key nvidia.com/gpu does not begin with requests.",
+        "the key nvidia.com/gpu does not start with requests.",
     ),
     (
         "a key with limits.",
         ("ResourceQuota",),
         lambda t: put(t, "spec", "hard", {"limits.nvidia.com/gpu": "32"}),
-        "the key limits.nvidia.com/gpu does not begin with requests.",
+        "the key limits.nvidia.com/gpu does not start with requests.",
     ),
     (
         "a pool's grace",
@@ -367,9 +367,9 @@ def test_what_is_no_directory_of_manifests_is_one_line(directory: Path, tmp_path
         (tmp_path / "empty", "--profile", PROFILE): "no manifests; expected a directory such as",
         (tmp_path / "bad", "--profile", PROFILE): "bad/a.yaml, line 2: not valid YAML",
         (directory, "--profile", "nothing"): "no such profile; choose one of",
-        (directory,): "a directory; of manifests expected --profile",
-        (directory, "--profile", PROFILE, "--limits", "x.toml"): "leave --limits and --trained out",
-        ("--node", "--profile", PROFILE): "leave PACKAGE, --limits, --trained and --profile out",
+        (directory,): "is a directory; expected --profile",
+        (directory, "--profile", PROFILE, "--limits", "x.toml"): "remove --limits and --trained",
+        ("--node", "--profile", PROFILE): "remove PACKAGE, --limits, --trained and --profile",
     }
     for arguments, said in lines.items():
         ended = doctor(*arguments)

@@ -55,7 +55,7 @@ def test_flyte_binary_sets_nothing_which_is_10(look: Look) -> None:
     (finding,) = report.findings
     assert finding.severity == "warning" and finding.where == BINARY
     assert finding.what == "propeller's max-workflow-retries is not set, and 10 by default"
-    assert finding.consequence.startswith("failed round 11 of an execution ends it and its pods, in mid-training too")
+    assert finding.consequence.startswith("failed round 11 of an execution ends it and its pods, even during training")
     place = "flyte-binary's configuration.inline.propeller.max-workflow-retries"
     assert finding.fix == f"set {place} to 100000 in the chart's values"
     line = f"propeller's max-workflow-retries, 10, the default, by the ConfigMaps of {BINARY}"
@@ -219,27 +219,27 @@ def test_a_configuration_of_secrets_only(look: Look) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("propeller: [", "is no YAML"),
-        ("\tpropeller:\n", "is no YAML"),
-        ("a: \x00", "is no YAML"),
-        ("!!python/object/apply:os.system [echo]", "is no YAML"),
-        ("a: !!int ''", "is no YAML"),
-        ("a: 2001-99-99", "is no YAML"),
-        ("a: !!timestamp soon", "is no YAML"),
-        ("a: !!bool perhaps", "is no YAML"),
-        ("? {a: b}\n: c", "is no YAML"),
-        (f"a: {'[' * 5000}", "is no YAML"),
-        (f"a: {'9' * 5000}", "is no YAML"),
-        ("a: 1\n---\na: 2\n", "is no YAML"),
+        ("propeller: [", "is not YAML"),
+        ("\tpropeller:\n", "is not YAML"),
+        ("a: \x00", "is not YAML"),
+        ("!!python/object/apply:os.system [echo]", "is not YAML"),
+        ("a: !!int ''", "is not YAML"),
+        ("a: 2001-99-99", "is not YAML"),
+        ("a: !!timestamp soon", "is not YAML"),
+        ("a: !!bool perhaps", "is not YAML"),
+        ("? {a: b}\n: c", "is not YAML"),
+        (f"a: {'[' * 5000}", "is not YAML"),
+        (f"a: {'9' * 5000}", "is not YAML"),
+        ("a: 1\n---\na: 2\n", "is not YAML"),
         ("- propeller", "has no settings at its top"),
         ("propeller", "has no settings at its top"),
-        (retries("many"), "max-workflow-retries is no number"),
-        (retries(".nan"), "max-workflow-retries is no number"),
-        (retries(".inf"), "max-workflow-retries is no number"),
-        (retries("[100000]"), "max-workflow-retries is no number"),
-        (retries("{a: 1}"), "max-workflow-retries is no number"),
-        (retries(f"0x{'f' * 5000}"), "max-workflow-retries is no number"),
-        (retries("2020-01-01"), "max-workflow-retries is no number"),
+        (retries("many"), "max-workflow-retries is not a number"),
+        (retries(".nan"), "max-workflow-retries is not a number"),
+        (retries(".inf"), "max-workflow-retries is not a number"),
+        (retries("[100000]"), "max-workflow-retries is not a number"),
+        (retries("{a: 1}"), "max-workflow-retries is not a number"),
+        (retries(f"0x{'f' * 5000}"), "max-workflow-retries is not a number"),
+        (retries("2020-01-01"), "max-workflow-retries is not a number"),
     ],
 )
 def test_what_no_propeller_reads_is_not_judged(look: Look, text: str, why: str) -> None:

@@ -130,7 +130,7 @@ def test_whoever_would_run_it_says_that_there_is_no_onnx_model(exported: Path, t
     with pytest.raises(UserError, match=line):
         write_repository(exported, tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
-    with pytest.raises(UserError, match=line + "; how long its requests take was not measured"):
+    with pytest.raises(UserError, match=line + "; its latency was not measured"):
         read_model(str(exported))
     with pytest.raises(UserError, match="the model predicts tokens"):
         ServedModel(exported).by  # noqa: B018

@@ -25,7 +25,7 @@ def test_quantities(text: str, number: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "4 Gi", "-1", "Gi", "1e3", "4GiB", "٤"])
 def test_what_is_no_quantity(text: str) -> None:
-    with pytest.raises(ValueError, match="no Kubernetes quantity"):
+    with pytest.raises(ValueError, match="not a Kubernetes quantity"):
         parse_quantity(text)
 
 

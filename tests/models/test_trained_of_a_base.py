@@ -46,8 +46,8 @@ def test_without_its_base_a_model_of_its_own_is_measured_beside_another(
     with caplog.at_level(logging.WARNING, "slipstream.models"):
         assert model.load_base() is None
     (record,) = caplog.records
-    why = "no such directory" if gone else "holds another model now"
-    assert why in record.getMessage() and record.getMessage().endswith("; goes on without it")
+    why = "no such directory" if gone else "no longer holds the model that was fine-tuned"
+    assert why in record.getMessage() and record.getMessage().endswith("; the evaluation continues without it")
     model.load()
 
 

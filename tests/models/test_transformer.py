@@ -123,7 +123,7 @@ def test_the_directory_for_hugging_face_is_whole_or_not_there(
     assert {path.name for path in (tmp_path / "new" / "out").iterdir()} == {"config.json", "model.safetensors"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
     again = write(trained, tmp_path / "new" / "out")
-    assert again.exit_code == 1 and again.output.endswith("exists already; choose a directory that is to be made\n")
+    assert again.exit_code == 1 and again.output.endswith("exists already; choose a new directory\n")
 
 
 def test_a_tokenizer_comes_with_it(trained: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ ENDINGS = {
     UserError("data.target: no such column"): UserError,
     ZeroDivisionError("a bug in the step"): WorkerFailed,
     OutOfMemory("rank 1 ran out of memory at 1 micro-batch: goes on with 2"): SmallerMicroBatches,
-    Preempted("left at step 3, saved"): PodPreempted,
+    Preempted("stopped at step 3, saved"): PodPreempted,
     Interrupted("DistStoreError: a peer was lost"): FlyteRecoverableException,
 }
 
@@ -81,11 +81,14 @@ def test_a_group_is_started_again_once_for_each_number_of_micro_batches(
 
 
 def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_it() -> None:
-    reports = [Report(0, Outcome.FAILED, "a socket was closed"), Report(1, Outcome.PREEMPTED, "left at step 3, saved")]
+    reports = [
+        Report(0, Outcome.FAILED, "a socket was closed"),
+        Report(1, Outcome.PREEMPTED, "stopped at step 3, saved"),
+    ]
     signalled = IgnoreOutputs()
     signalled.__context__ = SignalException("Process 7 got signal: 15", 15)  # type: ignore[arg-type]
     failure = failure_of(signalled, reports)
-    assert isinstance(failure, PodPreempted) and "left at step 3, saved" in str(failure)
+    assert isinstance(failure, PodPreempted) and "stopped at step 3, saved" in str(failure)
     assert "told to end: Process 7" in str(failure_of(signalled, reports[:1]))
 
 

@@ -23,7 +23,7 @@ REPORTED = {
     "memory": (Outcome.REFUSED, "out of memory. Tried to allocate 2.00 GiB"),
     "bug": (Outcome.FAILED, "a bug in the step"),
     "refused": (Outcome.REFUSED, "data: damaged"),
-    "preempted": (Outcome.PREEMPTED, "left waiting for data"),
+    "preempted": (Outcome.PREEMPTED, "stopped while waiting for data"),
 }
 
 

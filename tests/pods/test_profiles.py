@@ -125,7 +125,7 @@ def test_retries_follow_from_the_preemptions() -> None:
         ("[default", "cannot be read"),
         ("extends = 3", "extends: 3 is not allowed; expected the name or path of a profile"),
         ("extends = 'h200'", "extends h200: no such profile; choose one of a100-mig"),
-        ("extends = 'mine.toml'", "goes round in a circle"),
+        ("extends = 'mine.toml'", "extends itself in a circle"),
         ("[default]\nmemory = '16 GB'", 'profile.memory: "16 GB" is not allowed; expected a Kubernetes quantity'),
         (
             "[default]\ndisk = '10Gi'",

@@ -131,7 +131,7 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
     assert {key.rpartition("/")[2] for key in cluster.home("spot")} == {"0003", "finished.json", "0003.json"}
     again = cluster.pod(1, "spot-recovered", attempt=1, beside="spot")
     output = again.finish()
-    assert again.exit_code == 0 and "takes its result from" in output and "validation loss" not in output, output
+    assert again.exit_code == 0 and "its result is taken from" in output and "validation loss" not in output, output
     same_model(tmp_path / "made", cluster.trained("spot-recovered", tmp_path / "again", 1))
     afresh = cluster.pod(1, "spot-afresh", beside="spot")
     output = afresh.finish()
@@ -160,8 +160,8 @@ def test_the_next_attempt_waits_for_the_last_save_of_a_pod_in_its_grace_period(c
     first.finish()
     (record,) = [key for key in cluster.home("grace") if key.endswith("/ledger/0001.json")]
     page = json.loads(cluster.bucket.read(record))
-    assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), page
-    assert "waits for the last save of attempt 0 of grace" in output, output
+    assert page["ended"].startswith(f"stopped at step {page['last_step']}, saved"), page
+    assert "waits for the last checkpoint of attempt 0 of grace" in output, output
     assert f"resumes from step {page['last_step']} " in output, (page, output)
 
 
@@ -190,7 +190,7 @@ def test_a_job_with_a_deleted_worker_saves_beside_its_next_attempt_which_goes_on
     said = [pod.finish() for pod in first]
     (record,) = [key for key in cluster.home(name) if key.endswith("/ledger/0001.json")]
     page = json.loads(cluster.bucket.read(record))
-    assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), (page, said)
+    assert page["ended"].startswith(f"stopped at step {page['last_step']}, saved"), (page, said)
     assert max(pod.started for pod in second) < min(pod.ended for pod in first), "the attempts do not overlap"
     assert f"resumes from step {page['last_step']} " in output, (page, output)
 
@@ -240,7 +240,7 @@ def test_a_pod_that_is_told_to_end_saves_and_is_worth_another_attempt(cluster: C
     assert (verdict.payer, verdict.recoverable) == ("system", True), output
     (key,) = [key for key in cluster.home("told") if "/ledger/" in key]
     page = json.loads(cluster.bucket.read(key))
-    assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), page
+    assert page["ended"].startswith(f"stopped at step {page['last_step']}, saved"), page
     assert page["saved_step"] == page["last_step"], "work was lost though there was time to save it"
 
 

@@ -101,8 +101,11 @@ def test_the_plan_travels_with_the_profile(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"hours": [5.0, 6.0]}, "profile p: profile.plan.hours: [5.0, 6.0] is not allowed; expected three numbers"),
-        ({"dollars": [3.0, 2.0, 4.0]}, "profile.plan.dollars: .* three numbers of at least 0 that rise"),
+        (
+            {"hours": [5.0, 6.0]},
+            "profile p: profile.plan.hours: [5.0, 6.0] is not allowed; expected three rising numbers",
+        ),
+        ({"dollars": [3.0, 2.0, 4.0]}, "profile.plan.dollars: .* three rising numbers of at least 0"),
         ({"interruptions": -1.0}, "profile.plan.interruptions: -1.0 is not allowed; expected a mean"),
         ({"rows": 0}, "profile.plan.rows: 0"),
         ({"hour": 1.0}, "hour"),

@@ -23,11 +23,11 @@ ALONE: Mapping[str, Callable[[], Exception]] = {
     "memory": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     "bug": lambda: ZeroDivisionError("a bug in the step"),
     "refused": lambda: UserError("data: damaged"),
-    "preempted": lambda: Preempted("left waiting for data"),
+    "preempted": lambda: Preempted("stopped while waiting for data"),
 }
 TOGETHER: Mapping[str, Callable[[], Exception]] = {
     "agreed": lambda: AgreedUserError("training.learning_rate: too high"),
-    "all preempted": lambda: AgreedPreempted("left at step 3, saved"),
+    "all preempted": lambda: AgreedPreempted("stopped at step 3, saved"),
 }
 
 

@@ -24,7 +24,7 @@ from tasks.flyte.failures import collect_reports, failure_of
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 SMALLER = OutOfMemory("rank 3 ran out of memory at 1 micro-batch: goes on with 2 from the last checkpoint")
 LOST_PEER = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2713")
-PREEMPTED = Preempted("left at step 40, saved (aws: spot terminate)")
+PREEMPTED = Preempted("stopped at step 40, saved (aws: spot terminate)")
 
 
 @dataclass(frozen=True)

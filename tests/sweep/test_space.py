@@ -73,11 +73,11 @@ def test_ranges_of_whole_numbers_are_whole() -> None:
         ({"training.learning_rate": {"choices": [0.1, "fast"]}}, 'training.learning_rate: "fast" is not allowed'),
         ({"training.precision": {"low": 1, "high": 2}}, "has no range"),
         ({"training.batch_size": {"low": 1.5, "high": 9}}, "takes whole numbers"),
-        ({"training.accumulation": {"choices": [1, 2]}}, "does not decide what is trained"),
+        ({"training.accumulation": {"choices": [1, 2]}}, "does not change the trained model"),
         ({"training.gradients": {"choices": [1, 2]}}, "is a section; expected one of its settings"),
         ({"training.epochs.more": {"choices": [1, 2]}}, "training.epochs.more: unknown setting"),
         ({"model.name": {"choices": ["mlp", "x:y z"]}}, 'model.name: "x:y z" is not allowed'),
-        ({"data.seed": {"choices": [1, 2]}}, "'data.seed' is no setting that can be searched"),
+        ({"data.seed": {"choices": [1, 2]}}, "'data.seed' cannot be searched"),
     ],
 )
 def test_what_cannot_be_searched_is_said_in_one_line(space: dict[str, Any], said: str) -> None:

@@ -70,7 +70,7 @@ def test_a_machine_that_is_taken_away_loses_nothing(tmp_path: Path, prepared: Pa
     wait_for(lambda: list((tmp_path / "store/trials/0000/checkpoints").glob("step-*/manifest.json")))
     run.workers["one"].terminate()
     assert run.workers["one"].wait(30) == 1
-    assert "this machine is about to be taken away" in run.said()
+    assert "this machine is about to be preempted" in run.said()
     run.start("one")
     trials = run.finish()
     check(run, trials, {})
@@ -105,7 +105,7 @@ def test_a_process_that_is_killed_again_and_again_fails_its_trial(tmp_path: Path
     trials = run.finish()
     ended = trials[0].ended
     assert ended and ended.state == "failed" and len(trials[0].deaths) == 3
-    assert ended.reason == "its process ended 3 times after step 0 without a word, last with SIGKILL"
+    assert ended.reason == "its process ended 3 times after step 0 without an error message, the last time with SIGKILL"
     assert trials[1].ended and trials[1].ended.state == "complete"
 
 

@@ -138,7 +138,7 @@ def test_a_range_of_spot_prices_has_a_middle_and_a_spread(tmp_path: Path) -> Non
         ("spot = 1.6", "spot = [0, 1.6]", "four: spot: 0; expected dollars per hour above 0"),
         ("gpus = 4", "gpus = 0", "four: gpus: 0; expected a whole number from 1 to 100,000"),
         ("gpus = 4", "gpus = 4\nnote = 1", "four: expected gpus"),
-        ('cpu = "8481C"', "cpu = 8481", "two: cpu: 8481; expected a word of the name"),
+        ('cpu = "8481C"', "cpu = 8481", "two: cpu: 8481; expected a word of the CPU name"),
         ('cpu = "8481C"', "", "two: expected cores, cpu, on_demand, region, source"),
         ("cores = 2", "cores = 0", "two: cores: 0; expected a whole number from 1 to 100,000"),
         ("on_demand = 0.17", "on_demand = -1", "two: on_demand: -1; expected dollars"),

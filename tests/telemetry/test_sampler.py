@@ -117,7 +117,9 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     with sampling(tmp_path / "file/below") as process:
         assert process.wait(20) == 0
         assert process.stderr
-        line = f"telemetry    warning: no samples are taken: {tmp_path}/file/below: Not a directory\n"
+        line = (
+            f"telemetry    warning: the sampler failed and takes no samples: {tmp_path}/file/below: Not a directory\n"
+        )
         assert process.stderr.read() == line
 
 
@@ -175,7 +177,7 @@ def test_a_driver_that_fails_is_one_line_and_asked_again(capsys: pytest.CaptureF
         assert driver.answer(10) == () and asked.is_set()
     assert (
         capsys.readouterr().err
-        == "telemetry    warning: a driver's readings are missing: ArithmeticError('no figure')\n"
+        == "telemetry    warning: the readings of a driver are missing: ArithmeticError('no figure')\n"
     )
 
 

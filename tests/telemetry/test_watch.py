@@ -101,7 +101,7 @@ def test_what_the_sampler_says_is_said(tmp_path: Path, capsys: pytest.CaptureFix
 
     with watching(tmp_path / "file", LABELS):
         until(is_said)
-    assert said == f"telemetry    warning: no samples are taken: {tmp_path}/file: File exists\n"
+    assert said == f"telemetry    warning: the sampler failed and takes no samples: {tmp_path}/file: File exists\n"
 
 
 def test_a_sampler_that_cannot_be_started_is_one_line(
@@ -113,7 +113,7 @@ def test_a_sampler_that_cannot_be_started_is_one_line(
         done.append(1)
     (line,) = capsys.readouterr().err.splitlines()
     assert done and line.startswith(
-        "telemetry    warning: the sampler cannot be started, and the work goes on without: "
+        "telemetry    warning: the sampler cannot be started, and the work continues without samples: "
     )
 
 

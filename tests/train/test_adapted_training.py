@@ -187,14 +187,14 @@ def test_a_file_of_other_tensors_than_the_adapters_is_damaged(what: str, adapted
         (
             {},
             replace(TRAINING, parallel=ParallelConfig(tensor=2)),
-            "training.parallel.tensor: 1 expected with model.lora, whose adapters are not divided; shard and pipeline "
-            "divide such a model",
+            "training.parallel.tensor: the adapters of model.lora cannot be divided; expected 1, or "
+            "training.parallel.shard or pipeline",
         ),
         (
             {"quantise": "nf4", "arguments": {}},
             TRAINING,
-            "model.quantise: none expected: model.layers.0.mlp.down_proj takes 72 inputs, which are no whole blocks of "
-            "64; or leave down_proj out of model.lora.targets",
+            "model.quantise: model.layers.0.mlp.down_proj takes 72 inputs, which is not a multiple of "
+            "64; expected none, or remove down_proj from model.lora.targets",
         ),
     ],
     ids=["tensor", "blocks"],

@@ -93,9 +93,7 @@ def test_without_permission_numbers_stay_as_they_are(
     TuningHistory(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
     plain, careful = job(prepared, tmp_path / "plain"), job(prepared, tmp_path / "x", network_profile=str(place))
     assert attempt(plain).finished and attempt(careful).finished
-    assert "not applied, as collectives.numbers does not say may_change: hook=fp16" in (
-        (careful.place / "log-0").read_text()
-    )
+    assert "because collectives.numbers is not may_change: hook=fp16" in ((careful.place / "log-0").read_text())
     assert outcome(careful) == outcome(plain)
 
 
@@ -128,7 +126,7 @@ def test_a_result_of_other_hardware_is_ignored_and_said(tmp_path: Path, caplog: 
     assert tuning_at(str(tmp_path / "one"), HERE) == FOUND
     with caplog.at_level(logging.WARNING):
         assert tuning_at(str(tmp_path / "one"), replace(HERE, driver="another")) is None
-        assert "ignored, as it is of other hardware: its driver is" in caplog.text
+        assert "ignored, as it was measured on other hardware: its driver is" in caplog.text
         assert tuning_at(str(tmp_path / "nothing"), HERE) is None
         assert "holds no result of the tuner for this hardware" in caplog.text
     TuningHistory(str(tmp_path), HERE).publish(FOUND, {})

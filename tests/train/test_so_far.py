@@ -37,7 +37,7 @@ def test_it_is_written_as_it_goes_and_at_the_end(tmp_path: Path, monkeypatch: py
 def test_nothing_that_goes_wrong_reaches_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with written(tmp_path / "no" / "such" / "directory.json", lambda: at(1)):
         pass
-    assert capfd.readouterr().err.count("how training goes is not written") == 1
+    assert capfd.readouterr().err.count("live training progress could not be written") == 1
     with written(None, lambda: at(1 // 0)):
         pass
 

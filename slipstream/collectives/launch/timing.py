@@ -174,5 +174,5 @@ def check(cases: Sequence[Case]) -> None:
                 at, found, wanted = wrong
                 raise UserError(
                     f"{case.kind} of {case.bytes} bytes is wrong on rank {dist.get_rank()}: element {at} is {found} "
-                    f"instead of {wanted}; check the network and the settings of {dist.get_backend()}"
+                    f"instead of {wanted}; check the interconnect and the settings of {dist.get_backend()}"
                 )

@@ -55,7 +55,7 @@ def raise_if_failed(outcomes: Mapping[int, Outcome], timeout: float) -> None:
         if kind == "died":
             raise Interrupted(f"{named(found)} died ({first.why}) during {first.during}")
         if kind == "silent":
-            raise Interrupted(f"{named(found)} did not go on within {timeout:g} s, during {first.during}")
+            raise Interrupted(f"{named(found)} did not continue within {timeout:g} s, during {first.during}")
         raise Interrupted(f"{named(found)} lost the connection during {first.during}: {first.why}")
 
 

@@ -52,11 +52,11 @@ def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[l
     asked = kinds(config)
     for kind in asked:
         if why := unsupported_reason(backend, kind):
-            raise UserError(f"collectives.reductions: {kind} cannot be measured: {why}; leave out one of the two")
+            raise UserError(f"collectives.reductions: {kind} cannot be measured: {why}; remove one of the two")
     if world > 1:
         return asked, []
     alone = [kind for kind in asked if kind.operation != "send_recv"]
-    left_out = ["send_recv: a single process has nobody to send to"] if len(alone) < len(asked) else []
+    left_out = ["send_recv: a single process has no peer to send to"] if len(alone) < len(asked) else []
     return alone, left_out
 
 

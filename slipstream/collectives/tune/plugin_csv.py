@@ -24,7 +24,7 @@ def plugin_csv(tuning: Tuning) -> str:
     """
     its = tuning.fingerprint
     if its.backend != "nccl":
-        raise UserError(f"--nccl-csv: NCCL's plugin is of no use over {its.backend}")
+        raise UserError(f"--nccl-csv: NCCL's plugin has no effect over {its.backend}")
     if missing := [name for name, variable in NEEDED.items() if variable not in tuning.environment]:
         raise UserError(
             f"--nccl-csv: a table names algorithm, protocol and channels of every size, and the tuner found no better "

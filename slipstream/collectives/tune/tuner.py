@@ -138,7 +138,10 @@ def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tunin
         return None
     expected = tuple(step_lines(ProfileHistory(config.history, empty.fingerprint).latest(), compute))
     tuning = Tuning(empty.fingerprint, str(model), tuner.ddp, tuner.environment, tuple(trials), expected)
-    LOG.info("published at %s", TuningHistory(config.history, empty.fingerprint).publish(tuning, made_by(config)))
+    LOG.info(
+        "the tuner's result was published at %s",
+        TuningHistory(config.history, empty.fingerprint).publish(tuning, made_by(config)),
+    )
     return tuning
 
 

@@ -26,7 +26,7 @@ def add_adapters(network: nn.Module, lora: LoraConfig) -> None:
             setattr(network.get_submodule(parent), name, LoraLinear(module, lora))
             found.add(name)
     if missing := next((target for target in lora.targets if target not in found), None):
-        raise UserError(f"model.lora.targets: {missing!r} is no linear layer of a {type(network).__name__}")
+        raise UserError(f"model.lora.targets: {missing!r} is not a linear layer of {type(network).__name__}")
 
 
 def layers_with_adapters(network: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
@@ -42,8 +42,8 @@ def quantise_frozen(network: nn.Module) -> None:
     for name, layer in layers_with_adapters(network):
         if layer.in_features % BLOCK:
             raise UserError(
-                f"model.quantise: none expected: {name} takes {layer.in_features} inputs, which are no whole blocks "
-                f"of {BLOCK}; or leave {name.rpartition('.')[2]} out of model.lora.targets"
+                f"model.quantise: {name} takes {layer.in_features} inputs, which is not a multiple of {BLOCK}; "
+                f"expected none, or remove {name.rpartition('.')[2]} from model.lora.targets"
             )
         layer.quantise()
 

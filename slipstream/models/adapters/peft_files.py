@@ -137,14 +137,14 @@ def lora_of(config: Mapping[str, Any], where: str) -> LoraConfig:
     """
 
     def refused(name: str, expected: str) -> UserError:
-        return UserError(f"{where}: {name}: {config.get(name)!r:.200} is not built here; expected {expected}")
+        return UserError(f"{where}: {name}: {config.get(name)!r:.200} is not supported; expected {expected}")
 
     if config.get("peft_type") != "LORA":
         raise refused("peft_type", '"LORA"')
     if config.get("bias", "none") != "none":
         raise refused("bias", '"none"')
     if config.get("init_lora_weights", True) not in BEGINNINGS:
-        raise refused("init_lora_weights", "one that leaves the base's weights as they are, such as true")
+        raise refused("init_lora_weights", "a value that keeps the base's weights unchanged, such as true")
     if odd := next((name for name in FOREIGN if config.get(name)), None):
         raise refused(odd, "none, as in plain LoRA")
     targets, known = config.get("target_modules"), ", ".join(LINEAR_LAYERS)

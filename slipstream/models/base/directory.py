@@ -112,6 +112,9 @@ def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarra
             while left:
                 read = file.readinto(left)
                 if not read:
-                    raise UserError(f"{info.uri}: ends before its byte {place + length}; expected it as it was listed")
+                    raise UserError(
+                        f"{info.uri}: ends before its byte {place + length}; expected the size that was listed; start "
+                        "again"
+                    )
                 left = left[read:]
     return found

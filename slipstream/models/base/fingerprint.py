@@ -33,8 +33,8 @@ class BaseRecord:
             raise UserError(f"{error.message} (the base of a model that was fine-tuned)") from None
         if found != self.digest:
             raise UserError(
-                f"model.base: {self.address}: holds another model now than the one that was fine-tuned; expected the "
-                f"files of then, whose digest is {self.digest}"
+                f"model.base: {self.address}: no longer holds the model that was fine-tuned; expected its original "
+                f"files, with the digest {self.digest}"
             )
 
 

@@ -61,7 +61,7 @@ def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"its header cannot be read ({error})") from None
     if not isinstance(entries, dict):
-        raise DamagedError("its header is no JSON object")
+        raise DamagedError("its header is not a JSON object")
     first = LENGTH_BYTES + len(header)
     room, found, end = info.size - first, dict[str, StoredTensor](), 0
     tensors = {name: entry_of(name, entry) for name, entry in entries.items() if name != METADATA}
@@ -69,7 +69,7 @@ def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
         if stop > room:
             raise DamagedError(f"{name} ends {stop - room} bytes after the file")
         if start != end:
-            raise DamagedError(f"{name} begins at byte {start}, and the tensor before it ends at {end}")
+            raise DamagedError(f"{name} starts at byte {start}, and the tensor before it ends at {end}")
         found[name], end = StoredTensor(info, dtype, shape, first + start), stop
     if end != room:
         raise DamagedError(f"{room - end} bytes belong to no tensor")
@@ -84,10 +84,10 @@ def entry_of(name: str, entry: object) -> tuple[str, tuple[int, ...], tuple[int,
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise DamagedError(f"{name} is of an unknown type, {dtype!r:.40}")
     if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
-        raise DamagedError(f"shape or data_offsets of {name} are no sizes")
+        raise DamagedError(f"shape or data_offsets of {name} are not sizes")
     start, stop = offsets
     if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise DamagedError(f"{name} has {stop - start} bytes, which is another number than {dtype} {shape} takes")
+        raise DamagedError(f"{name} has {stop - start} bytes, but {dtype} {shape} takes another number")
     return dtype, tuple(shape), (start, stop)
 
 

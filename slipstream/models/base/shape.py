@@ -30,7 +30,9 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
     if not config.base or config.arguments.keys() >= EVERY:
         return config
     if "config" in config.arguments:
-        raise UserError("model.arguments.config: none expected beside model.base, which has a config.json of its own")
+        raise UserError(
+            "model.arguments.config: not allowed with model.base, which has its own config.json; expected none"
+        )
     directory = BaseDirectory.list(config.base)
     where = directory.where(CONFIG)
     stated = stated_shape(directory, length)
@@ -52,8 +54,8 @@ def check_layers(directory: BaseDirectory, layers: int) -> None:
     there = {name.split(".")[2] for name in stored if name.startswith(LAYERS)}
     if missing := next((number for number in map(str, range(layers)) if number not in there), ""):
         raise UserError(
-            f"model.base: {directory.address}: lacks the tensors {LAYERS}{missing}.…, and {layers} layers are asked "
-            f"for; expected at most {len(there)} in num_hidden_layers of its config.json or of model.arguments"
+            f"model.base: {directory.address}: lacks the tensors {LAYERS}{missing}.…, but {layers} layers are "
+            f"requested; expected at most {len(there)} in num_hidden_layers of its config.json or of model.arguments"
         )
 
 
@@ -69,7 +71,7 @@ def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
         what = error.message.removeprefix(f"{CONFIG}: ").removeprefix(f"{TransformerConfig.section}.")
         raise UserError(f"{where}: {what}") from None
     except (TypeError, ValueError) as error:  # A value has another type than expected.
-        raise UserError(f"{where}: is no config.json of Hugging Face's: {error}") from None
+        raise UserError(f"{where}: is not a config.json of Hugging Face: {error}") from None
     return stated
 
 

@@ -150,14 +150,14 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
         pickles = next((name for name in names if name.endswith((".bin", ".pt", ".pth"))), "")
         why = f"holds {pickles}, a pickle, which is not opened; " if pickles else ""
         raise UserError(
-            f"model.base: {directory.address}: {why or 'holds no weights; '}expected {WHOLE}, or parts with {INDEX}"
+            f"model.base: {directory.address}: {why or 'holds no weights; '}expected {WHOLE}, or shards with {INDEX}"
         )
     part_of = directory.json(INDEX).get("weight_map")
     if not isinstance(part_of, dict) or not part_of or not all(isinstance(part, str) for part in part_of.values()):
-        raise UserError(f"{directory.where(INDEX)}: expected weight_map, which names the part of each tensor")
+        raise UserError(f"{directory.where(INDEX)}: expected weight_map, which names the file of every tensor")
     parts = sorted(set(part_of.values()))
     if missing := next((part for part in parts if part not in directory.files), ""):
-        raise UserError(f"{directory.where(missing[:200])}: is missing; {INDEX} names it as a part")
+        raise UserError(f"{directory.where(missing[:200])}: is missing, but {INDEX} names it")
     with ThreadPoolExecutor(REQUESTS) as pool:
         headers = dict(zip(parts, pool.map(lambda part: read_header(directory, part), parts), strict=True))
     found: dict[str, StoredTensor] = {}
@@ -165,10 +165,14 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
         for name, tensor in tensors.items():
             if part_of.get(name) != part:
                 there = f"in {part_of[name]}" if name in part_of else "nowhere"
-                raise UserError(f"{directory.where(part)}: holds the tensor {name}, which is {there} by {INDEX}")
+                raise UserError(
+                    f"{directory.where(part)}: holds the tensor {name}, which is {there} according to {INDEX}"
+                )
             found[name] = tensor
     if lacking := next((name for name in part_of if name not in found), ""):
-        raise UserError(f"{directory.where(part_of[lacking])}: lacks the tensor {lacking}, which is there by {INDEX}")
+        raise UserError(
+            f"{directory.where(part_of[lacking])}: lacks the tensor {lacking}, which it has according to {INDEX}"
+        )
     return found
 
 

@@ -20,8 +20,8 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.command()
 @click.argument("trained", type=DIRECTORY)
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Which weights.")
-@click.option("--tokenizer", type=DIRECTORY, help="A directory whose tokenizer is copied beside them.")
+@click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Weights to write.")
+@click.option("--tokenizer", type=DIRECTORY, help="Directory with a tokenizer to copy to OUTPUT.")
 def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> None:
     """Write the trained transformer in the directory TRAINED to the new directory OUTPUT.
 
@@ -43,7 +43,7 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
             "config.json has one intermediate_size; expected one width"
         )
     if output.exists():
-        raise UserError(f"{output}: exists already; choose a directory that is to be made")
+        raise UserError(f"{output}: exists already; choose a new directory")
     more = tokenizer_files(tokenizer, model.config.vocab_size) if tokenizer else {}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:

@@ -39,16 +39,26 @@ class Plan:
 
 @click.command()
 @click.argument("model")
-@click.option("--load", required=True, type=click.Path(path_type=Path), help="Recorded requests, CSV.")
-@click.option("--p99", required=True, type=Time("ms", "20ms or 0.5s"), help="The most that 99 % may take: 20ms.")
-@click.option("--instance", multiple=True, help="Only these instances of the price file.")
+@click.option("--load", required=True, type=click.Path(path_type=Path), help="CSV with recorded requests.")
 @click.option(
-    "--cold-start", type=Time("s", "30s or 2min"), default=COLD_START_S, help="To a new instance's first answer."
+    "--p99",
+    required=True,
+    type=Time("ms", "20ms or 0.5s"),
+    help="Maximum latency of 99 % of the requests, such as 20ms.",
 )
-@click.option("--engineer-hours", type=float, help="What an optimisation takes, with --engineer-rate.")
-@click.option("--engineer-rate", type=float, help="Dollars an hour of an engineer.")
+@click.option("--instance", multiple=True, help="Use only these instances of the price file.")
+@click.option(
+    "--cold-start",
+    type=Time("s", "30s or 2min"),
+    default=COLD_START_S,
+    help="Time from the start of an instance to its first answer.",
+)
+@click.option("--engineer-hours", type=float, help="Engineer hours of an optimisation, with --engineer-rate.")
+@click.option("--engineer-rate", type=float, help="Dollars per hour of an engineer.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--prices", type=click.Path(path_type=Path), help="Prices of yours, over those that come with this.")
+@click.option(
+    "--prices", type=click.Path(path_type=Path), help="TOML with your prices, which override the built-in ones."
+)
 def serve(  # noqa: PLR0913 - an argument for each option
     model: str,
     load: Path,
@@ -111,7 +121,7 @@ def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str],
         f"gaps between requests vary by {load.cv2:.3g} (coefficient of variation squared): {load.cv2_from}",
         *times(rows),
         f"a start takes {wanted.cold_start:.3g} s{' (assumed)' if wanted.cold_start == COLD_START_S else ''}",
-        "a request is the model's own time: what a server and the network add is in neither p99 nor dollars",
+        "a request is the model's own time: p99 and dollars exclude the time of server and network",
         *disturbed(exported.report),
         *not_served(exported.report),
         *why_not(exported, variants, found),

@@ -100,8 +100,8 @@ def plan(
     known = [(each, host, time) for each, host, time in times if isinstance(time, ServingTime)]
     if not known:
         raise UserError(
-            f"{model.name}: how long a request takes is known on no instance: {times[0][2]}; expected prices of the "
-            "instance that it was exported on (--prices), or runs/…"
+            f"{model.name}: the latency of a request is unknown on every instance: {times[0][2]}; expected prices of "
+            "the instance that it was exported on (--prices), or runs/…"
         )
     fastest = min(known, key=lambda each: each[2].planned.p99)
     if fastest[2].planned.p99 > wanted.p99:

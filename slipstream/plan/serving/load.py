@@ -77,7 +77,7 @@ def read_load(path: Path) -> Load:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"--load {path}: cannot be read: {error}; {EXPECTED}") from None
     if sum(counts.values()) < 1:
-        raise UserError(f"--load {path}: there is no request in it; {EXPECTED}")
+        raise UserError(f"--load {path}: it has no requests; {EXPECTED}")
     return load_of(path.name, counts, length)
 
 
@@ -199,7 +199,7 @@ def interval(path: Path, counts: Mapping[int, float]) -> int:
     length = int(between.min(initial=2 * HOUR_S))
     if HOUR_S % length or (between % length).any() or begins[0] % length:
         raise UserError(
-            f"--load {path}: its times are no intervals of one length that divides an hour and begins with it; "
-            f"expected such, or the column {TIME} alone, with a line for each request"
+            f"--load {path}: its times are not intervals of one length that divides an hour and starts on the hour; "
+            f"expected such intervals, or the column {TIME} alone, with a line for each request"
         )
     return length

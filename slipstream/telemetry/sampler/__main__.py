@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sampler = Sampler(given.directory, given.parent, dict(given.price))
     except OSError as error:
-        log.warning("no samples are taken: %s: %s", given.directory, error.strerror)
+        log.warning("the sampler failed and takes no samples: %s: %s", given.directory, error.strerror)
         return
 
     def text() -> str:
@@ -71,7 +71,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("execution", "task", "node"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True, help="the process that this one ends with")
+    parser.add_argument("--parent", type=int, required=True, help="process id with whose end the sampler ends")
     parser.add_argument("--price", type=price, action="append", default=[], metavar="NAME=DOLLARS_PER_HOUR")
     return parser.parse_args(arguments)
 

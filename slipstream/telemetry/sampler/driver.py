@@ -60,6 +60,6 @@ class Driver:
                 readings = self._read()
             except Exception as error:
                 if not is_told:
-                    log.warning("a driver's readings are missing: %r", error)
+                    log.warning("the readings of a driver are missing: %r", error)
                 is_told, readings = True, ()
             self._answers.put(readings)

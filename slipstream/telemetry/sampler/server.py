@@ -41,13 +41,13 @@ def listen(address: str, text: Callable[[], str]) -> None:
         )[0]
         server = Server(where, family, text)
     except (OSError, UnicodeError) as error:  # UnicodeError: invalid host name
-        warn(address, f"cannot be listened at ({getattr(error, 'strerror', None) or error}); choose another one")
+        warn(address, f"cannot be used for listening ({getattr(error, 'strerror', None) or error}); choose another one")
         return
     server.serve_forever()
 
 
 def warn(address: str, problem: str) -> None:
-    log.warning("%s=%s: %s; no metrics are served", VARIABLE, address, problem)
+    log.warning("%s=%s: %s; the sampler serves no metrics", VARIABLE, address, problem)
 
 
 class Server(ThreadingHTTPServer):

@@ -105,7 +105,7 @@ def look_at(stage: Stage) -> Snapshot:
     """
     shown = Snapshot.of(stage.directory, time.time())
     if not shown.samples:
-        raise UserError(f"{stage.directory} has no samples any more; only those of the last runs are kept")
+        raise UserError(f"{stage.directory} has no samples any more, as only those of the last runs are kept")
     return shown
 
 

@@ -116,7 +116,7 @@ class Outage:
         """
         self.step, self.since, self.why, self.first_unsaved = step, taken, "", None
         warned, self._next_s = self._next_s > 0, 0.0
-        return f"saved again: step {step} at {self.home}" if warned else ""
+        return f"checkpoint at step {step} saved at {self.home}: the store accepts checkpoints again" if warned else ""
 
     def warning(self, step: int) -> str:
         """Return a warning once nothing can be saved, and again whenever the loss has doubled; else empty."""
@@ -126,8 +126,8 @@ class Outage:
         self._next_s = max(2 * lost_s, 1.0)
         why = f" ({self.why})" if self.why else ""
         return (
-            f"nothing saved at {self.home} for {lost_s:.0f} s{why}: a loss now would cost {step - self.step} steps; "
-            "training goes on, and saves as soon as it can"
+            f"no checkpoint could be saved at {self.home} for {lost_s:.0f} s{why}: a failure now would cost "
+            f"{step - self.step} steps; training continues and retries"
         )
 
 
@@ -304,7 +304,9 @@ class BackgroundSave:
             if self._refused > TOLERATED_FAILURES or not tolerate:
                 raise
             if self._publisher.peers.rank == 0:
-                LOG.warning("not saved: %s; going on, the next one tries again", error)
+                LOG.warning(
+                    "checkpoint could not be saved: %s; training continues, and the next checkpoint retries", error
+                )
         else:
             self._refused = 0
             if (again := self.outage.saved(save.step, save.taken)) and self._publisher.peers.rank == 0:

@@ -128,7 +128,12 @@ def free(home: HomeSummary) -> None:
 
 @click.command()
 @click.argument("store", default="")
-@click.option("--free", "frees", is_flag=True, help="Delete unused ones older than the profile's checkpoint_days.")
+@click.option(
+    "--free",
+    "frees",
+    is_flag=True,
+    help="Delete unused checkpoint directories older than the profile's checkpoint_days.",
+)
 def main(store: str, frees: bool) -> None:
     """List the checkpoints below STORE, a directory or the prefix of Flyte's raw output in a store.
 
@@ -148,10 +153,13 @@ def main(store: str, frees: bool) -> None:
     old = [home for home in homes if now - home.modified > asked.checkpoint_days * DAY_S]
     if not frees:
         if old:
-            click.echo(f"{len(old)} of {len(homes)} are older than {asked.checkpoint_days:g} days: --free deletes them")
+            click.echo(
+                f"{len(old)} of {len(homes)} checkpoint directories are older than {asked.checkpoint_days:g} days: "
+                "--free deletes them"
+            )
         return
     freed = free_unused(old, now)
-    click.echo(f"freed {len(freed)} of {len(homes)}, {size(sum(home.bytes for home in freed))}")
+    click.echo(f"freed {len(freed)} of {len(homes)} checkpoint directories, {size(sum(home.bytes for home in freed))}")
 
 
 def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
@@ -161,7 +169,9 @@ def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
     holder writes a heartbeat.
     """
     if homes:
-        click.echo(f"waiting {Sign().silence_s:.0f} s (the timeout of a lease): directories that are in use stay")
+        click.echo(
+            f"waiting {Sign().silence_s:.0f} s (the timeout of a lease) for heartbeats: directories in use are kept"
+        )
         time.sleep(Sign().silence_s)
     freed = []
     for home in homes:

@@ -215,10 +215,11 @@ class Home:
         last = newest(self.storage.list(CLAIMS))
         if last > attempt:
             raise Superseded(
-                f"{self.storage.base}: attempt {last} works here now ({self.holder_of(last)}); attempt {attempt} stops"
+                f"{self.storage.base}: attempt {last} has taken over this checkpoint directory "
+                f"({self.holder_of(last)}); attempt {attempt} stops"
             )
         if last < attempt:
-            raise Superseded(f"{self.storage.base}: the claim of attempt {attempt} is gone; it stops")
+            raise Superseded(f"{self.storage.base}: the claim of attempt {attempt} was deleted; the attempt stops")
 
     # Checkpoints
 
@@ -289,7 +290,7 @@ def not_needed() -> Iterator[None]:
     try:
         yield
     except (UserError, StorageUnavailable) as error:
-        LOG.warning("%s; what nobody needs any more takes up room until it is deleted", error)
+        LOG.warning("unneeded files could not be deleted (%s); they take up space until a later deletion", error)
 
 
 def left_behind(keys: Iterable[str], names: set[str], attempt: int) -> list[str]:

@@ -346,12 +346,13 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
             break
         if when_held == "refuse" and watch.alive:
             raise UserError(
-                f"{address}: {other} is at work on this training (saved step {sign.step}); wait for it, end it, or set "
+                f"{address}: {other} is running this training (saved step {sign.step}); wait for it, end it, or set "
                 "training.when_held to wait"
             )
         if not waited:
             LOG.warning(
-                "%s: held by %s (saved step %d): waits until it has ended, or shows no sign of life for %.0f s",
+                "%s is held by %s (saved step %d); this execution waits until that one has ended, or has sent no "
+                "heartbeat for %.0f s",
                 address,
                 other,
                 sign.step,
@@ -375,6 +376,6 @@ def wait_for_announced(home: Home, attempt: int, seconds: float) -> None:
         if not pending and not sign.leaving:
             return
         if not told:
-            LOG.info("waits for the last save of %s, %.0f s at most", home.holder_of(before), seconds)
+            LOG.info("training waits for the last checkpoint of %s, at most %.0f s", home.holder_of(before), seconds)
         told = True
         time.sleep(POLL_IN_HASTE_S if home.is_local else POLL_S)

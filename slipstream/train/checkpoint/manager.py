@@ -297,7 +297,7 @@ class Checkpoints:
             except (DamagedArtifact, MissingObject) as error:
                 refused.append(f"{candidate.uri} is damaged ({error.message})")
                 if self.peers.rank == 0:
-                    LOG.warning("%s; looking for an older one", refused[-1])
+                    LOG.warning("%s; training looks for an older checkpoint", refused[-1])
         return None
 
     def _load(

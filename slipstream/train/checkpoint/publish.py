@@ -213,7 +213,10 @@ class Publisher:
         if not self.home.is_inherited(self.attempt):
             self.storage.put(f"{name}/{MANIFEST}", manifest)
         if self.home.is_inherited(self.attempt) and name not in self.home.checkpoints():
-            raise Superseded(f"{self.storage.base}: a later attempt works here now; attempt {self.attempt} stops")
+            raise Superseded(
+                f"{self.storage.base}: a later attempt has taken over this checkpoint directory; attempt "
+                f"{self.attempt} stops"
+            )
 
     def point_to(self, name: Name, manifest: bytes) -> None:
         """Write ``latest.json``, which points to the checkpoint, and delete expired checkpoints.
@@ -241,8 +244,12 @@ class Publisher:
         left = len(self.retention.expired(self.present))
         if left > 2 * self.warned:
             self.warned = left
-            stay = "1 expired checkpoint stays" if left == 1 else f"{left} expired checkpoints stay"
-            LOG.warning("%s: %s; training goes on: %s", self.storage.base, stay, error)
+            stay = (
+                "1 expired checkpoint could not be deleted"
+                if left == 1
+                else f"{left} expired checkpoints could not be deleted"
+            )
+            LOG.warning("%s: %s; training continues (%s)", self.storage.base, stay, error)
 
 
 def staging_prefix(storage: Storage, rank: int) -> str:

@@ -227,16 +227,16 @@ class ResumePolicy:
         made_by, written_by = manifest.made_by, manifest.format
         content, place = made_by.get("content", 0), (made_by.get("step"), type(made_by.get("world")))
         if not isinstance(written_by, int) or not isinstance(content, int) or place != (candidate.name.step, int):
-            raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not the manifest of a checkpoint of this step")
+            raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: is not the manifest of a checkpoint of this step")
         world, ranks = made_by["world"], sum(map(is_rank_file, manifest.files))
         if ranks != world or rank_file(world - 1) not in manifest.files:
-            raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: lists the files of {ranks} ranks, not of all {world}")
+            raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: lists the files of {ranks} ranks, but {world} wrote it")
         if not self.uses(candidate.name, made_by):
             raise SkippedCheckpoint
         if written_by > FORMAT or content > CONTENT:
             raise UserError(
-                f"{candidate.uri}: written by a newer version of this project (content {content}, we "
-                f"know {CONTENT}); update, or start afresh with training.resume=never"
+                f"{candidate.uri}: written by a newer version of this project (content {content}; this version reads "
+                f"{CONTENT}); update, or start afresh with training.resume=never"
             )
         recorded, this = made_by.get("identity", {}), self.identity
         if self.older and isinstance(recorded, Mapping) and in_older_form(made_by):
@@ -247,8 +247,9 @@ class ResumePolicy:
         if difference:
             name, theirs, ours = difference
             raise UserError(
-                f"{candidate.uri}: was made with {name} {abbreviated(theirs)}, this run has {abbreviated(ours)}; go "
-                f"on with the same {name}, choose another checkpoint home, or start afresh with training.resume=never"
+                f"{candidate.uri}: was made with {name} {abbreviated(theirs)}, this run has {abbreviated(ours)}; "
+                f"continue with the same {name}, choose another checkpoint directory, or start afresh with "
+                "training.resume=never"
             )
 
 

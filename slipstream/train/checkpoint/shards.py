@@ -290,7 +290,9 @@ def check_index(index: Index, files: Mapping[str, FileRecord], where: str) -> No
     """
     for name, entry in index.items():
         if not isinstance(dtype := getattr(torch, entry.dtype, None), torch.dtype):
-            raise DamagedArtifact(f"{where}/{INDEX}: {name} has the dtype {entry.dtype!r:.40}, which torch lacks")
+            raise DamagedArtifact(
+                f"{where}/{INDEX}: {name} has the dtype {entry.dtype!r:.40}, which torch does not have"
+            )
         for chunk in entry.chunks:
             piece, sizes, offsets = chunk.piece, chunk.sizes, chunk.offsets
             if piece.file not in files:
@@ -301,6 +303,6 @@ def check_index(index: Index, files: Mapping[str, FileRecord], where: str) -> No
                 or piece.size != math.prod(sizes) * dtype.itemsize
                 or piece.start + piece.size > files[piece.file].size
             ):
-                raise DamagedArtifact(f"{where}/{INDEX}: {name} has a chunk that is no part of {piece.file}")
+                raise DamagedArtifact(f"{where}/{INDEX}: {name} has a chunk outside {piece.file}")
         if math.prod(entry.size) != sum(math.prod(chunk.sizes) for chunk in entry.chunks):
-            raise DamagedArtifact(f"{where}/{INDEX}: the chunks of {name} are not the whole tensor")
+            raise DamagedArtifact(f"{where}/{INDEX}: the chunks of {name} do not make the whole tensor")

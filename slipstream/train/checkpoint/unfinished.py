@@ -45,7 +45,9 @@ class UnfinishedTraining:
         if finished is None:
             return False
         if fetch(finished.artifact, directory):
-            LOG.info("finished by %s: takes its result from %s", finished.holder, finished.artifact)
+            LOG.info(
+                "this training was completed by %s; its result is taken from %s", finished.holder, finished.artifact
+            )
             return True
         Home(storage_for(home)).reopen()
         return False
@@ -104,7 +106,7 @@ def fetch(artifact: str, directory: Path) -> bool:
                 trained.link_file(name, directory / name)
         Artifact.open(directory, KIND).check()
     except (DamagedArtifact, MissingObject) as error:
-        LOG.warning("%s; trains again", error.message)
+        LOG.warning("%s; the model is trained again", error.message)
         shutil.rmtree(directory, ignore_errors=True)
         return False
     return True

@@ -109,7 +109,7 @@ class GoodputRecorder:
             try:
                 self._storage.put(end_key(self.record.attempt), to_json(AttemptEnd(reason)))
             except (UserError, StorageUnavailable) as failed:
-                LOG.warning("not written: %s", failed)
+                LOG.warning("the record of this attempt could not be written: %s", failed)
 
     def goodput(self) -> float:
         """Return the goodput of this attempt so far, for other threads."""
@@ -125,7 +125,7 @@ class GoodputRecorder:
         try:
             earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]
         except (UserError, StorageUnavailable) as error:
-            LOG.warning("only this attempt is counted: %s", error)
+            LOG.warning("goodput covers this attempt only: %s", error)
             earlier = []
         return [*earlier, self.record]
 
@@ -135,7 +135,11 @@ class GoodputRecorder:
             observed = self.observe()
             self.record.observed = to_tree(observed) if observed else None
         except Exception as error:  # the record is worth more than its explanation
-            LOG.warning("what is observed is not recorded: %s: %s", type(error).__name__, error)
+            LOG.warning(
+                "measurements for the bottleneck analysis could not be recorded (%s: %s); training is unaffected",
+                type(error).__name__,
+                error,
+            )
             self.observe = nothing
 
     def _write_periodically(self) -> None:
@@ -154,5 +158,5 @@ class GoodputRecorder:
             self._failed = False
         except (UserError, StorageUnavailable) as error:
             if not self._failed:
-                LOG.warning("not written: %s", error)
+                LOG.warning("the record of this attempt could not be written: %s", error)
             self._failed = True

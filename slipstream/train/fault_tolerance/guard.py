@@ -93,7 +93,7 @@ class Guard:
         self._saved = step
         stop = self._exchange(0.0).stop
         if stop:
-            self._exit(AgreedPreempted(f"left before its first step ({stop.why})"))
+            self._exit(AgreedPreempted(f"stopped before the first step ({stop.why})"))
 
     def before_step(self) -> StepMarks:
         """Return the marks of a step whose batch is ready and that is about to be enqueued."""
@@ -168,7 +168,7 @@ class Guard:
         """
         stop = self._consensus.local_stop()
         if stop and not stop.time_to_save(self._checkpoints.background.publish_seconds):
-            self._exit(Preempted(f"left waiting for data, with step {self._saved} saved ({stop.why})"))
+            self._exit(Preempted(f"stopped while waiting for data, with step {self._saved} saved ({stop.why})"))
 
     def _exchange(self, each_s: float) -> GroupState:
         background, stall_s = self._checkpoints.background, statistics.median(self._stalls) if self._stalls else 0.0
@@ -198,7 +198,9 @@ class Guard:
     def _wait_until_saved(self, step: int, capture: Capture) -> GroupState:
         """Wait for the store: a loss would cost more than ``training.unsaved_limit`` allows."""
         if self._consensus.leads:
-            LOG.warning("nothing saved for training.unsaved_limit, %g s: the steps wait", self._unsaved_limit_s)
+            LOG.warning(
+                "training paused: no checkpoint could be saved for %g s (training.unsaved_limit)", self._unsaved_limit_s
+            )
         while (state := self._exchange_and_publish(step, capture)).slowest.unsaved_s > self._unsaved_limit_s:
             time.sleep(PERIOD_S)
         return state
@@ -250,7 +252,7 @@ class Guard:
                 self._checkpoints.finish()
             self.recorder.record.saved_step = step
         safe = "saved" if saved else f"with step {self._saved} saved"
-        self._exit(AgreedPreempted(f"left at step {step}, {safe} ({stop.why})"))
+        self._exit(AgreedPreempted(f"stopped at step {step}, {safe} ({stop.why})"))
 
     def _exit(self, preempted: Preempted) -> NoReturn:
         self.recorder.end(str(preempted))

@@ -92,7 +92,7 @@ class Aws:
             try:
                 deadline = monotonic_deadline(datetime.fromisoformat(str(action["time"])))
             except (KeyError, ValueError):
-                raise MetadataUnavailable("spot/instance-action: no time that can be read") from None
+                raise MetadataUnavailable("spot/instance-action: its time cannot be parsed") from None
             what = str(action.get("action", "terminate"))
             # Hibernation starts at once, whatever time the notice contains.
             return Notice(self.name, f"spot {what}", time.monotonic() if what == "hibernate" else deadline)
@@ -156,7 +156,7 @@ class Azure:
         self._timeout = TIMEOUT_S
         events = parse_mapping(body, self._events).get("Events", [])
         if not isinstance(events, list):
-            raise MetadataUnavailable(f"{self._events}: no list of events")
+            raise MetadataUnavailable(f"{self._events}: not a list of events")
         preempts = (each for each in events if isinstance(each, dict) and each.get("EventType") == "Preempt")
         event = next(preempts, None)
         return Notice(self.name, "preempt", self._deadline(str(event.get("NotBefore", "")))) if event else None

@@ -205,13 +205,13 @@ class TrainLoop:
         progress.left_out.append(LeftOut(after, through=step))
         progress.step, self._skipped_in_a_row = step, 0
         if self._group.rank == 0:
-            LOG.warning("rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
+            LOG.warning("training rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
 
     def _bad_rows(self) -> str:
         """Return the rows behind the last skipped step, as part of a sentence."""
         skipped = self._state.progress.skipped[-1]
-        by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split by themselves"
-        return f" ({by_themselves if skipped.rows else 'no row of its batch by itself: history.json has them'})"
+        by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split cause it"
+        return f" ({by_themselves if skipped.rows else 'no single row causes it: history.json lists the batch'})"
 
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._data_group
@@ -306,7 +306,7 @@ class TrainLoop:
             name_rows(step, state.parallel, self._data, order, self._config, self._precision, self._data_group)
         )
         if self._group.rank == 0:
-            LOG.warning("skips step %d: its loss or gradient is non-finite%s", step, self._bad_rows())
+            LOG.warning("training skips step %d: its loss or gradient is non-finite%s", step, self._bad_rows())
         if self._skipped_in_a_row > self._config.skip_nonfinite:
             raise TooManySkipped(step)
 

@@ -25,7 +25,8 @@ def job_of(request: TrainingRequest, precision: str, processes: int) -> Job:
     """
     if request.start or request.teacher:
         raise UserError(
-            "training.accumulation: a number expected where a model is compressed; auto is traced without a teacher"
+            "training.accumulation: auto is not possible if a model is compressed, as the trace has no teacher; "
+            "expected a number"
         )
     data, training = open_prepared(request.prepared), with_precision(request.training, precision)
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
@@ -52,7 +53,10 @@ def fewest_that_fit(job: Job, memory: float) -> Traced:
         (one,) = trace_all([job.with_(number=number)])
         if isinstance(one.found, Untraced):
             reason = one.found.reason
-            raise UserError(f"training.accumulation: a number expected, as the step cannot be traced: {reason}")
+            raise UserError(
+                f"training.accumulation: auto is not possible, as the step cannot be traced ({reason}); expected a "
+                "number"
+            )
         return one
 
     first = traced(numbers[0])
@@ -79,7 +83,9 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
         raise UserError(now.found.reason)
     peak, held = now.peak or 0, ""
     if now.fits(USABLE * memory):
-        held = f"a step takes {size(peak)} by its trace of the {size(memory)} of a device, so others hold the rest; "
+        held = (
+            f"by its trace a step takes {size(peak)} of a device's {size(memory)}, so other processes hold the rest; "
+        )
     return held + cheapest_first(now.job, min(memory, peak))
 
 

@@ -63,11 +63,11 @@ class Answer:
 
 @click.command()
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--devices", type=int, help="GPUs, over all nodes [default: those that are here, or 1].")
-@click.option("--nodes", type=int, default=1, help="Nodes that they are on, equally many on each.")
-@click.option("--memory", type=Memory(), metavar="24GiB", help="The memory of a device.")
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="A directory with the prepared data.")
-@click.option("--length", type=int, help="Instead: rows of so many tokens.")
+@click.option("--devices", type=int, help="Number of GPUs over all nodes [default: those of this machine, or 1].")
+@click.option("--nodes", type=int, default=1, help="Number of nodes, with equally many GPUs each.")
+@click.option("--memory", type=Memory(), metavar="24GiB", help="Memory of a device.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Directory with the prepared data.")
+@click.option("--length", type=int, help="Tokens per row, instead of --data.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def main(  # noqa: PLR0913 - an argument for each option
@@ -118,8 +118,8 @@ def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
     """
     if length is None or model.name not in ("auto", "transformer"):
         raise UserError(
-            "--data: expected a directory with the prepared data, which says what the model takes; or, for a "
-            "transformer, --length with the tokens of a row"
+            "--data: expected a directory with the prepared data, which defines the model's inputs; or, for a "
+            "transformer, --length with the tokens per row"
         )
     model = with_base_shape(model, length)
     stated = read_config(Path(str(model.arguments["config"]))) if "config" in model.arguments else {}
@@ -160,7 +160,7 @@ def text(answer: Answer) -> str:
     )
     head = (
         f"{job.devices} device{'s' if job.devices > 1 else ''}{layout}; batches of {job.training.batch_size} rows, "
-        f"{job.share} on a process; computed in {job.training.precision}"
+        f"{job.share} per process; computed in {job.training.precision}"
     )
     lines = [head, "", aligned((*COLUMNS, ""), [cells(answer, one) for one in answer.traced], LEFT), ""]
     if answer.memory is not None:
@@ -171,7 +171,7 @@ def text(answer: Answer) -> str:
 def cells(answer: Answer, one: Traced) -> list[str]:
     training, step = one.job.training, one.job.step
     start = [training.parallel.shard, training.recompute, str(step.micro_batches), str(step.rows)]
-    mark = "<- as it is" if one is answer.asked else ""
+    mark = "<- this configuration" if one is answer.asked else ""
     if isinstance(one.found, Untraced):
         return [*start, "?", *("" for _ in KINDS), mark]
     if answer.memory is not None:
@@ -181,10 +181,10 @@ def cells(answer: Answer, one: Traced) -> list[str]:
 
 def verdict(answer: Answer, memory: float) -> list[str]:
     if answer.fits:
-        return [f"It fits into {size(memory)} as it is, of which a tenth is left for what no trace shows."]
+        return [f"It fits into {size(memory)}, a tenth of which is reserved for memory that the trace does not show."]
     peak = "an unknown number of bytes" if answer.asked.peak is None else size(answer.asked.peak)
     found = remedies(answer.asked.job, answer.traced, memory)
-    lines = [f"It does not fit: {peak} at most, and {size(USABLE * memory)} of {size(memory)} may be used."]
+    lines = [f"It does not fit: it needs up to {peak}, and {size(USABLE * memory)} of {size(memory)} may be used."]
     return lines + [f"{number}. {remedy}" for number, remedy in enumerate(found, start=1)]
 
 

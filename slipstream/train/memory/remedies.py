@@ -70,7 +70,7 @@ def settings(job: Job, other: Job) -> str:
         changed.append(f"training.parallel.shard {now.parallel.shard}")
     if now.recompute != then.recompute:
         changed.append(f"training.recompute {now.recompute}")
-    return ", ".join(changed) or "the settings as they are"
+    return ", ".join(changed) or "the current settings"
 
 
 def more_devices(leanest: Job, memory: float) -> list[str]:

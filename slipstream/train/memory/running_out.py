@@ -70,11 +70,11 @@ def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfM
         more = leave(checkpoints, decision).accumulation
     except UserError as error:  # a permanent refusal: no attempt would get the number
         return UserError(
-            f"training.accumulation: {what}, and the next attempt cannot be told to take {more} ({error.message}); "
-            f"expected {more}, or a home of checkpoints that can be written"
+            f"training.accumulation: {what}, and the next attempt cannot be set to {more} ({error.message}); expected "
+            f"{more}, or a writable checkpoint directory"
         )
     except NOT_WRITTEN as error:
-        given = f"if that is given: it could not be written down ({error})"
+        given = f"if that number is set: it could not be recorded ({error})"
         return OutOfMemory(f"{what}: goes on with {more} from the last checkpoint, {given}", now)
     return OutOfMemory(f"{what}: goes on with {more} from the last checkpoint", now)
 
@@ -108,4 +108,4 @@ def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
         return leaner(request, made_for.precision, made_for.processes, made_for.memory)
     except (UserError, *NOT_WRITTEN) as error:
         why = one_line(str(error)) or type(error).__name__
-        return f"what takes less is not known, as the step cannot be traced ({why}): {EXPECTED}"
+        return f"settings that take less memory are unknown, as the step cannot be traced ({why}); {EXPECTED}"

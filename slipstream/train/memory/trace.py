@@ -95,9 +95,11 @@ def footprint(step: TracedStep) -> Footprint:
     """
     training = step.training
     if training.parallel.offload:
-        raise UserError("training.parallel.offload: what lies on the host cannot be told from what the device holds")
+        raise UserError("training.parallel.offload: the trace cannot separate host memory from device memory")
     if training.gradients.hook == "powersgd" and step.world > 1:
-        raise UserError("training.gradients.hook: powersgd works on the memory of gradients, which a trace has not")
+        raise UserError(
+            "training.gradients.hook: powersgd works on the memory of gradients, which a trace does not have"
+        )
     with exchanging_nothing(step):
         model = build(step.model, step.signature, 0, shapes_alone=True)
         if model.adapted:

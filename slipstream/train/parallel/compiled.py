@@ -111,8 +111,8 @@ def compile_blocks(
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"training.compile: false expected: the model cannot be compiled here ({type(error).__name__}: "
-                f"{reason}); on a CPU that takes g++, on a GPU Triton and a C compiler"
+                f"training.compile: the model cannot be compiled here ({type(error).__name__}: {reason}); expected "
+                "false, or g++ on a CPU, Triton and a C compiler on a GPU"
             ) from error
         with_it = min(seconds() for _ in range(TIMED))
     figures = CompiledPass(seconds=(first - with_it) * len(pieces), pass_s=with_it, plain_pass_s=without)

@@ -95,13 +95,13 @@ def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int, *,
     if plan is None:
         name = "pipeline" if config.pipeline > 1 else "tensor"
         raise UserError(
-            f"training.parallel.{name}: this model states no plan for it (slipstream/models/plan.py); without one only "
-            "training.parallel.shard divides a model"
+            f"training.parallel.{name}: this model states no plan for it (slipstream/models/plan.py); expected 1, or "
+            "training.parallel.shard, which needs no plan"
         )
     if config.tensor > 1 and adapted:
         raise UserError(
-            "training.parallel.tensor: 1 expected with model.lora, whose adapters are not divided; shard and pipeline "
-            "divide such a model"
+            "training.parallel.tensor: the adapters of model.lora cannot be divided; expected 1, or "
+            "training.parallel.shard or pipeline"
         )
     if config.tensor > 1 and not plan.tensor:
         raise UserError(
@@ -124,7 +124,7 @@ def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int, *,
     if config.pipeline > 1 and micro_batches < stages:
         raise UserError(
             f"training.accumulation: {micro_batches} micro-batches for a pipeline of {stages} stages; expected at "
-            f"least {stages}, and a share of the batch that has as many rows"
+            f"least {stages}, and at least as many rows in every rank's batch"
         )
     if config.schedule == "interleaved" and micro_batches % config.pipeline:
         raise UserError(

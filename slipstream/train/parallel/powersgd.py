@@ -146,7 +146,9 @@ class PowerSGD:
         """Load the state; without errors if the number of ranks differs."""
         same_world = state["world"] == self._group.world
         if not same_world and self._group.rank == 0:
-            LOG.warning("PowerSGD begins without what its last step left out: that was of %d processes", state["world"])
+            LOG.warning(
+                "PowerSGD starts without the error of its last step, which belongs to %d processes", state["world"]
+            )
         errors = state["error"].get(str(self._group.rank), {})
         for index, memory in self._buckets.items():
             memory.q.copy_(state["q"][str(index)])

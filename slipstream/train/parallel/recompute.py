@@ -56,8 +56,8 @@ def recompute_blocks(network: nn.Module) -> None:
     blocks = blocks_of(network)
     if not blocks:
         raise UserError(
-            "training.recompute: none expected: no kind of module is repeated in this model, so that it has no blocks "
-            "to recompute; a method plan() may state some (slipstream/models/plan.py)"
+            "training.recompute: this model repeats no kind of module, so it has no blocks to recompute; expected "
+            "none, or a method plan() that names the blocks (slipstream/models/plan.py)"
         )
     for name in blocks:
         block = network.get_submodule(name)

@@ -140,6 +140,6 @@ def replicate(
 def check_exchange(settings: GradientsConfig, backend: str, precision: str) -> None:
     """Raise ``UserError`` if the backend or precision rules out the gradient exchange."""
     if settings.hook == "bf16" and backend != "nccl":
-        raise settings.reject("hook", f"fp16 or powersgd over {backend}: the bf16 hook is NCCL's alone")
+        raise settings.reject("hook", f"fp16 or powersgd over {backend}: only NCCL has the bf16 hook")
     if settings.hook == "powersgd" and precision == "fp16":
         raise settings.reject("hook", "another, or training.precision bf16 or fp32: fp16's loss scale changes")

@@ -84,7 +84,7 @@ def divide_tensors(model: nn.Module, plan: Plan, mesh: DeviceMesh, *, sequence: 
     parallelize_module(model, mesh, styles)
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
-            raise UserError(f"model.name: the model's plan for tensor parallelism says nothing of {name}")
+            raise UserError(f"model.name: the model's plan for tensor parallelism does not list {name}")
 
 
 def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:

@@ -27,7 +27,7 @@ def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
     try:
         return judge(observed_in(attempts))
     except Exception as error:
-        LOG.warning("no verdict: %s: %s", type(error).__name__, error)
+        LOG.warning("bottleneck analysis failed (%s: %s); training is unaffected", type(error).__name__, error)
         return None
 
 

@@ -58,7 +58,7 @@ def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: Ste
         if series and not home.is_inherited(record.attempt):
             home.storage.put(f"{PREFIX}{record.attempt:04d}-{pod:04d}.json", to_json(series))
 
-    with periodically(upload, PERIOD_S, LAST_S, "telemetry", "what the devices do is not uploaded"):
+    with periodically(upload, PERIOD_S, LAST_S, "telemetry", "device telemetry could not be uploaded"):
         yield
 
 
@@ -76,11 +76,11 @@ def devices_of(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingD
             for key in storage.list(PREFIX):
                 series = decode_record(storage.get(key, Path(fresh)).read_bytes(), PodSeries)
                 if series is None:
-                    LOG.warning("%s/%s: not the readings of a pod's devices; skipped", storage.base, key)
+                    LOG.warning("%s/%s: not the device telemetry of a pod; skipped", storage.base, key)
                 else:
                     pods.append(series)
     except (UserError, StorageUnavailable) as error:
-        LOG.warning("what the devices did is not read: %s", error)
+        LOG.warning("device telemetry could not be read: %s", error)
         return None
     if not pods:
         return None

@@ -35,7 +35,7 @@ def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputReco
     def write() -> None:
         write_totals(sampled, totals_of(times, recorder, group.rank, uuid))
 
-    with periodically(write, PERIOD_S, PERIOD_S, "totals", "this rank's totals are not written"):
+    with periodically(write, PERIOD_S, PERIOD_S, "totals", "the totals of this rank could not be written"):
         yield
 
 

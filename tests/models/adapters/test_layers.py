@@ -58,7 +58,7 @@ def test_a_target_that_is_no_layer_is_refused() -> None:
     network: Any = plain_network()
     for block in network.model.layers.values():
         block.self_attn.o_proj = torch.nn.Identity()
-    with pytest.raises(UserError, match=r"model\.lora\.targets: 'o_proj' is no linear layer of a Transformer"):
+    with pytest.raises(UserError, match=r"model\.lora\.targets: 'o_proj' is not a linear layer of Transformer"):
         add_adapters(network, LORA)
 
 
@@ -68,8 +68,8 @@ def test_rows_that_are_no_whole_blocks_are_refused_in_four_bits() -> None:
     with pytest.raises(UserError) as refused:
         quantise_frozen(network)
     assert refused.value.message == (
-        "model.quantise: none expected: model.layers.0.mlp.down_proj takes 200 inputs, which are no whole blocks of "
-        "64; or leave down_proj out of model.lora.targets"
+        "model.quantise: model.layers.0.mlp.down_proj takes 200 inputs, which is not a multiple of "
+        "64; expected none, or remove down_proj from model.lora.targets"
     )
 
 

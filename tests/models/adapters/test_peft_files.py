@@ -122,7 +122,7 @@ def test_an_alpha_beyond_floating_point_numbers_is_refused_in_one_line(tmp_path:
     written(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps(config | {"lora_alpha": 10**400}))
-    with pytest.raises(UserError, match=r"lora_alpha: 1000.* is not built here; expected a positive number, up to"):
+    with pytest.raises(UserError, match=r"lora_alpha: 1000.* is not supported; expected a positive number, up to"):
         read_peft(str(tmp_path))
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_plain_lora_is_refused_in_one_line(name: str, tmp_path: Path)
     (tmp_path / CONFIG).write_text(json.dumps(config | {name: REFUSED[name]}))
     with pytest.raises(UserError) as refused:
         read_peft(str(tmp_path))
-    line = f"model.lora.start: {tmp_path / CONFIG}: {name}: {REFUSED[name]!r} is not built here; expected "
+    line = f"model.lora.start: {tmp_path / CONFIG}: {name}: {REFUSED[name]!r} is not supported; expected "
     assert refused.value.message.startswith(line)
 
 

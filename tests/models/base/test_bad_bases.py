@@ -89,21 +89,21 @@ def with_hole(content: dict[str, Any]) -> None:
         (lambda content: b"\xff" * 8 + content[8:], "states a header of 18446744073709551615 bytes"),
         (lambda content: content[:8] + b"[" + content[9:], "its header cannot be read"),
         (lambda content: content[:8] + b"\xff" + content[9:], "its header cannot be read"),
-        (rewritten_header(lambda header: "[]"), "its header is no JSON object"),
+        (rewritten_header(lambda header: "[]"), "its header is not a JSON object"),
         (rewritten_header(lambda header: "[" * 100_000), "its header cannot be read"),
         (rewritten_header(lambda header: '{"a": {}, "a": {}}'), "a name is given twice"),
         (rewritten_header(moved_end), "ends 4 bytes after the file"),
         (entry(dtype="F99"), "model.norm.weight is of an unknown type, 'F99'"),
-        (entry(dtype="BF16"), "model.norm.weight has 128 bytes, which is another number than BF16 [32] takes"),
-        (entry(shape=[-32, -1]), "shape or data_offsets of model.norm.weight are no sizes"),
-        (entry(shape=[True] * 32), "shape or data_offsets of model.norm.weight are no sizes"),
+        (entry(dtype="BF16"), "model.norm.weight has 128 bytes, but BF16 [32] takes another number"),
+        (entry(shape=[-32, -1]), "shape or data_offsets of model.norm.weight are not sizes"),
+        (entry(shape=[True] * 32), "shape or data_offsets of model.norm.weight are not sizes"),
         (entry(data_offsets=[128, 0]), "model.norm.weight has -128 bytes"),
-        (rewritten_header(overlapping), "begins at byte 0, and the tensor before it ends at 34816"),
+        (rewritten_header(overlapping), "starts at byte 0, and the tensor before it ends at 34816"),
         (
             rewritten_header(with_hole),
-            "embed_tokens.weight begins at byte 34816, and the tensor before it ends at 0",
+            "embed_tokens.weight starts at byte 34816, and the tensor before it ends at 0",
         ),
-        (entry(data_offsets=[0, 1, 2]), "shape or data_offsets of model.norm.weight are no sizes"),
+        (entry(data_offsets=[0, 1, 2]), "shape or data_offsets of model.norm.weight are not sizes"),
         (entry(more=1), "model.norm.weight states no dtype, shape and data_offsets"),
         (rewritten_header(lambda header: header.update(x=3)), "x states no dtype, shape and data_offsets"),
     ],
@@ -183,9 +183,9 @@ def test_an_output_layer_that_is_not_tied_after_all(row: Any, tmp_path: Path) ->
 def test_arguments_that_make_another_model(whole: Path) -> None:
     assert "gate_proj.weight is [48, 32]; expected [64, 32]" in refusal(whole, intermediate_size=64)
     line = refusal(whole, num_hidden_layers=3)
-    assert "lacks the tensors model.layers.2.…, and 3 layers are asked for; expected at most 2 in num_hid" in line
+    assert "lacks the tensors model.layers.2.…, but 3 layers are requested; expected at most 2 in num_hid" in line
     assert "holds the tensor model.layers.1." in refusal(whole, num_hidden_layers=1)
-    assert "model.arguments.config: none expected beside model.base" in refusal(whole, config="config.json")
+    assert "model.arguments.config: not allowed with model.base" in refusal(whole, config="config.json")
 
 
 def test_parts_that_do_not_agree(in_parts: Path) -> None:
@@ -198,16 +198,16 @@ def test_parts_that_do_not_agree(in_parts: Path) -> None:
         index.write_text(json.dumps({**stated, "weight_map": weight_map}))
 
     part.unlink()
-    assert f"{part}: is missing; {INDEX} names it as a part" in refusal(in_parts)
+    assert f"{part}: is missing, but {INDEX} names it" in refusal(in_parts)
     part.write_bytes(content[:-3])
     assert f"{part}: is cut or damaged: " in refusal(in_parts)
     part.write_bytes(content)
     written({**stated["weight_map"], name: FIRST})
-    assert f"{part}: holds the tensor {name}, which is in {FIRST} by {INDEX}" in refusal(in_parts)
+    assert f"{part}: holds the tensor {name}, which is in {FIRST} according to {INDEX}" in refusal(in_parts)
     written({key: value for key, value in stated["weight_map"].items() if key != name})
-    assert f"{part}: holds the tensor {name}, which is nowhere by {INDEX}" in refusal(in_parts)
+    assert f"{part}: holds the tensor {name}, which is nowhere according to {INDEX}" in refusal(in_parts)
     written({**stated["weight_map"], "more": PART})
-    assert f"{part}: lacks the tensor more, which is there by {INDEX}" in refusal(in_parts)
+    assert f"{part}: lacks the tensor more, which it has according to {INDEX}" in refusal(in_parts)
     written({**stated["weight_map"], name: "../../outside.safetensors"})
     assert "is missing" in refusal(in_parts)
     for wrong in ({}, None, {name: 3}):
@@ -223,7 +223,7 @@ def test_a_directory_that_holds_none(whole: Path, tmp_path: Path) -> None:
     assert refusal(whole / WHOLE) == f"model.base: {whole / WHOLE}: no such directory; {expected}"
     assert "no such directory" in refusal(Path("meta-llama/Llama-3.1-8B"))
     (whole / WHOLE).rename(whole / "consolidated.safetensors")
-    assert "holds no weights; expected model.safetensors, or parts with model.safetensors.index.json" in refusal(whole)
+    assert "holds no weights; expected model.safetensors, or shards with model.safetensors.index.json" in refusal(whole)
     (whole / "pytorch_model.bin").write_bytes(b"\x80\x04K\x07.")
     assert "holds pytorch_model.bin, a pickle, which is not opened; expected model.safetensors" in refusal(whole)
     for content, why in (
@@ -245,10 +245,10 @@ def test_a_directory_that_holds_none(whole: Path, tmp_path: Path) -> None:
         ({"model_type": None}, "config.json: model_type: None is not allowed"),
         ({"max_position_embeddings": LENGTH - 1}, f"has positions for 23 tokens, and a row has {LENGTH}; expected"),
         ({"hidden_size": None}, "config.json: states no hidden_size"),
-        ({"sliding_window": "wide"}, "config.json: is no config.json of Hugging Face's: '<' not supported between"),
-        ({"rope_parameters": 3}, "config.json: is no config.json of Hugging Face's: 'int' object is not iterable"),
+        ({"sliding_window": "wide"}, "config.json: is not a config.json of Hugging Face: '<' not supported between"),
+        ({"rope_parameters": 3}, "config.json: is not a config.json of Hugging Face: 'int' object is not iterable"),
         ({"vocab_size": 300}, f"has 300 token ids, and this data {VOCABULARY}; expected data that was prepared with"),
-        ({"num_hidden_layers": 2000}, "lacks the tensors model.layers.2.…, and 2000 layers are asked for; expected"),
+        ({"num_hidden_layers": 2000}, "lacks the tensors model.layers.2.…, but 2000 layers are requested; expected"),
         ({"hidden_size": "32"}, 'config.json: hidden_size: "32" is not allowed; expected an integer'),
     ],
 )

@@ -114,15 +114,15 @@ def test_hours_are_those_of_the_first_times_zone(tmp_path: Path) -> None:
         (HOURLY.replace("2026-11-02T01:00", "nan"), "line 3: time nan: expected a time such as"),
         (HOURLY.replace("2026-11-02T01:00", "yesterday"), "line 3: time yesterday: expected a time such as"),
         (HOURLY.replace("T01:00", "T01:00Z"), "line 3: time 2026-11-02T01:00:00+00:00: expected all times with a zone"),
-        (HOURLY.replace("T01:00", "T01:07"), "its times are no intervals of one length"),
-        (HOURLY.replace("T01:00", "T01:00:01"), "its times are no intervals of one length"),
+        (HOURLY.replace("T01:00", "T01:07"), "its times are not intervals of one length"),
+        (HOURLY.replace("T01:00", "T01:00:01"), "its times are not intervals of one length"),
         (
             "time,requests\n2026-11-02T00:00,1\n2026-11-02T00:30,1\n2026-11-03T01:15,1\n",
-            "are no intervals of one length",
+            "are not intervals of one length",
         ),
-        ("time,requests\n2026-11-02,86400\n2026-11-03,86400\n", "its times are no intervals of one length"),
+        ("time,requests\n2026-11-02,86400\n2026-11-03,86400\n", "its times are not intervals of one length"),
         ("".join(HOURLY.splitlines(keepends=True)[:5]), "covers 4 h; expected a day or more"),
-        ("time,requests\n" + "".join(f"2026-11-02T{h:02}:00,0\n" for h in range(24)), "there is no request in it"),
+        ("time,requests\n" + "".join(f"2026-11-02T{h:02}:00,0\n" for h in range(24)), "it has no requests"),
     ],
 )
 def test_what_is_no_record_is_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -122,7 +122,7 @@ def test_a_save_is_finished_if_it_was_announced_before_the_claim_and_not_begun_a
     lease.announce(Name(old, 100))
     new = home.claim(RETRY)
     put_checkpoint(home, Name(old, 100))
-    with pytest.raises(Superseded, match=r"attempt 2 works here now \(attempt 1 of f1\); attempt 1 stops"):
+    with pytest.raises(Superseded, match=r"attempt 2 has taken over this .* \(attempt 1 of f1\); attempt 1 stops"):
         lease.announce(Name(old, 200))
     assert home.inherit(new) == [Name(old, 100)]
     lease.end()
@@ -189,7 +189,7 @@ def test_another_execution_waits_until_the_holder_has_ended(
     assert wait_for_others(home.storage.base, OTHER, "wait")
     assert time.monotonic() - started > 0.7
     (line,) = capsys.readouterr().err.splitlines()
-    assert "held by attempt 0 of f1 (saved step 0): waits until it has ended" in line
+    assert "held by attempt 0 of f1 (saved step 0)" in line
 
 
 def test_or_until_it_shows_no_sign_of_life(home: Home, quick: None, unlocked: None) -> None:
@@ -203,7 +203,7 @@ def test_or_until_it_shows_no_sign_of_life(home: Home, quick: None, unlocked: No
 def test_or_refuses_in_one_line_but_never_one_that_is_gone(home: Home, quick: None, unlocked: None) -> None:
     attempt, lease = hold(home, FIRST)
     lease.saved(Name(attempt, 40))
-    with pytest.raises(UserError, match=r"attempt 0 of f1 is at work on this training \(saved step 40\); wait for it"):
+    with pytest.raises(UserError, match=r"attempt 0 of f1 is running this training \(saved step 40\); wait for it"):
         wait_for_others(home.storage.base, OTHER, "refuse")
     lease._over.set()
     assert wait_for_others(home.storage.base, OTHER, "refuse")
@@ -301,7 +301,7 @@ def test_a_holder_learns_that_it_has_lost_its_home(home: Home, quick: None) -> N
     while not lost:
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert "attempt 2 works here now (attempt 0 of f2); attempt 1 stops" in lost[0]
+    assert "attempt 2 has taken over this checkpoint directory (attempt 0 of f2); attempt 1 stops" in lost[0]
     sign = (Path(home.storage.base) / "leases/0001.json").read_bytes()
     time.sleep(0.3)
     assert (Path(home.storage.base) / "leases/0001.json").read_bytes() == sign, "it still writes"

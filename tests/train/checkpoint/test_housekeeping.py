@@ -35,11 +35,11 @@ def test_expired_checkpoints_that_may_not_be_deleted_are_a_warning_now_and_then(
         run.save(step)
     assert not store.plan
     assert [name.step for name in complete(storage.list())] == list(range(8, 0, -1))
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "training goes on" in line]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "training continues" in line]
     # Of one to six that stay: whenever they have more than doubled.
     assert [line.partition("; ")[0].partition("home: ")[2] for line in warnings] == [
-        "1 expired checkpoint stays",
-        "3 expired checkpoints stay",
+        "1 expired checkpoint could not be deleted",
+        "3 expired checkpoints could not be deleted",
     ]
     assert all("1 of 1 files were not deleted (AccessDenied)" in line for line in warnings)
     assert all("needs s3:DeleteObject on bucket 'bucket'" in line for line in warnings)
@@ -140,5 +140,5 @@ def test_a_rank_without_room_for_its_directory_fails_with_the_others(
     run.checkpoints.save(1, {"step": 1})
     run.checkpoints.save(2, {"step": 2})
     assert run.checkpoints.finish() == Name(1, 2)
-    assert "not saved: " in (said := capsys.readouterr().err) and "no space left" in said
+    assert "checkpoint could not be saved: " in (said := capsys.readouterr().err) and "no space left" in said
     run.checkpoints.end()

@@ -67,7 +67,9 @@ def test_same_code_skips_checkpoints_that_other_code_made_or_touched(tmp_path: P
 def test_one_line_names_the_modules_that_changed() -> None:
     assert describe_other_code(THEN, THEN) == ""
     line = describe_other_code(THEN, NOW | {"slipstream.train.added": "1"})
-    assert line == ("resumes a checkpoint of other code: slipstream.prepare.rows, slipstream.train.added changed since")
+    assert line == (
+        "training resumes a checkpoint of other code: slipstream.prepare.rows, slipstream.train.added changed since"
+    )
     many = describe_other_code({}, {f"module{number}": "1" for number in range(9)})
     assert many.count("module") == 5 and "and 4 more" in many and "\n" not in many
 

@@ -95,10 +95,14 @@ def test_only_what_is_old_is_freed_and_it_is_named(invoke: Callable[..., Result]
     for name, days in (("old", 15), ("older", 40), ("young", 13)):
         lost(str(below / name), Holder(f"f-{name}", 0), 100)
         aged(below / name, days)
-    assert "2 of 3 are older than 14 days: --free deletes them" in invoke().output
+    assert "2 of 3 checkpoint directories are older than 14 days: --free deletes them" in invoke().output
     assert (below / "old").exists(), "a list frees nothing"
     said = invoke("--free").output
-    assert "freed .slipstream/checkpoints/old: " in said and "15 d old" in said and "freed 2 of 3, " in said
+    assert (
+        "freed .slipstream/checkpoints/old: " in said
+        and "15 d old" in said
+        and "freed 2 of 3 checkpoint directories, " in said
+    )
     assert "checkpoints/young" not in said
     assert sorted(path.name for path in below.iterdir()) == ["young"]
     assert [row[0] for row in rows(invoke())] == ["training", "young"]
@@ -118,7 +122,7 @@ def test_the_profile_says_how_old_and_where(
         lost(str(place / "checkpoints/project/development/k"), Holder("f1", 0), 100)
         aged(place, 3)
         assert "project/development/k" in invoke().output
-        assert "freed 1 of 1" in invoke("--free").output
+        assert "freed 1 of 1 checkpoint directories" in invoke("--free").output
     finally:
         current_profile.cache_clear()
 
@@ -127,7 +131,7 @@ def test_the_same_in_a_store(invoke: Callable[..., Result], store: FaultyS3) -> 
     lost("s3://bucket/overview/checkpoints/project/production/key", Holder("f1", 1), 300)
     (_, row) = rows(invoke("s3://bucket/overview/"))
     assert row[0] == "project/production/key" and row[-7:] == ["300", "at", "work", "attempt", "1", "of", "f1"]
-    assert "freed 0 of 1, 0 B" in invoke("s3://bucket/overview", "--free").output
+    assert "freed 0 of 1 checkpoint directories, 0 B" in invoke("s3://bucket/overview", "--free").output
 
 
 @pytest.mark.usefixtures("short_leases")
@@ -144,7 +148,7 @@ def test_a_clock_that_is_ahead_frees_nothing(
     store.clock_ahead_s = -15 * DAY_S  # it runs in this process
     for where, row_end in ((), "f1"), (("s3://bucket/ahead",), "f2"):
         _, row, freed = rows(invoke(*where, "--free"))
-        assert row[-1] == row_end and " ".join(freed) == "freed 0 of 1, 0 B"
+        assert row[-1] == row_end and " ".join(freed) == "freed 0 of 1 checkpoint directories, 0 B"
         assert " d ago" not in " ".join(row)
     working.checkpoints.end()
     assert Home(storage_for(str(below / "held"))).checkpoints()
@@ -162,11 +166,11 @@ def test_what_a_process_holds_is_kept_however_old_it_looks(invoke: Callable[...,
     said = invoke("--free").output
     assert "waiting 1 s (the timeout of a lease)" in said
     assert "kept .slipstream/checkpoints/held: a process holds its lock, so it is in use" in said
-    assert "freed .slipstream/checkpoints/lost: " in said and "freed 1 of 2, " in said
+    assert "freed .slipstream/checkpoints/lost: " in said and "freed 1 of 2 checkpoint directories, " in said
     assert [path.name for path in below.iterdir()] == ["held"] and (below / "held/claims/0001").exists()
     lock.release()
     aged(below, 15)
-    assert "freed 1 of 1, " in invoke("--free").output
+    assert "freed 1 of 1 checkpoint directories, " in invoke("--free").output
 
 
 @pytest.mark.usefixtures("short_leases")
@@ -180,7 +184,7 @@ def test_what_changes_while_it_waits_is_kept(invoke: Callable[..., Result], stor
     said = invoke("s3://bucket/changing", "--free").output
     held.end()
     assert f"kept {base}/held: it was written to in the meantime, so it is in use" in said
-    assert f"freed {base}/lost: " in said and "15 d old" in said and "freed 1 of 2, " in said
+    assert f"freed {base}/lost: " in said and "15 d old" in said and "freed 1 of 2 checkpoint directories, " in said
     keys = storage_for("s3://bucket/changing/checkpoints").list()
     assert {key.split("/")[2] for key in keys} == {"held"} and "project/production/held/claims/0001" in keys
 

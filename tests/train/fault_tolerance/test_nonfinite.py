@@ -133,7 +133,7 @@ def test_without_a_checkpoint_since_the_last_time_it_ends_with_the_cause(clean: 
     assert not attempt(job).finished
     said = (tmp_path / "log-1").read_text()
     assert "AgreedUserError" in said or "training.learning_rate: the loss or its gradient became non-finite" in said
-    assert "in 4 steps in a row, the last 18 (no row of its batch by itself: history.json has them)" in said
+    assert "in 4 steps in a row, the last 18 (no single row causes it: history.json lists the batch)" in said
     assert "and there is no checkpoint to roll back to" in said
     assert not (job.output / "manifest.json").exists()
 
@@ -145,7 +145,7 @@ def test_a_gradient_that_is_no_number_is_found_though_the_loss_is_one(tmp_path: 
     skipped = json.loads((model / "history.json").read_text())["skipped"]
     assert [one["rows"] for one in skipped] == [[31], [31]]
     assert all(31 in one["batch"] and len(set(one["batch"])) == 40 for one in skipped)
-    assert "(rows 31 of the training split by themselves)" in log(tmp_path)
+    assert "(rows 31 of the training split cause it)" in log(tmp_path)
 
 
 def test_batch_statistics_do_not_keep_what_was_skipped(tmp_path: Path) -> None:

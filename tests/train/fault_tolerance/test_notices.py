@@ -31,7 +31,7 @@ def test_during_an_evaluation_all_leave_it_and_the_next_attempt_makes_it_again(
     told = attempt(job, Fault("evaluation", what="SIGTERM", rank=0, at=2))
     assert told.fired == 1 and not told.finished
     page = last_page(job)
-    assert page["ended"].startswith("left at step 10, saved (rank 0: signal: SIGTERM"), page
+    assert page["ended"].startswith("stopped at step 10, saved (rank 0: signal: SIGTERM"), page
     assert page["last_step"] == page["saved_step"] == 10
     assert attempt(job).finished
     assert "resumes from step 10" in (tmp_path / "log-0").read_text()
@@ -47,7 +47,8 @@ def test_during_a_restore_all_leave_before_the_first_step(
     assert told.fired == 1 and not told.finished
     page = last_page(job)
     assert (
-        page["ended"].startswith("left before its first step (rank 1") and page["last_step"] == page["first_step"] > 0
+        page["ended"].startswith("stopped before the first step (rank 1")
+        and page["last_step"] == page["first_step"] > 0
     )
     assert attempt(job).finished
     assert outcome(job) == undisturbed(2)
@@ -60,6 +61,6 @@ def test_a_rank_whose_data_does_not_come_leaves_in_time(
     job = dataclasses.replace(job_of(prepared, tmp_path), grace_s=3, patience_s=60)
     told = attempt(job, Fault("data", what="SIGTERM", rank=0, at=9))
     assert told.fired == 1 and not told.finished and told.seconds < 30
-    assert "left waiting for data, with step " in last_page(job)["ended"]
+    assert "stopped while waiting for data, with step " in last_page(job)["ended"]
     assert attempt(job).finished
     assert outcome(job) == undisturbed(2)

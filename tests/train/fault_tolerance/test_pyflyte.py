@@ -53,7 +53,7 @@ def test_killed_under_pyflyte_it_ends_the_same(tmp_path: Path) -> None:
     killed.wait_for_step(agent, 650)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(120) == 1
-    assert re.search(r"interrupted \(left at step \d+, saved \(rank \d: signal: SIGTERM\)\)", killed.log())
+    assert re.search(r"interrupted \(stopped at step \d+, saved \(rank \d: signal: SIGTERM\)\)", killed.log())
 
     assert killed.start().wait(300) == 0, killed.log()
     assert killed.trained() == whole.trained()

@@ -50,7 +50,7 @@ def test_the_same_samples_in_the_same_order(steps: int, prepared: Path, tmp_path
     # Plain layers and no dropout: the numbers differ by the order of their sums alone.
     assert losses(moved) == pytest.approx(losses(whole), rel=1e-4)
     log = (moved.place / "log-0").read_text()
-    assert "(processes 3 -> 4, accumulation 3 -> 4): the same samples in the same order, the numbers equal but" in log
+    assert "(processes 3 -> 4, accumulation 3 -> 4): the same samples in the same order, numbers equal up" in log
 
 
 def test_with_dropout_the_run_says_that_the_numbers_differ(prepared: Path, tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_what_depends_on_how_a_batch_is_spread_is_known_and_equal_conditions_say
     now = {"processes": 2, "torch": "2.13.0"}
     assert describe_changes(now, now, model) == "" == describe_changes({}, now, model)
     assert "(torch 2.12.0 -> 2.13.0)" in (said := describe_changes({**now, "torch": "2.12.0"}, now, model))
-    assert said.endswith("the numbers equal but for rounding")
+    assert said.endswith("numbers equal up to rounding")

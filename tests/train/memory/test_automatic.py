@@ -209,5 +209,7 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
 
 def test_what_cannot_be_traced_asks_for_a_number() -> None:
     offload = replace(AUTO, parallel=replace(AUTO.parallel, shard="weights", offload=True))
-    with pytest.raises(UserError, match=r"training.accumulation: a number expected, as the step cannot be traced: "):
+    with pytest.raises(
+        UserError, match=r"training.accumulation: auto is not possible, as the step cannot be traced \("
+    ):
         fewest_that_fit(Job(MODEL, rows_of_tokens(MODEL, LENGTH), offload, 2), 2**30)

@@ -53,13 +53,13 @@ def test_a_table_and_what_fits(tmp_path: Path) -> None:
     found = ask(tmp_path, "--length", "16", "--devices", "1", "--memory", "100MiB")
     assert found.exit_code == 0, found.output
     lines = found.output.splitlines()
-    assert lines[0] == "1 device; batches of 8 rows, 8 on a process; computed in bf16"
+    assert lines[0] == "1 device; batches of 8 rows, 8 per process; computed in bf16"
     assert [line.split()[:4] for line in lines[3:9]] == [
         ["none", recompute, number, rows]
         for recompute in ("none", "full")
         for number, rows in (("1", "8"), ("4", "2"), ("8", "1"))
     ]
-    assert lines[3].endswith("fits <- as it is") and "It fits into 100 MiB as it is" in found.output
+    assert lines[3].endswith("fits <- this configuration") and "It fits into 100 MiB, " in found.output
 
 
 def test_what_does_not_fit_has_remedies_that_do(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_prepared_data_says_what_a_model_takes(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", 40)
     found = ask(tmp_path, "--data", str(data), "--devices", "2", "--json", model={"name": "mlp"}, ema=0.9)
     answer = json.loads(found.stdout)
-    assert {row["shard"] for row in answer["rows"]} == {"none"}, "averages of divided weights are not built"
+    assert {row["shard"] for row in answer["rows"]} == {"none"}, "averages of divided weights are not supported"
     assert len(answer["not_traced"]) == 3 and "training.ema" in answer["not_traced"][0]
 
 

@@ -167,4 +167,4 @@ def test_pipelines(tmp_path: Path, parallel: dict[str, Any]) -> None:
 def test_what_cannot_be_traced_is_said() -> None:
     offload = training(parallel={"shard": "weights", "offload": True})
     (found,) = footprints([TracedStep(TRANSFORMER, TOKENS, offload, 1, 4, 2)])
-    assert isinstance(found, Untraced) and found.reason.startswith("training.parallel.offload: what lies on the host")
+    assert isinstance(found, Untraced) and found.reason.startswith("training.parallel.offload: the trace")

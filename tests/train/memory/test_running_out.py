@@ -144,9 +144,13 @@ def test_the_next_attempt_takes_more_whatever_the_home_knew(
 @pytest.mark.parametrize(
     ("error", "ending", "said"),
     [
-        (UserError("home: is full"), UserError, r"cannot be told to take 8 \(home: is full\); expected 8, or a home "),
-        (StorageUnavailable("home"), OutOfMemory, r"goes on with 8 from the last checkpoint, if that is given: it "),
-        (MemoryError(), OutOfMemory, r"goes on with 8 from the last checkpoint, if that is given: it "),
+        (UserError("home: is full"), UserError, r"cannot be set to 8 \(home: is full\); expected 8, or a writable "),
+        (
+            StorageUnavailable("home"),
+            OutOfMemory,
+            r"goes on with 8 from the last checkpoint, if that number is set: it ",
+        ),
+        (MemoryError(), OutOfMemory, r"goes on with 8 from the last checkpoint, if that number is set: it "),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -181,7 +185,7 @@ def test_a_refusal_is_recorded_before_one_rank_of_a_machine_traces(
     start = f"training.accumulation: rank {rank} ran out of memory at 4 micro-batches, the most that are possible "
     untraced = f"{start}(no memory); {running_out.EXPECTED}"
     assert before == ([] if rank else [untraced])
-    traced = f"{start}(no memory); what takes less is not known, as the step cannot be traced (no): "
+    traced = f"{start}(no memory); settings that take less memory are unknown, as the step cannot be traced (no); "
     said = untraced if rank else traced + running_out.EXPECTED
     assert isinstance(ending, UserError) and ending.message == said
     assert left and (left.refused, left.execution, left.ran_out) == (said, HOLDER.execution, 4)
@@ -195,12 +199,12 @@ OFFLOADED = ParallelConfig(shard="weights", offload=True)
     [
         pytest.param(
             ParallelConfig(),
-            r"; a step takes \d+ KiB .*; cheapest first: 1\) .*\) devices of ",
+            r"; by its trace a step takes \d+ KiB .*; cheapest first: 1\) .*\) devices of ",
             marks=pytest.mark.prove,
         ),
         (
             OFFLOADED,
-            r"; what takes less is not known, as the step cannot be traced \(.+\): expected training.recompute full, ",
+            r"; settings that take less memory are unknown, as the step cannot be traced \(.+\); expected training",
         ),
     ],
     ids=["traced", "not traced"],

@@ -175,7 +175,7 @@ def test_powersgds_memory_is_in_the_checkpoint(prepared: Path, tmp_path: Path) -
     other = job(prepared, tmp_path / "other", 2, EXCHANGES["powersgd"])
     assert not attempt(other, Fault("step", at=11)).finished
     assert attempt(job(prepared, tmp_path / "other", 3, EXCHANGES["powersgd"])).finished
-    assert "PowerSGD begins without what its last step left out: that was of 2 proc" in (
+    assert "PowerSGD starts without the error of its last step, which belongs to 2 proc" in (
         (tmp_path / "other/log-0").read_text()
     )
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_is_one_line(settings: dict[str, Any], message: str) -> N
 
 
 def test_what_the_machine_cannot_do_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"gradients\.hook: \"bf16\" .* over gloo: the bf16 hook is NCCL's alone"):
+    with pytest.raises(UserError, match=r"gradients\.hook: \"bf16\" .* over gloo: only NCCL has the bf16 hook"):
         check_exchange(GradientsConfig(hook="bf16"), "gloo", "fp32")
     with pytest.raises(UserError, match=r"gradients\.hook: \"powersgd\" .* loss scale changes"):
         check_exchange(GradientsConfig(hook="powersgd"), "nccl", "fp16")

@@ -177,5 +177,5 @@ def test_compiled_blocks_are_recomputed_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_model_without_blocks_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"training.recompute: none expected: no kind of module is repeated"):
+    with pytest.raises(UserError, match=r"training.recompute: this model repeats no kind of module"):
         recompute_blocks(nn.Sequential(nn.Linear(2, 2)))

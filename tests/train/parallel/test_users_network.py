@@ -104,7 +104,7 @@ def test_a_function_may_make_it() -> None:
 @pytest.mark.parametrize("constant", ["buffer", "attribute"])
 def test_a_constant_that_would_have_no_value_is_one_line(constant: str) -> None:
     """A network that states its deviations is built without memory, its constants, too."""
-    with pytest.raises(UserError, match=rf"{PLANNED} states initial_std.*its tensor 'mask' would have no values"):
+    with pytest.raises(UserError, match=rf"{PLANNED} has initial_std.*its tensor 'mask' would have no values"):
         build(ModelConfig(PLANNED, {"constant": constant}), SIGNATURE, 0)
 
 

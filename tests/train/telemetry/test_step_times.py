@@ -208,7 +208,7 @@ def test_a_diagnosis_that_fails_costs_neither_the_record_nor_the_training(
     recorder.record.last_step = 7
     recorder.end("finished")
     assert [(each.last_step, each.ended) for each in read_attempts(home.storage)] == [(7, "finished")]
-    assert capsys.readouterr().err.count("what is observed is not recorded: ZeroDivisionError") == 1
+    assert capsys.readouterr().err.count("could not be recorded (ZeroDivisionError") == 1
     broken = {"seconds": 1.0, "steps": 1, "phases": {"compute": -5.0}, "lost": {}, "evidence": {}}
     assert verdict([AttemptRecord(1, 1, observed={**broken, "waited_for_processor": 0.0})]) is None
-    assert "no verdict: ValueError" in capsys.readouterr().err
+    assert "bottleneck analysis failed (ValueError" in capsys.readouterr().err
