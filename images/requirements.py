@@ -1,11 +1,11 @@
-"""Requirements of an image, installed before the code is copied, so that a change of the code reinstalls nothing.
+"""Requirements of an image, installed before the code is copied, so that changed code installs nothing again.
 
     python requirements.py [PACKAGE ...]
 
 Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies with
-those of its extra ``text``, and ``image-constraints.txt``. A PACKAGE came with the base image: it is not among the
-requirements, and it is constrained to the installed version, so that pip does not replace it.
-Fails if it is not installed, or older than the project needs.
+those of its extra ``text``, and ``image-constraints.txt``. Every PACKAGE comes with the base image. It is left out of
+the requirements and constrained to the installed version, so that pip never replaces it. Fails if a PACKAGE is not
+installed, or older than the project needs.
 """
 
 import re
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def name_of(requirement: str) -> str:
-    """Return the normalised name in a requirement: ``torch`` for ``torch>=2.13``."""
+    """Return the normalised package name, such as ``torch`` for ``torch>=2.13``."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 

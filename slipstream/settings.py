@@ -128,7 +128,7 @@ class Settings:
         try:
             return cls.from_json(json.dumps(data, default=str))
         except RecursionError:
-            raise UserError(f"{cls.section or 'config'}: is nested too deeply; no setting has so many levels") from None
+            raise UserError(f"{cls.section or 'config'}: is nested too deeply; settings have fewer levels") from None
 
     @classmethod
     def from_file(cls, path: Path) -> Self:

@@ -48,7 +48,7 @@ BANNED = (
     *("so many", "anew", "mend", "mends", "mended", "nobody", "is said", "is told", "beside", "of which", "as it is"),
     *("one that", "for ever", "begins with", "whoever", "sign of life", "signs of life", "takes leave"),
 )
-PHRASES = re.compile(rf"(?<![\w.])({'|'.join(phrase.replace(' ', r'[ _]') for phrase in BANNED)})(?![\w(=])")
+PHRASES = re.compile(rf"(?<![\w.`{{])({'|'.join(BANNED)})(?![\w(=])")
 
 
 def prose(path: Path) -> str:

@@ -64,7 +64,7 @@ def to_json(record: object, kind: object = None) -> bytes:
 def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "forbid") -> T:
     """Return the record in the ``content`` of the file ``where``.
 
-    Raises ``DamagedArtifact`` naming the file, the field and the remedy (``MEND`` of ``kind``). With ``extra="ignore"``
+    Raises ``DamagedArtifact`` naming the file, the field and the remedy (``REMEDY`` of ``kind``). With ``extra="ignore"``
     fields that ``kind`` lacks are skipped.
     """
     try:
@@ -93,8 +93,8 @@ def decode_record(content: bytes, kind: type[T], *, extra: Extra = "forbid") -> 
 
 
 def not_a_record(kind: object, where: object, mistake: str) -> DamagedArtifact:
-    mend = getattr(kind, "MEND", "make it again")
-    return DamagedArtifact(f"{where}: not {words(kind)} of this version ({mistake}); {mend}")
+    remedy = getattr(kind, "REMEDY", "make it again")
+    return DamagedArtifact(f"{where}: not {words(kind)} of this version ({mistake}); {remedy}")
 
 
 def words(kind: object) -> str:

@@ -40,7 +40,7 @@ MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "
 TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
 INTERVAL = "@every "
 USER = re.compile(r"^\s*(FROM|USER)\s+(\S+)", re.IGNORECASE)
-MEND = "let an uncached task return the part as its own output, with a HashMethod over its values"
+REMEDY = "let an uncached task return the part as its own output, with a HashMethod over its values"
 
 
 @dataclass(frozen=True)
@@ -296,10 +296,12 @@ def about(package: Package, where: str, variable: str, promise: OutputReference,
     what = f"{variable} is bound to {written(promise)}"
     task = package.tasks.get(node.task_node.reference_id.name) if node is not None else None
     if task is not None and task.metadata.discoverable:
-        return Finding("error", where, what, "its cache never hits, so that it computes again in each execution", MEND)
+        return Finding(
+            "error", where, what, "its cache never hits, so that it computes again in each execution", REMEDY
+        )
     if node is not None and task is None:
-        return Finding("error", where, what, "cached tasks inside that read it never hit", MEND)
-    return Finding("warning", where, what, "cached tasks that depend on its result never hit", MEND)
+        return Finding("error", where, what, "cached tasks inside that read it never hit", REMEDY)
+    return Finding("warning", where, what, "cached tasks that depend on its result never hit", REMEDY)
 
 
 def promises(data: BindingData) -> Iterator[OutputReference]:

@@ -148,10 +148,10 @@ class Overlap:
         return float(np.median([(alone + product - both) / min(alone, product) for alone, product, both in self.turns]))
 
     def __str__(self) -> str:
-        what, beside = f"{self.operation} of {self.bytes} bytes", "a matmul that takes as long"
+        what, matmul = f"{self.operation} of {self.bytes} bytes", "a matmul that takes as long"
         if self.hidden <= 0:
-            return f"nothing of {what} is hidden by {beside}: both at once take longer than one after the other"
-        return f"{self.hidden:.0%} of {what} is hidden by {beside}"
+            return f"nothing of {what} is hidden by {matmul}: both at once take longer than one after the other"
+        return f"{self.hidden:.0%} of {what} is hidden by {matmul}"
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class ModelPoint:
 class NetworkProfile:
     """Contents of ``profile.json``."""
 
-    MEND: ClassVar = "measure again"
+    REMEDY: ClassVar = "measure again"
     fingerprint: Fingerprint
     #: Time of the measurement, seconds since 1970, UTC.
     measured_at: float

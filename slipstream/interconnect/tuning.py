@@ -87,7 +87,7 @@ class Trial:
 class Tuning:
     """Contents of ``tuning.json``."""
 
-    MEND: ClassVar = "tune again"
+    REMEDY: ClassVar = "tune again"
     fingerprint: Fingerprint
     #: Model that was trained for the measurement.
     model: str

@@ -14,7 +14,7 @@ from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
 from slipstream.settings import LARGEST, Natural, Positive, Settings, settings, to_dict
 
-#: Default resource name of GPUs, and the only one that Flyte knows.
+#: Default resource name of GPUs, and the only one in Flyte.
 NVIDIA = "nvidia.com/gpu"
 EFA = "vpc.amazonaws.com/efa"
 #: Label by which all clouds state a node's machine type.

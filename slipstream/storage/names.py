@@ -16,8 +16,8 @@ from slipstream.errors import UserError
 
 #: Maximum digits of a number in a name: it and its successor fit into 64 bits, signed or not.
 MOST_DIGITS = 18
-#: Maximum UTF-8 bytes of a name, as in the keys of S3 and Google's store, and of its components: Linux has 255, some of
-#: which are reserved for the suffix of an unfinished file.
+#: Maximum UTF-8 bytes of a name, as in the keys of S3 and Google's store, and of its components: Linux has 255, less
+#: the suffix of an unfinished file.
 LONGEST, LONGEST_PART = 1024, 200
 #: Unicode's categories of characters that control a terminal, break a line or are not text.
 UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}

@@ -163,7 +163,7 @@ def trials_of(
     """Return the trials, and the reasons for ignored proposals by number.
 
     ``found`` holds the records of every number, in their order. The first proposal of a number is the only one. It
-    counts if it sets exactly the ``parameters`` to values that can be drawn, or nothing: the first one that sets
+    counts if it sets exactly the ``parameters`` to values that can be drawn, or nothing: the first that sets
     nothing is the configuration as given.
     """
     trials: list[Trial] = []

@@ -27,7 +27,7 @@ MPS_VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Memory of a visible GPU or of its first partition, the only one that a process can use."""
+    """Memory of a visible GPU or of its first partition, since a process can use only one."""
 
     #: Name in messages, such as "GPU 0 (NVIDIA A100)".
     label: str

@@ -36,7 +36,7 @@ T = TypeVar("T")
 class AppliedTuning:
     """Tuning that a run applies; empty by default."""
 
-    MEND: ClassVar = "delete that checkpoint, or set training.resume: never"
+    REMEDY: ClassVar = "delete that checkpoint, or set training.resume: never"
     #: Fields of :class:`~slipstream.train.parallel.config.GradientsConfig` that the tuner changed.
     gradients: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def checked_record(tree: object) -> dict[str, Any] | None:
     try:
         GradientsConfig.from_dict(applied.gradients)
     except UserError as error:
-        raise UserError(f"{where}: {error.message}; {AppliedTuning.MEND}") from None
+        raise UserError(f"{where}: {error.message}; {AppliedTuning.REMEDY}") from None
     check_variables(applied.environment, where)
     return asdict(applied)
 

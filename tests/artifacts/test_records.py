@@ -26,7 +26,7 @@ class Point:
 
 @dataclass(frozen=True)
 class OldMap:
-    MEND: ClassVar = "draw it again"
+    REMEDY: ClassVar = "draw it again"
     title: str
     points: tuple[Point, ...]
     best: Point | None = None

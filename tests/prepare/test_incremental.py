@@ -175,7 +175,7 @@ def test_when_nothing_is_new_the_earlier_set_is_given_again(
     again = prepare(tmp_path / "again", sales, january.artifact.directory)
     output = capsys.readouterr().err
     base = january.artifact.directory
-    assert output == f"prepare      nothing new: all files are in {base}, which is taken as it is\n"
+    assert output == f"prepare      no new files: {base} holds all of them and is reused unchanged\n"
     # The same fingerprint: what was trained on it needs no training again.
     assert again.artifact.check_sha256().fingerprint == january.artifact.fingerprint
     for name in again.artifact.files:
@@ -207,18 +207,18 @@ def test_other_bytes_are_found_though_nobody_named_a_fingerprint(sales: Path, tm
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(UserError, match=r"'january.parquet' among them, one has other bytes"):
+    with pytest.raises(UserError, match=r"'january.parquet' among them, one was changed"):
         engine.prepare(tmp_path / "second", str(sales), "y", DataConfig(earlier=str(tmp_path / "first")), {})
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("changed", r"'january.parquet' among them, one has other bytes"),
-        ("grown", r"'january.parquet' is missing or has changed"),
-        ("another seed", r"data\.split: .* was made; set it so"),
+        ("changed", r"'january.parquet' among them, one was changed"),
+        ("grown", r"'january.parquet' is missing or was changed"),
+        ("another seed", r"data\.split: .*; set it to that value"),
         ("another target", r"target: 'y' is not 'city'"),
-        ("a class more", r"target 'y': the class '7' of the new files is none of"),
+        ("a class more", r"target 'y': the class '7' of the new files is not a class of"),
         ("a column more", r"the column 'more' is only in the new files"),
         ("damaged", r"data\.earlier: .*train-00000\.rows"),
         ("no such set", r"data\.earlier: .*not a finished artifact"),
@@ -305,13 +305,16 @@ def test_several_pods_verify_a_base_set_where_they_put_the_data_together(
     [
         (
             {"types": {"number": "text"}},
-            r"data\.types\.number: 'text' is not 'number', as which data\.earlier .*anew",
+            r"data\.types\.number: 'text' is not 'number', the value in data\.earlier .*again",
         ),
         ({"types": {"number": "category"}}, r"data\.types\.number: 'category' is not 'number'"),
         ({"types": {"city": "number"}}, r"data\.types\.city: 'number' is not 'text'"),
         ({"types": {"city": "document"}}, r"data\.types\.city: 'document' does not make the column 'categorical'"),
         ({"types": {"cty": "text"}}, r"data\.types: .*january', which data\.earlier names, has no column 'cty'"),
-        ({"task": "regression"}, r"data\.task: 'regression' is not 'classification', as which .* set it so, or"),
+        (
+            {"task": "regression"},
+            r"data\.task: 'regression' is not 'classification', the value in .* set it to that value, or",
+        ),
     ],
 )
 @pytest.mark.parametrize("new", [True, False])
@@ -334,9 +337,11 @@ def test_what_the_base_set_was_made_with_may_be_said_again(sales: Path, tmp_path
     add(sales, "february", month(1))
     again = prepare(tmp_path / "again", sales, first.artifact.directory, **settings)
     assert again.card["rows"]["kept"] == 2 * ROWS
-    with pytest.raises(UserError, match=r"data\.text_length: 256 is not 8, as which data\.earlier"):
+    with pytest.raises(UserError, match=r"data\.text_length: 256 is not 8, the value in data\.earlier"):
         prepare(tmp_path / "longer", sales, first.artifact.directory, **{**settings, "text_length": 256})
-    with pytest.raises(UserError, match=r"data\.types\.city: 'category' does not make the column 'document', as which"):
+    with pytest.raises(
+        UserError, match=r"data\.types\.city: 'category' does not make the column 'document', the value in"
+    ):
         prepare(tmp_path / "other", sales, first.artifact.directory, **{**settings, "types": {"city": "category"}})
 
 

@@ -1,4 +1,4 @@
-"""The report of a scheduled run: the later runs that were skipped because this run was still in progress."""
+"""The report of a scheduled run: later runs that were skipped because it was still running."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def schedule_of(directory: Path, hours: int) -> tuple[str, str, list[str]]:
 def test_page_terminal_and_figures_name_them(tmp_path: Path) -> None:
     page, terminal, skipped = schedule_of(tmp_path, hours=50)
     assert skipped == ["2026-11-23 02:00", "2026-11-24 02:00"]
-    assert "Skipped, because it was still going: 2026-11-23 02:00, 2026-11-24 02:00." in page
+    assert "Skipped, because this run was still in progress: 2026-11-23 02:00, 2026-11-24 02:00." in page
     assert "Skipped     2026-11-23 02:00, 2026-11-24 02:00" in terminal.splitlines()
 
 

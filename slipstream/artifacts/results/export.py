@@ -182,8 +182,8 @@ class LibraryFiles:
         """Difference to the trained model; "" if there is none."""
         if not self.four_bits:
             return ""
-        beside = "it was trained with the base's weights in four bits (NF4), which the complete model contains"
-        return f"{beside}; on the original base its outputs differ"
+        why = "it was trained with the base's weights in four bits (NF4), which the complete model contains"
+        return f"{why}; on the original base its outputs differ"
 
     @property
     def loaded_by(self) -> dict[str, str]:

@@ -168,8 +168,7 @@ def recommended(rows: Sequence[Row]) -> Row | None:
 def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
     """Return the effect of scaling to zero.
 
-    An idle spell still pays an instance for the cooldown and for a start, neither of which an instance that stays
-    needs.
+    An idle period still costs an instance for the cooldown and for a start; an instance that stays needs neither.
     """
     spells = [spell for spell in load.idle if spell > COOLDOWN_S]
     a_month = len(spells) / load.seconds * MONTH_S

@@ -101,7 +101,7 @@ def serving_time(model: Exported, variant: VariantFigures, host: Host) -> Servin
     if is_measured(model, host):
         return ServingTime(service, rate, MEASURED, 0.0)
     if variant.name != FP32 and (host.gpu or not model.sums_exactly):
-        return "quantised variants are for CPUs like the one that they were made on"
+        return "quantised variants are for CPUs like that on which they were made"
     factors = [slowdown(model, variant, host, int(rows)) for rows in (ONE, batch)]
     if factors[0] is None or factors[1] is None:
         return unknown(model, host)

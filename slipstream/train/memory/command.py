@@ -49,7 +49,7 @@ class Memory(click.ParamType):
 
 @dataclass(frozen=True)
 class Answer:
-    """Result: all traced layouts, including the one that was ``asked`` for."""
+    """Result: all traced layouts, including the requested one (``asked``)."""
 
     asked: Traced
     traced: Sequence[Traced]
@@ -181,7 +181,7 @@ def cells(answer: Answer, one: Traced) -> list[str]:
 
 def verdict(answer: Answer, memory: float) -> list[str]:
     if answer.fits:
-        return [f"It fits into {size(memory)}, a tenth of which is reserved for memory that the trace does not show."]
+        return [f"It fits into {size(memory)}; a tenth is reserved for memory that the trace does not show."]
     peak = "an unknown number of bytes" if answer.asked.peak is None else size(answer.asked.peak)
     found = remedies(answer.asked.job, answer.traced, memory)
     lines = [f"It does not fit: it needs up to {peak}, and {size(USABLE * memory)} of {size(memory)} may be used."]
