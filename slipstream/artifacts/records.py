@@ -64,7 +64,8 @@ def to_json(record: object, kind: object = None) -> bytes:
 def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "forbid") -> T:
     """Return the record in the ``content`` of the file ``where``.
 
-    Raises ``DamagedArtifact`` naming the file, the field and the remedy (``REMEDY`` of ``kind``). With ``extra="ignore"``
+    Raises ``DamagedArtifact`` naming the file, the field and the remedy (``REMEDY`` of ``kind``). With
+    ``extra="ignore"``
     fields that ``kind`` lacks are skipped.
     """
     try:

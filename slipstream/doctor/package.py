@@ -296,9 +296,7 @@ def about(package: Package, where: str, variable: str, promise: OutputReference,
     what = f"{variable} is bound to {written(promise)}"
     task = package.tasks.get(node.task_node.reference_id.name) if node is not None else None
     if task is not None and task.metadata.discoverable:
-        return Finding(
-            "error", where, what, "its cache never hits, so that it computes again in each execution", REMEDY
-        )
+        return Finding("error", where, what, "its cache never hits: it computes again in every execution", REMEDY)
     if node is not None and task is None:
         return Finding("error", where, what, "cached tasks inside that read it never hit", REMEDY)
     return Finding("warning", where, what, "cached tasks that depend on its result never hit", REMEDY)
