@@ -73,7 +73,7 @@ def directory_of(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wording.note(items, config.args)
+    wording.note(items, config)
     items.sort(key=lambda item: directory_of(item) not in LONGEST)
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(LONGER):

@@ -538,7 +538,7 @@ def test_what_is_no_number_in_a_name_is_skipped(digits: str, tmp_path: Path) -> 
     assert Name.parse(f"step-{digits}.a0001") is Name.parse(f"step-000000000001.a{digits}") is None
     assert place_of(f"records/{digits}/0001.json") is place_of(f"records/0001/{digits}.json") is None
     if digits != "00001":
-        with pytest.raises(DamagedArtifact, match="has no number"):
+        with pytest.raises(DamagedArtifact, match="train-"):
             segment_number(f"train-{digits}.rows")
     if 0 < len(digits) < 200 and digits != "1":
         (tmp_path / "promoted").mkdir()

@@ -47,7 +47,7 @@ def test_an_opened_artifact_has_files_below_its_directory_only(name: str) -> Non
             opened = Artifact.open(place, "test")
             assert opened.path(name).resolve().is_relative_to(place.resolve())
         else:
-            with pytest.raises(DamagedArtifact, match=rf"{MANIFEST}: the name .*expected a relative path"):
+            with pytest.raises(DamagedArtifact, match=MANIFEST):
                 Artifact.open(place, "test")
 
 
@@ -88,7 +88,7 @@ def test_what_is_fetched_by_a_manifest_stays_where_it_is_fetched_to(
             work()
     assert not outside(tmp_path, target) or list(outside(tmp_path, target)) == [str(tmp_path / "deep")]
     del memory.objects[f"set/{name}"]  # so that the listing is fine, and the manifest alone is not
-    with pytest.raises(UserError, match=r"the name .*expected a relative path"):
+    with refuses(UserError):
         BaseSet.open("gs://bucket/set")
 
 

@@ -26,10 +26,12 @@ GOLDEN = "messages.json"
 STORING = "STORE" in os.environ
 #: What differs between machines and runs, as patterns, and what stands for it.
 PLACEHOLDERS = {
-    r"(?:/[\w.-]+)*/(?:pytest-of-[\w.-]+/pytest-\d+/(?:popen-gw\d+/)?[\w-]+|tmp[a-z0-9_]{8}\b)": "<tmp>",
+    r"(?:/[\w.-]+)*/(?:pytest-of-[\w.-]+/pytest-\d+(?:/popen-gw\d+)?(?:/[\w-]+)?|(?:tmp|flyte)[a-z0-9_]{8}\b)": "<tmp>",
+    r"(?<=/bucket/)test_\w+": "<tmp>",
     re.escape(str(REPOSITORY)): "<repository>",
-    r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12,}\b": "<digest>",
+    r"(?<![\w.])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12,}\b": "<digest>",
     r"\b0x[0-9a-f]+\b": "<address>",
+    r"\b\d+(?= MiB free)|(?<=differ by )\d[\d.e-]*|(?<=more than the )\d[\d.e-]*(?= that rounding)": "<number>",
     r"(?<=127\.0\.0\.1:)\d+|(?<=localhost:)\d+": "<port>",
 }
 #: The names of all tests by file, for the files that pytest collected whole.
@@ -133,9 +135,11 @@ def vanished(golden: Path) -> list[str]:
     return found
 
 
-def note(items: list[pytest.Item], arguments: list[str]) -> None:
+def note(items: list[pytest.Item], config: pytest.Config) -> None:
     """Note the tests that pytest collected; if messages are stored, remove those of tests that are gone."""
-    if any("::" in argument for argument in arguments):
+    if base := config.getoption("basetemp"):
+        PLACEHOLDERS[rf"{re.escape(str(Path(base).resolve()))}(?:/popen-gw\d+)?(?:/[\w-]+)?"] = "<tmp>"
+    if any("::" in argument for argument in config.args):
         return
     for item in items:
         collected.setdefault(item.path, set()).add(item.nodeid.partition("::")[2])
