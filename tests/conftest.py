@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from slipstream.storage import retry, s3
+from tests.support import wording
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_string, faulty_azure, faulty_google
 
@@ -92,13 +93,26 @@ def directory_of(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wording.note(items, config)
     items.sort(key=lambda item: directory_of(item) not in LONGEST)
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(LONGER):
             item.add_marker(pytest.mark.prove)
         if directory_of(item) == TIMED and item.get_closest_marker("prove"):
             item.add_marker(pytest.mark.alone)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with wording.compared(item.path, item.nodeid.partition("::")[2]):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    yield
+    wording.end()
 
 
 @pytest.fixture(scope="session")

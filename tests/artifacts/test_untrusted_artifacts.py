@@ -20,6 +20,7 @@ from slipstream.report.run_directory import copy_model, link_artifact
 from tests.support.command_line import one_message, run_in
 from tests.support.tokens import small_transformer, token_data
 from tests.support.untrusted import SECRET, download_from_hub, exchange_at_open, make_secret, replace_by_link
+from tests.support.wording import refuses
 
 NAMES = ("rows.bin", "below/facts.json")
 
@@ -38,7 +39,7 @@ def test_it_is_not_opened_with_a_link_that_leads_out(name: str, tmp_path: Path) 
     path = write(tmp_path / "made").directory / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DamagedArtifact, match=rf"{name}: leads to {tmp_path}/elsewhere, outside of {tmp_path}/made"):
+    with refuses(DamagedArtifact, match=f"{name}:"):
         Artifact.open(tmp_path / "made", "export")
 
 
@@ -46,11 +47,11 @@ def test_it_is_not_opened_with_a_link_that_leads_out(name: str, tmp_path: Path) 
 def test_it_is_not_opened_with_a_device_or_a_pipe(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "made").directory / name
     replace_by_link(path, "/dev/zero")
-    with pytest.raises(DamagedArtifact, match=rf"{name}: is not a regular file; expected one"):
+    with refuses(DamagedArtifact, match=f"{name}:"):
         Artifact.open(tmp_path / "made", "export")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(DamagedArtifact, match=rf"{name}: is not a regular file; expected one"):
+    with refuses(DamagedArtifact, match=f"{name}:"):
         Artifact.open(tmp_path / "made", "export")
 
 
@@ -58,7 +59,7 @@ def test_a_folder_that_leads_out(tmp_path: Path) -> None:
     write(tmp_path / "made")
     (tmp_path / "made/below").rename(tmp_path / "elsewhere")
     (tmp_path / "made/below").symlink_to("../elsewhere")
-    with pytest.raises(DamagedArtifact, match=r"below/facts\.json: leads to .*, outside of"):
+    with refuses(DamagedArtifact, match=r"below/facts\.json:"):
         Artifact.open(tmp_path / "made", "export")
 
 
@@ -104,7 +105,7 @@ def test_a_file_that_is_exchanged_while_it_is_opened(
 ) -> None:
     artifact = write(tmp_path / "made")
     exchanged = exchange_at_open(monkeypatch, tmp_path / "made/rows.bin", make_secret(tmp_path))
-    with pytest.raises(DamagedArtifact, match=r"rows\.bin: leads to .*credentials, outside of"):
+    with refuses(DamagedArtifact, match=r"rows\.bin:"):
         use(artifact, tmp_path / "out")
     assert exchanged and not (tmp_path / "out").is_file() and not (tmp_path / "out/rows.bin").exists()
 
@@ -112,7 +113,7 @@ def test_a_file_that_is_exchanged_while_it_is_opened(
 def test_rows_that_are_exchanged_are_not_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = token_data(tmp_path / "data")
     exchanged = exchange_at_open(monkeypatch, tmp_path / "data/train-00000.rows", make_secret(tmp_path))
-    with pytest.raises(DamagedArtifact, match=r"train-00000\.rows: leads to"):
+    with refuses(DamagedArtifact, match=r"train-00000\.rows:"):
         data.mapped("train-00000.rows")
     assert exchanged
 
@@ -120,11 +121,11 @@ def test_rows_that_are_exchanged_are_not_mapped(tmp_path: Path, monkeypatch: pyt
 def test_neither_a_stub_nor_a_value_is_read_through_a_link(tmp_path: Path) -> None:
     token_data(tmp_path / "data")
     (tmp_path / "data" / STUB).symlink_to(make_secret(tmp_path))
-    with pytest.raises(DamagedArtifact, match=rf"{STUB}: leads to"):
+    with refuses(DamagedArtifact, match=f"{STUB}:"):
         open_prepared(tmp_path / "data")
     directory = exchange.write(tmp_path / "part")
     (directory / exchange.VALUE).symlink_to(make_secret(tmp_path))
-    with pytest.raises(DamagedArtifact, match="missing; expected a"):
+    with refuses(DamagedArtifact):
         exchange.read(directory, type("Value", (), {}))
 
 
@@ -132,10 +133,10 @@ def test_weights_are_not_read_through_a_link(tmp_path: Path) -> None:
     trained = small_transformer(tmp_path / "trained", token_data(tmp_path / "data")).directory
     (trained / "best.safetensors").rename(tmp_path / "weights")
     (trained / "best.safetensors").symlink_to("../weights")
-    with pytest.raises(UserError, match=r"best\.safetensors: leads to"):
+    with refuses(UserError, match=r"best\.safetensors:"):
         TrainedModel.open(trained)
     replace_by_link(trained / MANIFEST, "/dev/zero")
-    with pytest.raises(UserError, match="nothing of a run is there"):
+    with refuses(UserError):
         read_evidence([str(trained)])
 
 

@@ -18,6 +18,7 @@ from slipstream.profiles.profile import current_profile
 from slipstream.stages import STAGES
 from tasks.flyte.homes import home_of
 from tasks.flyte.stage import describe
+from tests.support.wording import refuses
 
 CACHES = (versions.code_version, versions.syntax_of, versions.module_digest, versions.source_of, syntax.kept_syntaxes)
 CACHED = [name for name, stage in STAGES.items() if stage.engines]
@@ -167,7 +168,7 @@ def test_an_import_inside_a_function_is_followed(project: Path) -> None:
 
 
 def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
-    with pytest.raises(ValueError, match=r"slipstream\.train\.gone: no such module"):
+    with refuses(ValueError, match=r"slipstream\.train\.gone:"):
         versions.import_closure(("slipstream.train.gone",))
 
 

@@ -20,6 +20,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.trained import TrainedModel
 from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
+from tests.support.wording import refuses, same_wording
 
 SHORT = ExportConfig(seconds=1.0)
 
@@ -81,27 +82,22 @@ def refusal(directory: Path, trained: ToyTrained, data: PreparedData, config: Ex
 
 
 @pytest.mark.parametrize(
-    ("network", "message"),
+    "network",
     [
-        (NoSuchOperator, "model.name: torch cannot export this model to ONNX: ONNX has no operator for torch's aten._"),
-        (BranchesOnValues, "model.name: torch cannot export this model to ONNX: its forward branches on values of"),
-        (
-            OtherAtTwoRows,
-            "export: numeric of the ONNX model has 2 as the first dimension instead of the batch; the model's forward",
-        ),
-        (MixesRows, "model.name: a row's outputs differ by "),
-        (NotANumber, "model: 300 of 300 rows get NaN or infinity instead of a finite number"),
+        NoSuchOperator,
+        BranchesOnValues,
+        OtherAtTwoRows,
+        MixesRows,
+        NotANumber,
     ],
 )
-def test_a_model_that_cannot_be_exported(
-    network: type[Network], message: str, data: PreparedData, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_be_exported(network: type[Network], data: PreparedData, tmp_path: Path) -> None:
     trained = ToyTrained(data.signature, network(data.signature))
-    assert refusal(tmp_path, trained, data).startswith(message)
+    same_wording(refusal(tmp_path, trained, data))
 
 
 def test_several_outputs_are_refused_when_the_model_is_built(data: PreparedData) -> None:
-    with pytest.raises(UserError, match=r"model\.name: .*Several gave tuple for a batch of 2; expected \[2, 2\]"):
+    with refuses(UserError, match=r"model\.name:"):
         build(ModelConfig("tests.export.test_bad_models:Several"), data.signature, seed=0)
 
 
@@ -112,11 +108,11 @@ def other(data: PreparedData, **changes: Any) -> PreparedData:
 def test_data_that_is_not_the_models(data: PreparedData, tmp_path: Path) -> None:
     trained = trained_on(data, 1)
     said = refusal(tmp_path / "1", trained, images(tmp_path / "images"))
-    assert said.startswith("the prepared data do not fit the model: target of 'third' instead of 'answer'; exp")
+    same_wording(said)
     said = refusal(tmp_path / "2", trained, other(data, cardinalities=(5, 9)))
     assert "cardinalities of (5, 9) instead of (5, 7)" in said
     said = refusal(tmp_path / "3", trained, other(data, inputs=data.signature.inputs[:1]))
-    assert "inputs of 'numeric float32 [6]' instead of 'numeric float32 [6], categorical int32 [2]'" in said
+    same_wording(said)
     many = other(data, classes=tuple(f"class {number}" for number in range(1000)))
     assert len(refusal(tmp_path / "4", trained, many)) < 500
 
@@ -128,9 +124,10 @@ def test_too_few_rows_to_calibrate(data: PreparedData, tmp_path: Path) -> None:
     trained = cast(TrainedModel, trained_on(data, 1))
     report = engine.export(tmp_path / "out", trained, few, SHORT, {}).read_json("export.json")
     reasons = {each["recipe"]: each["reason"] for each in report["variants"]}
-    why = "export.calibration_rows: the training split has 15 rows for calibration; expected at least 16"
-    assert reasons["u8s8-smooth"] == f"could not be made: {why}" and why not in reasons["dynamic"]
+    why = "export.calibration_rows: the training split has 15 rows to take ranges from; expected at least 16"
+    assert why not in reasons["dynamic"]
+    same_wording(reasons["u8s8-smooth"])
     asked = ExportConfig(seconds=1.0, tensorrt=True)
     assert refusal(tmp_path / "again", trained_on(data, 1), few, asked) == why
-    with pytest.raises(UserError, match=r"export\.calibration_rows: 8 is not allowed; expected at least 16"):
+    with refuses(UserError, match=r"export\.calibration_rows:"):
         ExportConfig(calibration_rows=8)

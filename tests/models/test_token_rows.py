@@ -13,6 +13,7 @@ from slipstream.errors import UserError
 from slipstream.train.data_loader import stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from tests.support.groups import ALONE
+from tests.support.wording import refuses
 
 
 def test_a_batch_has_rows_and_their_next_tokens(tmp_path: Path) -> None:
@@ -30,16 +31,16 @@ def test_a_batch_has_rows_and_their_next_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("splits", "message"),
+    "splits",
     [
-        ({"train": np.zeros((2, 5), int), "validation": np.zeros((2, 4), int)}, "expected one length"),
-        ({"train": np.zeros((2, 1), int)}, "expected one length of at least 2 tokens"),
-        ({"train": np.zeros((2, 5))}, "the train split holds float64; expected integers"),
-        ({"train": np.full((2, 5), 9)}, "the train split has ids from 9 to 9; expected 0 to 8"),
-        ({"training": np.zeros((2, 5), int)}, "'training' is no split"),
+        {"train": np.zeros((2, 5), int), "validation": np.zeros((2, 4), int)},
+        {"train": np.zeros((2, 1), int)},
+        {"train": np.zeros((2, 5))},
+        {"train": np.full((2, 5), 9)},
+        {"training": np.zeros((2, 5), int)},
     ],
 )
-def test_other_arrays_are_one_line(splits: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
+def test_other_arrays_are_one_line(splits: dict[str, np.ndarray], tmp_path: Path) -> None:
+    with refuses(UserError):
         write_token_rows(tmp_path / "prepared", splits, vocabulary=9)
     assert not (tmp_path / "prepared").exists()

@@ -19,6 +19,7 @@ from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.trained import MODEL, Architecture, TrainedModel, write_trained
 from tests.support.bases import SIGNATURE, make_base
+from tests.support.wording import refuses, same_wording
 
 LORA = LoraConfig(rank=2, targets=["q_proj"])
 
@@ -46,8 +47,7 @@ def test_without_its_base_a_model_of_its_own_is_measured_beside_another(
     with caplog.at_level(logging.WARNING, "slipstream.models"):
         assert model.load_base() is None
     (record,) = caplog.records
-    why = "no such directory" if gone else "no longer holds the model that was fine-tuned"
-    assert why in record.getMessage() and record.getMessage().endswith("; the evaluation continues without it")
+    same_wording(record.getMessage())
     model.load()
 
 
@@ -56,7 +56,7 @@ def test_adapters_without_their_base_are_refused(tmp_path: Path) -> None:
     assert model.load_base() is not None
     (tmp_path / "base").rename(tmp_path / "moved")
     for load in (model.load, model.load_base):
-        with pytest.raises(UserError, match="no such directory"):
+        with refuses(UserError):
             load()
 
 
@@ -87,7 +87,7 @@ def with_record(directory: Path, place: Path, change: dict[str, Any]) -> Path:
 def test_a_record_that_contradicts_itself_is_damaged(lora: LoraConfig, change: dict[str, Any], tmp_path: Path) -> None:
     directory = fine_tuned(tmp_path, lora)
     TrainedModel.open(with_record(directory, tmp_path / "same", {}))
-    with pytest.raises(DamagedArtifact, match=r"model\.json: its adapters, model\.base and base do not agree"):
+    with refuses(DamagedArtifact, match=r"model\.json:"):
         TrainedModel.open(with_record(directory, tmp_path / "other", dict(change)))
 
 

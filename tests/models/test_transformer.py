@@ -23,6 +23,7 @@ from slipstream.models.initial.drawn import Drawn, normal
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.models.transformer import Transformer
 from tests.support.tokens import word_tokenizer
+from tests.support.wording import refuses, same_wording
 
 LENGTH, VOCABULARY = 48, 96
 SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=VOCABULARY)
@@ -123,7 +124,8 @@ def test_the_directory_for_hugging_face_is_whole_or_not_there(
     assert {path.name for path in (tmp_path / "new" / "out").iterdir()} == {"config.json", "model.safetensors"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
     again = write(trained, tmp_path / "new" / "out")
-    assert again.exit_code == 1 and again.output.endswith("exists already; choose a new directory\n")
+    assert again.exit_code == 1
+    same_wording(again.output)
 
 
 def test_a_tokenizer_comes_with_it(trained: Path, tmp_path: Path) -> None:
@@ -135,17 +137,14 @@ def test_a_tokenizer_comes_with_it(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
+    "size",
     [
-        (0, "holds no tokenizer; expected one of tokenizer.json, tokenizer.model"),
-        (
-            VOCABULARY + 5,
-            f"tokenizer.json: has the token id {VOCABULARY + 4}; expected ids of the model, 0 to {VOCABULARY - 1}",
-        ),
-        (-1, "tokenizer.json: not a tokenizer of Hugging Face's tokenizers"),
+        0,
+        VOCABULARY + 5,
+        -1,
     ],
 )
-def test_what_is_no_tokenizer_of_the_model_is_one_line(size: int, message: str, trained: Path, tmp_path: Path) -> None:
+def test_what_is_no_tokenizer_of_the_model_is_one_line(size: int, trained: Path, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.mkdir()
     if size > 0:
@@ -153,7 +152,8 @@ def test_what_is_no_tokenizer_of_the_model_is_one_line(size: int, message: str, 
     elif size < 0:
         (words / "tokenizer.json").write_text('{"model": 3}')
     ended = write(trained, tmp_path / "out", "--tokenizer", words)
-    assert ended.exit_code == 1 and message in ended.output and not (tmp_path / "out").exists()
+    assert ended.exit_code == 1 and not (tmp_path / "out").exists()
+    same_wording(ended.output)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_the_network_cannot_do_is_one_line(changes: dict[str, Any], named: 
 
 def test_other_data_than_token_rows_is_refused() -> None:
     table = Signature((TensorSpec("numeric", "float32", (3,)),), "classification", "y", ("a", "b"))
-    with pytest.raises(UserError, match=r"model\.name: \"transformer\" is not allowed; expected auto or mlp"):
+    with refuses(UserError, match=r"model\.name:"):
         build(ModelConfig("transformer"), table, seed=0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from slipstream.errors import UserError
 from slipstream.plan.capacity import ASSUMED_WAIT, ENOUGH, Attempt, Capacity, from_attempts, from_file, from_profile
 from slipstream.profiles.retries import poisson_quantile
+from tests.support.wording import refuses
 
 HOUR = 3600.0
 
@@ -77,19 +78,19 @@ def test_a_file_has_times_and_waits(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content"),
     [
-        ("a.csv", "up,wait\n1,2\n", "expected CSV with the columns up_hours and wait_hours"),
-        ("a.csv", "up_hours,wait_hours\n-1,2\n", "expected hours of at least 0"),
-        ("a.csv", "up_hours,wait_hours\n", "1 of them or more"),
-        ("a.csv", "up_hours,wait_hours\n0,2\n", "all are 0"),
-        ("a.json", "[1]", "cannot be read as recorded capacity"),
-        ("a.json", '{"up_hours": ["x"], "wait_hours": []}', "cannot be read as recorded capacity"),
+        ("a.csv", "up,wait\n1,2\n"),
+        ("a.csv", "up_hours,wait_hours\n-1,2\n"),
+        ("a.csv", "up_hours,wait_hours\n"),
+        ("a.csv", "up_hours,wait_hours\n0,2\n"),
+        ("a.json", "[1]"),
+        ("a.json", '{"up_hours": ["x"], "wait_hours": []}'),
     ],
 )
-def test_a_file_that_is_none_is_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=said):
+    with refuses(UserError):
         from_file(tmp_path / name)
 
 

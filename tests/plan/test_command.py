@@ -26,6 +26,7 @@ from slipstream.profiles.profile import load
 from slipstream.storage import storage_for
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.measured_trainings import FIGURES, SPEED, figures, write_model, write_run
+from tests.support.wording import line_with, same_wording
 
 RUN = measured("run", FIGURES)
 PRICES = """
@@ -122,7 +123,7 @@ def test_a_ledger_of_interruptions_is_believed_over_the_profiles(run: str, tmp_p
         record = {"attempt": number, "world": 1, "wall": 3600.0, "began_at": 1e9 + number * 5400.0, "ended": "SIGTERM"}
         home.put(f"ledger/{number:04d}.json", canonical_json(record))
     ran = called("--measured", run, "--measured", tmp_path / "home")
-    assert "spot capacity: an interruption of a pod every 1.4" in ran.output, ran.output
+    same_wording(line_with("1.4", ran.output))
     assert "waits of 0.5 h (9 waits recorded)" in ran.output
 
 
@@ -156,9 +157,9 @@ def test_what_nobody_measured_is_taken_only_if_nothing_else_will_do(run: str) ->
         and "unknown" in rows[0]["time"]
         and rows[0]["instance"] not in found["take"]
     )
-    assert "if its gradient exchange, which was not measured" in " ".join(found["because"])
+    same_wording(" ".join(found["because"]))
     soon = planned("--measured", run, "--deadline", "2h")
-    assert "Its hours exclude the gradient exchange" in " ".join(soon["because"])
+    same_wording(" ".join(soon["because"]))
 
 
 def test_trials_share_what_runs_at_a_time(run: str) -> None:
@@ -211,7 +212,7 @@ def test_a_written_profile_is_one(run: str, tmp_path: Path, monkeypatch: pytest.
     assert its and its.take == found["take"] and its.rows == 36_000 * 512
     assert its.hours == pytest.approx([outcome["hours"][name] for name in ("low", "median", "high")], rel=1e-5)
     assert its.dollars == pytest.approx([outcome["dollars"][name] for name in ("low", "median", "high")], rel=1e-5)
-    assert "is there already" in called(*arguments).output
+    same_wording(called(*arguments).output)
     several = tmp_path / "several.toml"
     planned(*arguments[:-1], several, "--trials", 3)
     assert load(str(several)).plan is None, "no run is several trainings"
@@ -272,11 +273,11 @@ def test_spot_counts_only_where_it_is_cheaper_and_in_time() -> None:
     wanted = Wanted(deadline=on_demand.hours.high + 1)
     best = recommended(choices([late]), wanted)
     assert isinstance(best, Choice) and best.outcome.way == ON_DEMAND
-    assert f"With a deadline of 99 h it would be {choices([late])[0]}" in " ".join(sentences(choices([late]), wanted))
+    same_wording(" ".join(sentences(choices([late]), wanted)))
     free = recommended(choices([late]), Wanted())
     assert free and free.outcome.way == SPOT
     said = " ".join(sentences(choices([late]), Wanted()))
-    assert "(100%) over the same on demand" in said and "On demand is cheaper if a pod is interrupted" in said
+    same_wording(said)
 
 
 def test_prices_are_old_after_ninety_days() -> None:
@@ -285,37 +286,39 @@ def test_prices_are_old_after_ninety_days() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        ([], "no run to start from"),
-        (["--measured", "nowhere"], "nowhere: does not exist; expected a directory runs/"),
-        (["--measured", "RUN", "--deadline", "soon"], "--deadline soon: expected a time above 0, such as 90min, 8h"),
-        (["--measured", "RUN", "--deadline", "1min"], "is shorter than the work"),
-        (["--measured", "RUN", "--trials", "0"], "--trials 0: expected a whole number from 1 on"),
-        (["--measured", "RUN", "--parallel", "-1"], "--parallel -1: expected"),
-        (["--measured", "RUN", "--budget", "-5"], "--budget -5: expected dollars above 0"),
-        (["--measured", "RUN", "--prices", "none.toml"], "none.toml: cannot be read"),
-        (["--measured", "RUN", "--capacity", "none.csv"], "none.csv: cannot be read as recorded capacity"),
-        (["--measured", "RUN", "--budget", "0.01", "--write", "x.toml"], "No option keeps $0.01 with 95 %"),
+        [],
+        ["--measured", "nowhere"],
+        ["--measured", "RUN", "--deadline", "soon"],
+        ["--measured", "RUN", "--deadline", "1min"],
+        ["--measured", "RUN", "--trials", "0"],
+        ["--measured", "RUN", "--parallel", "-1"],
+        ["--measured", "RUN", "--budget", "-5"],
+        ["--measured", "RUN", "--prices", "none.toml"],
+        ["--measured", "RUN", "--capacity", "none.csv"],
+        ["--measured", "RUN", "--budget", "0.01", "--write", "x.toml"],
     ],
 )
-def test_bad_input_is_one_line(run: str, arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_line(run: str, arguments: list[str]) -> None:
     ran = called(*(run if each == "RUN" else each for each in arguments))
-    assert ran.exit_code == 1 and said in ran.output and len(ran.output.strip().splitlines()) == 1, ran.output
+    assert ran.exit_code == 1 and len(ran.output.strip().splitlines()) == 1, ran.output
+    same_wording(ran.output)
 
 
 @pytest.mark.parametrize(
-    ("price", "said"),
+    "price",
     [
-        (PRICES.format(date="2026-11-01", spot=5.0), "spot: 5.0 is above on_demand, 4.0"),
-        (PRICES.format(date='""', spot=1.0), "expected a date and an address"),
-        (PRICES.replace("date = {date}\n", "").format(spot=1.0), "expected a table of sources with address and date"),
+        PRICES.format(date="2026-11-01", spot=5.0),
+        PRICES.format(date='""', spot=1.0),
+        PRICES.replace("date = {date}\n", "").format(spot=1.0),
     ],
 )
-def test_prices_that_are_none_are_one_line(run: str, tmp_path: Path, price: str, said: str) -> None:
+def test_prices_that_are_none_are_one_line(run: str, tmp_path: Path, price: str) -> None:
     (tmp_path / "prices.toml").write_text(price)
     ran = called("--measured", run, "--prices", tmp_path / "prices.toml")
-    assert ran.exit_code == 1 and said in ran.output and len(ran.output.strip().splitlines()) == 1
+    assert ran.exit_code == 1 and len(ran.output.strip().splitlines()) == 1
+    same_wording(ran.output)
 
 
 def test_a_chosen_profile_without_gpu_or_of_an_unknown_instance(
@@ -323,18 +326,18 @@ def test_a_chosen_profile_without_gpu_or_of_an_unknown_instance(
 ) -> None:
     (tmp_path / "none.toml").write_text('extends = "cpu-cluster"\n')
     monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "none.toml"))
-    assert "its training has no GPU to plan" in called("--measured", run).output
+    same_wording(called("--measured", run).output)
     label = '{ "node.kubernetes.io/instance-type" = "p9.huge" }'
     (tmp_path / "far.toml").write_text(f'extends = "h100-efa-spot"\n[distributed]\nnode_selector = {label}\n')
     monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "far.toml"))
-    assert "p9.huge: no such instance among the prices" in called("--measured", run).output
+    same_wording(called("--measured", run).output)
 
 
 def test_a_model_that_fits_nothing_and_a_run_that_says_nothing(tmp_path: Path) -> None:
     large = write_run(tmp_path / "large", figures(speed={"memory_bytes": 10**12}))
-    assert "fits into no GPU of the price file" in called("--measured", large).output
+    same_wording(called("--measured", large).output)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/summary.json").write_text("{}")
-    assert "has no record of a training" in called("--measured", tmp_path / "old").output
+    same_wording(called("--measured", tmp_path / "old").output)
     empty = write_run(tmp_path / "empty", figures(throughput=None))
-    assert "its last attempt finished no step" in called("--measured", empty).output
+    same_wording(called("--measured", empty).output)

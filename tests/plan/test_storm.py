@@ -13,6 +13,7 @@ from slipstream.plan.simulation import MOST_ATTEMPTS
 from slipstream.plan.storm import Pace, courses, forecast, is_warned
 from slipstream.profiles.profile import load
 from tests.support.cluster.rehearse.command import main
+from tests.support.wording import same_wording
 
 SPOT = load("a100-spot").placement("train")
 
@@ -65,15 +66,16 @@ def test_the_table_marks_what_the_profile_does_and_says_which_retries_suffice() 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    "arguments",
     [
-        (["local", "--storm"], "profile local: trains on no spot capacity; expected interruptible"),
-        (["a100-spot", "--storm", "--hours", "0"], "expected hours and a time between saves above 0"),
+        ["local", "--storm"],
+        ["a100-spot", "--storm", "--hours", "0"],
     ],
 )
-def test_what_cannot_be_told_is_one_line(arguments: list[str], line: str) -> None:
+def test_what_cannot_be_told_is_one_line(arguments: list[str]) -> None:
     ran = CliRunner().invoke(main, arguments)
-    assert ran.exit_code == 1 and line in ran.output
+    assert ran.exit_code == 1
+    same_wording(ran.output)
     with pytest.raises(UserError):
         forecast("local", load("local").placement("train"), 0, Pace())
 

@@ -16,6 +16,7 @@ from slipstream.language.template_process import template_process
 from slipstream.prepare.language import corpus, read
 from slipstream.source import quarantine
 from tests.support.corpora import own_tokenizer, prepare_language, write_lines
+from tests.support.wording import refuses, same_wording
 
 SHOWN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 ASKED = "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -39,10 +40,10 @@ def rows(count: int, **others: str) -> list[dict[str, str]]:
 def refused(tmp_path: Path, talks: list[dict[str, str]] | Path, template: str, workers: int = 1) -> str:
     path = talks if isinstance(talks, Path) else write_lines(tmp_path / "talks.jsonl", talks)
     where = own_tokenizer(tmp_path / "own", template)
-    with pytest.raises(UserError) as error:
+    with refuses(UserError) as error:
         prepare_language(tmp_path / "data", path, workers, tokenizer=where, length=96, quarantine_limit=1.0)
     assert not (tmp_path / "data/manifest.json").exists()
-    assert f"the chat template of data.tokenizer {where!r}" in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
     return str(error.value)
 
 
@@ -52,8 +53,8 @@ def test_a_row_at_which_it_hangs_ends_the_preparation(tmp_path: Path, monkeypatc
     monkeypatch.setattr(read, "AT_ONCE", 5)
     talks = [*rows(60, at_31="Hang!")[:25], "", *rows(60, at_31="Hang!")[25:]]
     found = refused(tmp_path, talks, at("Hang", HANGS))  # type: ignore[arg-type]
-    assert f"{tmp_path / 'talks.jsonl'}, line 32: " in found and "needed more than 3 s" in found
-    assert "correct the template or remove the row" in found
+    assert f"{tmp_path / 'talks.jsonl'}, line 32: " in found
+    same_wording(found)
     assert template_process()._process is None
 
 
@@ -62,7 +63,8 @@ def test_in_workers_too_and_nothing_of_them_is_left(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(rows(60, at_31="Take!"))
     pq.write_table(table, tmp_path / "talks.parquet", row_group_size=7)
     found = refused(tmp_path, tmp_path / "talks.parquet", at("Take", TAKES_MEMORY), workers=2)
-    assert "talks.parquet, line 31: " in found and "needed more than 512 MiB of memory" in found
+    assert "talks.parquet, line 31: " in found
+    same_wording(found)
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     ours = template_process()._process
     assert {child.pid for child in left if "spawn_main" in " ".join(child.cmdline())} <= {ours.pid if ours else 0}
@@ -76,7 +78,8 @@ def test_the_limits_of_time_as_they_are_in_workers(tmp_path: Path) -> None:
 
 def test_chance_in_a_row_ends_the_preparation(tmp_path: Path) -> None:
     found = refused(tmp_path, rows(60, at_31="Throw dice!"), at("dice", "{{ range(6)|random }}"))
-    assert "line 31: " in found and "uses random, which gives a different result in every run" in found
+    assert "line 31: " in found
+    same_wording(found)
 
 
 def test_an_error_of_the_template_quarantines_the_row(tmp_path: Path) -> None:
@@ -118,5 +121,5 @@ def test_what_is_prepared_depends_on_data_date_and_not_on_the_day(tmp_path: Path
 
 @pytest.mark.parametrize("date", ["26 Jul 2024", "2024-7-26", "2024-02-30", "", "20240726"])
 def test_a_date_that_is_none(date: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r'data\.date: .* is not allowed; expected a date such as "2024-07-26"'):
+    with refuses(UserError, match=r"data\.date:"):
         prepare_language(tmp_path / "data", "nowhere", date=date)

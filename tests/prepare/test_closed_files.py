@@ -19,6 +19,7 @@ from pyarrow import feather
 from slipstream.errors import UserError
 from slipstream.source.files import list_source
 from tests.support.tables import table_text
+from tests.support.wording import refuses, same_wording
 
 #: Lists, fingerprints and prepares each address as a person who is not root, and prints what came of it.
 AS_NOBODY = """
@@ -104,17 +105,18 @@ def test_files_and_folders_without_permission(folder: Path) -> None:
             (folder / name).chmod(0o755)
     for address, named in expected.items():
         for work in ("fingerprint", "prepare"):
-            assert messages[f"{address} {work}"].startswith(f"{named}: cannot be read (Permission denied); "), address
+            assert messages[f"{address} {work}"].startswith(f"{named}:"), address
+            same_wording(messages[f"{address} {work}"])
     assert all(messages[f"{address} {work}"] == "done" for address in allowed for work in ("fingerprint", "prepare"))
 
 
 def test_names_that_are_too_long(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(table_text(100))
     for address in (str(tmp_path / ("x" * 300)), str(tmp_path) + "/x" * 3000):
-        with pytest.raises(UserError, match=r"x+: cannot be read \(File name too long\)"):
+        with refuses(UserError):
             list_source(address)
     for address in (str(tmp_path / "a\0b"), str(tmp_path / "t.csv/u.csv")):
-        with pytest.raises(UserError, match="does not exist; expected a file"):
+        with refuses(UserError):
             list_source(address)
 
 

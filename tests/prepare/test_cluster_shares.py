@@ -28,6 +28,7 @@ from slipstream.prepare.table import FittedTable, OpenedTable
 from slipstream.source.config import DataConfig, SplitConfig
 from slipstream.source.files import list_source
 from tests.support.shares import CONFIG, MADE_BY, on_several
+from tests.support.wording import refuses, same_wording
 
 
 def write_parquet(directory: Path) -> Path:
@@ -143,7 +144,7 @@ def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
     (data / "6.csv").write_text("id,x,y\n" + "".join(f"6-{row},{row},a\n" for row in range(300)))
     shared = on_several(tmp_path / "pods", str(data), 3)
     assert shared.fingerprint == prepare(tmp_path / "alone", str(data), "y", CONFIG, MADE_BY).fingerprint
-    assert "so it is read as text" in "".join(shared.read_json("card.json")["warnings"])
+    same_wording("".join(shared.read_json("card.json")["warnings"]))
     (data / "5.csv").unlink()
     shared = on_several(tmp_path / "numbers", str(data), 3)
     assert shared.fingerprint == prepare(tmp_path / "also", str(data), "y", CONFIG, MADE_BY).fingerprint
@@ -204,9 +205,9 @@ def test_how_the_work_is_divided(tmp_path: Path) -> None:
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
-    with pytest.raises(UserError, match=r"no column 'z'"):
+    with refuses(UserError):
         on_several(tmp_path / "unknown", data, 2, target="z")
-    with pytest.raises(UserError, match=r"15 of 3,000 rows .* cannot be used"):
+    with refuses(UserError):
         on_several(tmp_path / "pods", data, 2, DataConfig(id="id", quarantine_limit=0.001))
 
 
@@ -242,7 +243,7 @@ def test_what_was_changed_on_its_way_is_not_believed(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_there_is_missed(tmp_path: Path) -> None:
     part = exchange.write(tmp_path / "part")
-    with pytest.raises(DamagedArtifact, match=f"{VALUE}: missing; expected a Value"):
+    with refuses(DamagedArtifact, match=f"{VALUE}:"):
         exchange.read(part, Value)
 
 
@@ -293,14 +294,14 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
         lambda: merge_partitions.s3_parts(merged / SUMMARY, "s3://bucket/from", "s3://bucket/to"),
         lambda: merge_partitions.assemble(new, MADE_BY, pods / "fitted-downloaded", []),
     ):
-        with pytest.raises(DamagedArtifact, match=f"{VALUE}: cannot be decoded"):
+        with refuses(DamagedArtifact, match=f"{VALUE}:"):
             step()
     assert not (tmp_path / "ran").exists() and not new.exists()
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "a/b", ""])
 def test_a_value_names_files_beside_it_alone(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DamagedArtifact, match="expected a name without a directory"):
+    with refuses(DamagedArtifact):
         exchange.path_in(tmp_path, name)
 
 

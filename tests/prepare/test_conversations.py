@@ -18,6 +18,7 @@ from slipstream.language.tokenizer import Tokenizer
 from slipstream.prepare.language import corpus
 from slipstream.source import quarantine
 from tests.support.corpora import own_tokenizer, prepare_language, rows_of, story, write_lines
+from tests.support.wording import refuses, same_wording
 
 END, TURN, TURN_ENDS = 256, 257, 258
 LENGTH = 160
@@ -133,9 +134,7 @@ def test_a_template_of_the_user_renders_with_the_special_tokens(tmp_path: Path) 
     ],
 )
 def test_a_template_gets_nowhere_from_the_sandbox(attack: str) -> None:
-    with pytest.raises(
-        UserError, match=r"cannot render a user's turn: the chat template fails: SecurityError|no user turns"
-    ):
+    with refuses(UserError):
         ChatTemplate(attack, {}, "2024-07-26")
 
 
@@ -143,9 +142,8 @@ def test_a_template_that_changes_what_went_before_is_told() -> None:
     changing = "{% for m in messages %}[{{ m.content }}{{ loop.length }}]{% endfor %}"
     messages = talk(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))["messages"]
     (found,) = ChatTemplate(changing, {}, "2024-07-26").render([messages])
-    assert isinstance(found, CannotRender) and "renders an answer differently when further messages follow" in str(
-        found
-    )
+    assert isinstance(found, CannotRender)
+    same_wording(str(found))
 
 
 class TestBadInput:
@@ -158,43 +156,40 @@ class TestBadInput:
         return str(error.value)
 
     @pytest.mark.parametrize(
-        ("row", "reason"),
+        "row",
         [
-            (talk(("user", "a")), "no answer: no message has the role 'assistant'"),
-            (talk(("user", "a"), ("bot", "b")), "unknown role 'bot'; expected one of system, developer, user"),
-            ({"messages": [{"role": "user", "content": ["a"]}]}, "a message has no text 'content'"),
-            ({"messages": []}, "messages is not a list of messages"),
-            (talk(("user", "a<|im_end|>"), ("assistant", "b")), "spells the special token '<|im_end|>'"),
+            talk(("user", "a")),
+            talk(("user", "a"), ("bot", "b")),
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            {"messages": []},
+            talk(("user", "a<|im_end|>"), ("assistant", "b")),
         ],
     )
-    def test_a_row(self, row: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    def test_a_row(self, row: dict[str, Any], tmp_path: Path) -> None:
         good = [talk(("user", "a"), ("assistant", f"{n}")) for n in range(60)]
         found = self.refused(tmp_path, [*good[:30], row, *good[30:]])
-        assert reason in found and "line 31" in found and "data.quarantine_limit" in found
+        assert "line 31" in found and "data.quarantine_limit" in found
+        same_wording(found)
 
     def test_no_answer_in_a_completion(self, tmp_path: Path) -> None:
         rows = [question(number) for number in range(40)]
-        assert "no answer: the completion is empty" in self.refused(
-            tmp_path, [*rows, {"prompt": "a", "completion": ""}]
-        )
-        with pytest.raises(CannotRender, match="prompt is not text"):
+        same_wording(self.refused(tmp_path, [*rows, {"prompt": "a", "completion": ""}]))
+        with refuses(CannotRender):
             messages_of({"prompt": None, "completion": "b"})
 
     def test_templates(self, tmp_path: Path) -> None:
         rows = [question(number) for number in range(40)]
         silent = "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
         where = own_tokenizer(tmp_path / "silent", silent)
-        assert "its chat template has no user turns" in self.refused(tmp_path, rows, tokenizer=where)
+        same_wording(self.refused(tmp_path, rows, tokenizer=where))
         where = own_tokenizer(tmp_path / "none", None)
-        assert "has no chat template for conversations" in self.refused(tmp_path, rows, tokenizer=where)
+        same_wording(self.refused(tmp_path, rows, tokenizer=where))
         where = own_tokenizer(tmp_path / "broken", "{% for %}")
-        assert "its chat template cannot be compiled: it fails: TemplateSyntaxError" in self.refused(
-            tmp_path, rows, tokenizer=where
-        )
+        same_wording(self.refused(tmp_path, rows, tokenizer=where))
         where = own_tokenizer(
             tmp_path / "strict", PLAIN + "{% if messages|length > 1 %}{{ raise_exception('no more') }}{% endif %}"
         )
-        assert "the chat template says: no more" in self.refused(tmp_path, rows, tokenizer=where)
+        same_wording(self.refused(tmp_path, rows, tokenizer=where))
 
     def test_a_template_may_lie_in_the_settings(self) -> None:
         settings = {"eos_token": {"content": "</s>"}, "chat_template": [{"name": "default", "template": PLAIN}]}

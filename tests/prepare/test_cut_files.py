@@ -19,6 +19,7 @@ from slipstream.source.columnar import LINE, read, units_of
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile, local_file
 from slipstream.source.memory import Budget
+from tests.support.wording import refuses
 
 ROWS, BATCH = 60_000, 20_000
 
@@ -98,7 +99,7 @@ def test_an_arrow_file_that_is_cut_between_two_batches_is_one_line(
 
     judged = scan.judge_rows
     monkeypatch.setattr(scan, "judge_rows", cut)
-    with pytest.raises(UserError, match=r"t\.arrow: was changed while it was read; start again when no process writes"):
+    with refuses(UserError, match=r"t\.arrow:"):
         prepare(tmp_path / "p", str(path), "y", DataConfig(), {}, workers=1)
     assert len(seen) == 2 and not (tmp_path / "p" / "manifest.json").exists()
 

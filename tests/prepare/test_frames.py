@@ -17,6 +17,7 @@ from slipstream.prepare.resolve import frame_file
 from slipstream.source.config import DataConfig
 from slipstream.source.files import list_source
 from slipstream.source.fingerprint import fingerprint_source
+from tests.support.wording import refuses
 
 
 def frame(rows: int = 400) -> pd.DataFrame:
@@ -61,14 +62,14 @@ def test_an_index_that_says_something_is_a_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
+    "data",
     [
-        (pd.DataFrame({"x": [1, "a"], "y": [0, 1]}), r"the frame cannot be converted to a table .*column x"),
-        (pd.DataFrame([[1, 2, 0], [3, 4, 1]], columns=["x", "x", "y"]), r"Duplicate column names"),
-        ([1, 2, 3], r"data: is a list; expected an address, a pandas DataFrame or an Arrow table"),
+        pd.DataFrame({"x": [1, "a"], "y": [0, 1]}),
+        pd.DataFrame([[1, 2, 0], [3, 4, 1]], columns=["x", "x", "y"]),
+        [1, 2, 3],
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path: Path, data: object, expected: str) -> None:
-    with pytest.raises(UserError, match=expected) as caught:
+def test_what_is_no_table_is_refused(tmp_path: Path, data: object) -> None:
+    with refuses(UserError) as caught:
         prepare(tmp_path / "p", data, "y", DataConfig(), {})
     assert "\n" not in caught.value.message

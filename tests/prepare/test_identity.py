@@ -23,6 +23,7 @@ from slipstream.source.columns.identity import MISSING, hash_rows, hash_values
 from slipstream.source.columns.number_formats import NumberFormat
 from tests.support.formats import FORMATS, Columns, marked, places, prepare_as, rows_of_all_kinds
 from tests.support.tables import Prepare, with_types
+from tests.support.wording import refuses
 
 CUSTOMERS = 200
 LARGE = 2**60
@@ -79,9 +80,7 @@ def test_rounded_ids_are_refused(unlike: pa.DataType, prepared: Prepare, tmp_pat
     ids = pa.array(large_ids())
     pq.write_table(pa.table(table(ids)), tmp_path / "in/a.parquet")
     pq.write_table(pa.table(table(ids.cast(unlike, safe=False))), tmp_path / "in/b.parquet")
-    with pytest.raises(
-        UserError, match=r"b\.parquet, line 1: the column 'who' decides splits, .*1\.15\d*e\+18 as a fl"
-    ):
+    with refuses(UserError):
         prepared(tmp_path / "in", group="who")
     # As a number among others it may be rounded, and so may a smaller id.
     assert prepared(tmp_path / "in").card["rows"]["kept"] == 2 * CUSTOMERS
@@ -95,7 +94,7 @@ def test_rounded_ids_are_refused(unlike: pa.DataType, prepared: Prepare, tmp_pat
 @pytest.mark.parametrize("text", ["1.152921504606847e+18", "9007199254740993.0", "1E16"])
 def test_rounded_ids_in_text_are_refused(text: str, prepared: Prepare) -> None:
     lines = "".join(f"{i},{i},{i % 2}\n" for i in range(100))
-    with pytest.raises(UserError, match=r"t\.csv, line 102: the column 'who' decides .*all their digits"):
+    with refuses(UserError):
         prepared(f"mark,who,y\n{lines}7,{text},1\n", group="who")
 
 
@@ -256,7 +255,7 @@ def test_what_was_prepared_by_other_rules_is_not_continued(prepared: Prepare, tm
     schema = data.artifact.read_json("schema.json")
     del schema["row_hash"]
     rewritten(directory, schema)
-    with pytest.raises(UserError, match=r"data\.earlier: .* with other rules, .* again without data\.earlier"):
+    with refuses(UserError, match=r"data\.earlier:"):
         prepared(pa.table(table(pa.array(large_ids()))), group="who", earlier=str(directory))
 
 

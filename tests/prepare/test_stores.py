@@ -16,6 +16,7 @@ from slipstream.source.files import list_source
 from slipstream.source.fingerprint import fingerprint_source
 from tests.support.faulty_stores import Remote
 from tests.support.tables import table_text
+from tests.support.wording import refuses
 
 pytestmark = pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
 
@@ -55,7 +56,7 @@ def test_a_file_that_changes_after_it_was_listed_is_one_line(remote: Remote, tmp
     before = fingerprint_source(listing, "y")
     assert fingerprint_source(list_source(remote.base), "y") == before
     upload(remote, tmp_path / "in")
-    with pytest.raises(UserError, match=rf"^{remote.base}/t\.csv: was replaced while it was read; start again"):
+    with refuses(UserError, match=rf"^{remote.base}/t\.csv:"):
         prepare(tmp_path / "made", listing, "y", DataConfig(), {})
     assert fingerprint_source(list_source(remote.base), "y") != before
 
@@ -75,10 +76,7 @@ def test_an_earlier_set_is_taken_up_as_a_local_one(remote: Remote, tmp_path: Pat
 
 
 def test_nothing_there_and_a_wildcard_in_the_name_are_one_line(remote: Remote, tmp_path: Path) -> None:
-    for address, line in {
-        f"{remote.base}/none.csv": "holds no files",
-        f"{remote.base.split('bucket')[0]}*/t.csv": "has a wildcard in the bucket's name",
-    }.items():
-        with pytest.raises(UserError, match=line) as error:
+    for address in (f"{remote.base}/none.csv", f"{remote.base.split('bucket')[0]}*/t.csv"):
+        with refuses(UserError) as error:
             prepare(tmp_path / "made", address, "y", DataConfig(), {})
         assert "\n" not in str(error.value)

@@ -14,6 +14,7 @@ import pytest
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
 from tests.support.tables import Prepare, table_text, with_types
+from tests.support.wording import refuses
 
 COMPRESSED = {"": None, ".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 
@@ -47,7 +48,7 @@ class TestDelimiters:
 
     def test_what_is_set_wins(self, prepared: Prepare, capsys: pytest.CaptureFixture[str]) -> None:
         text = table_text(200).replace(",", ";")
-        with pytest.raises(UserError, match=r"no column 'y'; .*separated by ';', set data\.delimiter"):
+        with refuses(UserError):
             prepared(text, delimiter=",")
         assert not detections(prepared(text, delimiter=";")) and not capsys.readouterr().err
 
@@ -59,7 +60,7 @@ class TestDelimiters:
         ],
     )
     def test_a_doubtful_one_is_not(self, prepared: Prepare, text: str) -> None:
-        with pytest.raises(UserError, match=r"no column 'y'"):
+        with refuses(UserError):
             prepared(text)
 
     def test_a_comma_in_the_header_settles_it(self, prepared: Prepare) -> None:
@@ -81,7 +82,7 @@ class TestDelimiters:
     def test_files_that_do_not_agree_are_named(self, prepared: Prepare, tmp_path: Path) -> None:
         write(tmp_path / "in" / "1.csv", table_text(50))
         write(tmp_path / "in" / "2.csv", table_text(50).replace(",", ";"))
-        with pytest.raises(UserError, match=r"2\.csv: its fields are separated by ';', but by ',' in .*1\.csv"):
+        with refuses(UserError, match=r"2\.csv:"):
             prepared(tmp_path / "in")
 
 
@@ -157,7 +158,7 @@ class TestJsonLines:
 
     @pytest.mark.parametrize("text", [json.dumps([{"a": 1}, {"a": 2}], indent=1), "1\n2\n", "\n\n", "{}\n{}\n"])
     def test_what_is_no_json_lines_is_said(self, prepared: Prepare, tmp_path: Path, text: str) -> None:
-        with pytest.raises(UserError, match=r"t\.jsonl: holds not a JSON object.*expected one object on each line"):
+        with refuses(UserError, match=r"t\.jsonl:"):
             prepared(write(tmp_path / "t.jsonl", text))
 
 
@@ -174,7 +175,7 @@ class TestNothingThere:
     @pytest.mark.parametrize("setting", ["id", "group"])
     def test_but_not_one_by_which_rows_are_split(self, prepared: Prepare, setting: str) -> None:
         text = table_text(200).replace("\n", ",\n").replace("y,\n", "y,gone\n", 1)
-        with pytest.raises(UserError, match=rf"data\.{setting}: all values are missing in column 'gone'"):
+        with refuses(UserError, match=rf"data\.{setting}:"):
             prepared(text, **{setting: "gone"})
 
     @pytest.mark.parametrize(
@@ -191,11 +192,11 @@ class TestNothingThere:
     def test_a_table_with_nothing_to_learn_from(
         self, prepared: Prepare, text: str, settings: dict[str, Any], besides: str
     ) -> None:
-        with pytest.raises(UserError, match=f"data: '[^']+' has no column to use as a feature: .* 'y' .*{besides}"):
+        with refuses(UserError):
             prepared(text, **settings)
 
     def test_a_table_with_a_constant_besides_the_target(self, prepared: Prepare) -> None:
-        with pytest.raises(UserError, match=r"no column can be used as a feature; 'x': it is 1 in every"):
+        with refuses(UserError):
             prepared("x,y\n" + "1,0\n1,1\n" * 50)
 
 
@@ -203,12 +204,12 @@ class TestNoFiles:
     def test_devices_pipes_and_sockets(self, prepared: Prepare, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         for path in (Path("/dev/null"), tmp_path / "pipe"):
-            with pytest.raises(UserError, match=f"{path}' is a device, a pipe or a socket; expected a file") as caught:
+            with refuses(UserError) as caught:
                 prepared(path)
             assert "did you mean" not in caught.value.message
 
     def test_a_missing_path_never_suggests_itself(self, prepared: Prepare, tmp_path: Path) -> None:
         (tmp_path / "link.csv").symlink_to(tmp_path / "gone.csv")
-        with pytest.raises(UserError, match=r"link\.csv' does not exist") as caught:
+        with refuses(UserError) as caught:
             prepared(tmp_path / "link.csv")
         assert "did you mean" not in caught.value.message

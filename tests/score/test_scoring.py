@@ -45,6 +45,7 @@ from tests.support.promotions import put
 from tests.support.raw_tables import as_raw
 from tests.support.scoring import KEEP, bytes_below, in_shares, manifest_of, rows, scored, table_of, write_files
 from tests.support.toys import ToyTrained, images
+from tests.support.wording import refuses
 
 NUMBER = 5000
 
@@ -286,7 +287,7 @@ def test_a_model_that_is_signed_is_scored_with_by_its_signers_key_alone(served: 
     sign(model, tmp_path / "private-0.pem")
     data, output = write_files(tmp_path / "in", files=1, of_each=100), str(tmp_path / "out")
     other = replace(KEEP, public_key=str(tmp_path / "public-1.pem"))
-    with pytest.raises(UserError, match="did not sign this model"):
+    with refuses(UserError):
         score("", str(data), output, DataConfig(), other, str(model))
     _, new = score(
         "", str(data), output, DataConfig(), replace(KEEP, public_key=str(tmp_path / "public-0.pem")), str(model)
@@ -308,10 +309,10 @@ def test_in_a_store_it_is_the_same_table(served: Registry, tmp_path: Path, store
     here, _ = score(served.uri, str(data), str(tmp_path / "out"), DataConfig(), KEEP)
     parts = [name for name in there.files if name.startswith("part-")]
     assert parts and parts == [name for name in read_manifest(str(tmp_path / "out"), here).files if "part-" in name]
-    with pytest.raises(UserError, match="is inside the output"):
+    with refuses(UserError):
         score(served.uri, str(tmp_path / "**/*.parquet"), str(tmp_path / "out"), DataConfig(), KEEP)
     store.requests.clear()
     store.ignores_conditions = True
-    with pytest.raises(UserError, match=rf"^{prefix}/other: the store replaced an existing object"):
+    with refuses(UserError, match=f"^{prefix}/other:"):
         score(f"{prefix}/registry", f"{prefix}/in", f"{prefix}/other", DataConfig(), KEEP)
     assert not [line for line in store.requests if "part-" in line], "nothing was scored"

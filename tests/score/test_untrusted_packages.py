@@ -25,6 +25,7 @@ from tests.support.faulty_s3 import FaultyS3
 from tests.support.promotions import flip
 from tests.support.scoring import rows
 from tests.support.untrusted import exchange_at_open, holds_secret, make_secret, replace_by_link
+from tests.support.wording import refuses, same_wording
 
 LINKED = "a symbolic link; expected the file or directory itself. Export or copy the model again"
 
@@ -117,10 +118,12 @@ def test_pyflyte_says_it_in_one_line(model: Path, tmp_path: Path) -> None:
 
 def test_a_package_is_verified_before_it_is_copied(model: Path, copied: list[str], tmp_path: Path) -> None:
     flip(model / "model.onnx")
-    assert "its SHA-256 differs from the manifest's" in refusal(tmp_path, package=str(model)) and not copied
+    assert not copied
+    same_wording(refusal(tmp_path, package=str(model)))
     flip(model / "model.onnx")
     (model / "more").write_bytes(b"")
-    assert "more: not part of the exported model" in refusal(tmp_path, package=str(model)) and not copied
+    assert not copied
+    same_wording(refusal(tmp_path, package=str(model)))
     (model / "more").unlink()
     copy_package(str(model), tmp_path / "copy")
     assert check(tmp_path / "copy") and len(copied) == len([path for path in model.rglob("*") if path.is_file()])
@@ -153,7 +156,7 @@ def test_a_file_that_grows_after_the_check_is_not_copied_whole(
         return found
 
     monkeypatch.setattr(copies, "check_files", check_then_grow)
-    with pytest.raises(BadPackage, match=rf"^model\.onnx: has another size than {size:,} bytes"):
+    with refuses(BadPackage, match=r"^model\.onnx:"):
         copy_package(str(model), tmp_path / "copy")
     assert (tmp_path / "copy/model.onnx").stat().st_size == size
 
@@ -192,9 +195,9 @@ def test_a_registry_with_links_that_lead_out(served: Registry, tmp_path: Path, s
 def test_what_is_promoted_is_copied_by_its_manifest(model: Path, tmp_path: Path) -> None:
     registry = Registry(str(tmp_path / "registry"))
     to_zero(model)
-    with pytest.raises(UserError, match="a symbolic link"):
+    with refuses(UserError):
         registry.add(model)
-    with pytest.raises(UserError, match="a symbolic link"):
+    with refuses(UserError):
         write_repository(model, tmp_path / "triton")
     assert not (tmp_path / "triton").exists() and not registry.storage.list()
 
@@ -214,8 +217,8 @@ def test_of_a_store_nothing_is_fetched_that_no_manifest_lists(
     storage = type(copies.storage_for(address))
     monkeypatch.setattr(storage, "get", lambda self, key, directory: fetched.append(key))
     put("z.bin", b"0" * 1000)
-    assert refusal(tmp_path, package=address) == f"{address}: z.bin: not part of the exported model; remove it"
+    same_wording(refusal(tmp_path, package=address))
     s3.client().delete_object(Bucket="bucket", Key=f"{tmp_path.name}/model/z.bin")
     put("model.onnx", b"0" * 1000)
-    assert f"{address}: model.onnx: 1000 bytes, the manifest says" in refusal(tmp_path, package=address)
+    same_wording(refusal(tmp_path, package=address))
     assert not fetched

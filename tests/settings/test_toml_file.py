@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.artifacts.versions import ROOT
 from slipstream.toml_file import DEEPEST, LARGEST_BYTES, LARGEST_INTEGER, BadToml, read_toml
+from tests.support.wording import refuses
 
 TABLES = [path for floor in ("slipstream", "workflows") for path in sorted((ROOT / floor).rglob("*.toml"))]
 
@@ -27,27 +28,27 @@ def test_what_is_within_the_limits_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        (f"a = {'9' * 5000}", "whole number of more than 64 bits"),
-        (f"a = [{{b = {LARGEST_INTEGER + 1}}}]", "whole number of more than 64 bits"),
-        (f"a = 0x{'f' * 5000}", "whole number of more than 64 bits"),
-        (f"a = {'[' * 3000}", "nested too deeply"),
-        (f"a = {'{a=' * 3000}", "nested too deeply"),
-        (f"a = {'[' * DEEPEST}{']' * DEEPEST}", "nested too deeply"),
-        (f"{'.'.join('a' * 32_000)} = 1", "nested too deeply"),
-        (f"[{' . '.join(['a']) + ' . b' * 99}]", "nested too deeply"),
-        ('"a\\"".' * 99 + "b = 1", "nested too deeply"),
-        (f"a = 1e{'9' * 30}", "exponent is too large"),
-        ("a = [", "Invalid value"),
-        ("a = \udcff", "utf-8"),
-        ("#" * (LARGEST_BYTES + 1), "is larger than 1 MiB"),
+        f"a = {'9' * 5000}",
+        f"a = [{{b = {LARGEST_INTEGER + 1}}}]",
+        f"a = 0x{'f' * 5000}",
+        f"a = {'[' * 3000}",
+        f"a = {'{a=' * 3000}",
+        f"a = {'[' * DEEPEST}{']' * DEEPEST}",
+        f"{'.'.join('a' * 32_000)} = 1",
+        f"[{' . '.join(['a']) + ' . b' * 99}]",
+        '"a\\"".' * 99 + "b = 1",
+        f"a = 1e{'9' * 30}",
+        "a = [",
+        "a = \udcff",
+        "#" * (LARGEST_BYTES + 1),
     ],
     ids=range(13),
 )
-def test_what_is_beyond_them_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_beyond_them_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.toml").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(BadToml, match=said):
+    with refuses(BadToml):
         read_toml(tmp_path / "t.toml", Decimal)
 
 

@@ -18,6 +18,7 @@ from slipstream.source.columns.value_types import as_far_as_read, number_of
 from slipstream.source.config import DataConfig
 from slipstream.source.files import SourceFile
 from slipstream.source.text.csv_blocks import Block, read_blocks
+from tests.support.wording import refuses
 
 ROWS = b"".join(b'%d,"a\nb%d"\n' % (number, number) for number in range(1000))
 
@@ -52,7 +53,7 @@ def test_a_file_that_is_cut_meanwhile_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     last = sent(path, ROWS)[-1][1]
     path.write_bytes(ROWS[:-9])
-    with pytest.raises(UserError, match=r"t\.csv: was truncated while it was read; start again when no process writes"):
+    with refuses(UserError, match=r"t\.csv:"):
         _ = pickle.loads(last).data
 
 

@@ -17,6 +17,7 @@ from slipstream.storage.object_store import write_at
 from tasks.flyte import stage
 from tasks.flyte.failures import Report
 from tasks.flyte.stage import mapped_errors
+from tests.support.wording import refuses
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 QUOTA = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -37,8 +38,7 @@ def test_a_task_names_the_place_that_is_full(error: Exception, tmp_path: Path, m
     """A write does not say which: it is that with the least space of those where tasks write."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stage, "free_bytes", lambda place: 0 if place.name == ".slipstream" else 1 << 30)
-    line = rf"^{tmp_path}/\.slipstream: no space left \(\d+ MiB free\); make room or choose another place$"
-    with pytest.raises(UserError, match=line), mapped_errors():
+    with refuses(UserError, match=rf"^{tmp_path}/\.slipstream:"), mapped_errors():
         raise error
 
 
@@ -61,7 +61,7 @@ def test_nothing_half_written_is_left(
     storage.put("key", b"before")
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(error))
-        with pytest.raises(UserError, match=r"base: no space left \(\d+ MiB free\); make room or choose another place"):
+        with refuses(UserError):
             getattr(storage, way)("other", b"bytes")
     assert [path.name for path in (tmp_path / "base").rglob("*") if path.is_file()] == ["key"]
     getattr(storage, way)("other", b"bytes")

@@ -15,6 +15,7 @@ from slipstream.storage import Storage, download_all, list_names, path_below, st
 from slipstream.storage.names import LONGEST, LONGEST_PART, fault
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, anchored, memory, outside, target_among_others
+from tests.support.wording import refuses, same_wording
 
 __all__ = ["memory"]
 #: Fixtures that hold nothing between the examples.
@@ -42,15 +43,15 @@ def in_one_line(error: UserError) -> bool:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_of_attacks_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refused:
+    with refuses(UserError) as refused:
         path_below(tmp_path, name, "s3://bucket/address")
-    assert in_one_line(refused.value) and "s3://bucket/address: the name '" in refused.value.message
+    assert in_one_line(refused.value)
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_ordinary_names_are_not(name: str, tmp_path: Path) -> None:
     assert path_below(tmp_path, name) == tmp_path / name and fault("x/" * 511 + "yy") == ""
-    assert fault("x/" * (LONGEST // 2) + "y") == "is too long"
+    same_wording(fault("x/" * (LONGEST // 2) + "y"))
 
 
 WRITES: dict[str, Callable[[Path, str, Path], object]] = {
@@ -129,7 +130,7 @@ def test_every_method_of_every_store_refuses(name: str, memory: MemoryBucket, tm
             lambda storage: storage.delete(["good", name]),
             lambda storage: storage.list(f"{name}/b"),
         ):
-            with pytest.raises(UserError, match=r"the name .*expected a relative path"):
+            with refuses(UserError):
                 work(storage)
     assert not memory.objects and not (tmp_path / "to").exists() and not (tmp_path / "evil").exists()
 
@@ -137,7 +138,7 @@ def test_every_method_of_every_store_refuses(name: str, memory: MemoryBucket, tm
 def test_a_listing_with_one_bad_key_is_refused(memory: MemoryBucket) -> None:
     memory.objects = {"base/good": b"", "base/directory/": b"", "base/../evil": b""}
     for listing in (storage_for("gs://bucket/base").list, lambda: list_names("gs://bucket/base")):
-        with pytest.raises(UserError, match=r"^gs://bucket/base: the name '\.\./evil' has the part '\.\.'; expected"):
+        with refuses(UserError):
             listing()
     del memory.objects["base/../evil"]
     assert storage_for("gs://bucket/base").list() == ["good"] == list(list_names("gs://bucket/base"))
@@ -150,7 +151,7 @@ def test_s3_lists_no_key_that_leads_elsewhere(store: FaultyS3, tmp_path: Path) -
     for key in ("good", "a/~b", "a\\..\\..\\evil"):
         s3.client().put_object(Bucket="bucket", Key=f"{tmp_path.name}/{key}", Body=b"x")
     for work in (storage_for(base).list, lambda: download_all(base, tmp_path / "to")):
-        with pytest.raises(UserError, match=r"has a backslash"):
+        with refuses(UserError):
             work()
     assert not (tmp_path / "to").exists()
 
@@ -174,11 +175,11 @@ def test_a_link_in_the_directory_is_not_followed(storage: Storage, tmp_path: Pat
     for name in ("link/file", "file-link"):
         if place == target:
             storage.put(name, b"evil")
-        with pytest.raises(UserError, match="is a symbolic link; expected a file or directory there"):
+        with refuses(UserError):
             storage.get(name, target)
     if place != target:
         for work in (lambda: storage.put("link/file", b"evil"), lambda: storage.delete(["link/file"])):
-            with pytest.raises(UserError, match="is a symbolic link"):
+            with refuses(UserError):
                 work()
     assert (others / "file").read_text() == "of others" and [path.name for path in others.iterdir()] == ["file"]
     assert storage.get("sub/file", target).read_bytes() == b"new"

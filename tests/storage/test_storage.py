@@ -30,6 +30,7 @@ from slipstream.storage import (
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
 from tests.support.large_objects import LARGE, put_file
+from tests.support.wording import refuses
 
 
 def test_put_takes_the_file_and_get_gives_its_bytes(storage: Storage, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_disk_with_neither_hard_links_nor_locks_is_said(
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(UserError, match=r"has neither hard links nor locks.* choose a directory on another disk"):
+    with refuses(UserError):
         storage_for(str(tmp_path)).create("marker", b"first")
     assert storage_for(str(tmp_path)).list() == []
     assert [path.name for path in (tmp_path / ".scratch").iterdir() if path.name != "create.lock"] == []
@@ -136,7 +137,7 @@ def test_objects_of_a_file_a_directory_and_a_prefix(storage: Storage) -> None:
 
 
 def test_other_schemes_are_refused() -> None:
-    with pytest.raises(UserError, match=r"hdfs://.* expected a path, file://, s3://, gs:// or abfs://"):
+    with refuses(UserError):
         storage_for("hdfs://bucket/key")
 
 
@@ -194,7 +195,7 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "scandir", fail_below)
     for listing in (storage.list, lambda: list_objects(str(tmp_path))):
-        with pytest.raises(UserError, match=r"steps: cannot be listed \(Input/output error\)"):
+        with refuses(UserError):
             listing()
     assert storage.list("absent/") == []
 
@@ -228,5 +229,5 @@ def test_the_time_of_a_directory_is_by_its_disk(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("date", ["", "yesterday", "Mon, 01 Jan 99999 00:00:00 GMT"])
 def test_a_store_without_a_date_is_one_line(date: str, store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "date", lambda uri: date)
-    with pytest.raises(UserError, match=r"^s3://bucket/x: the store's answer has the date .*; expected an HTTP date"):
+    with refuses(UserError):
         store_time("s3://bucket/x")

@@ -12,6 +12,7 @@ from slipstream.errors import UserError
 from slipstream.storage import MissingObject, open_below, read_below
 from slipstream.untrusted_files import RefusedFile, copy_untrusted, link_or_copy, open_untrusted, read_untrusted
 from tests.support.untrusted import SECRET, exchange_at_open, exchanging, make_secret, replace_by_link
+from tests.support.wording import refuses, same_wording
 
 MOST = 1 << 20
 
@@ -48,7 +49,7 @@ def test_a_link_out_of_the_directory_is_refused(target: str, given: Path, tmp_pa
     secret = make_secret(tmp_path)
     (given / "chain").symlink_to(secret)
     (given / "link").symlink_to(target.format(secret))
-    assert f"leads to {secret}, outside of {given}; expected a file inside of it" in refusal(given, "link")
+    same_wording(refusal(given, "link"))
 
 
 def test_a_folder_that_leads_out_is_refused(given: Path, tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_a_folder_that_leads_out_is_refused(given: Path, tmp_path: Path) -> None
     (tmp_path / "given-more/file").write_text(SECRET)
     (given / "more").symlink_to(tmp_path / "given-more")
     assert "outside of" in refusal(given, "more/file")
-    with pytest.raises(RefusedFile, match="outside of"):
+    with refuses(RefusedFile):
         read_untrusted(given, "../home/.aws/credentials", MOST)
 
 
@@ -80,7 +81,7 @@ def test_all_but_regular_files_are_refused_at_once(given: Path) -> None:
     (given / "nothing").symlink_to("absent")
     began = time.monotonic()
     for name in ("pipe", "zero", "sub"):
-        assert "is not a regular file; expected one" in refusal(given, name)
+        same_wording(refusal(given, name))
     for name in ("terminal", "round", "nothing"):
         assert "expected" in refusal(given, name)
     assert time.monotonic() - began < 10
@@ -90,20 +91,20 @@ def test_what_is_absent_is_missing(given: Path) -> None:
     for directory, name in ((given, "absent"), (given, "absent/file"), (given, "file/below"), (given / "no", "file")):
         with pytest.raises(FileNotFoundError):
             open_untrusted(directory, name)
-        with pytest.raises(MissingObject, match="no such file"):
+        with refuses(MissingObject):
             open_below(str(directory), name)
 
 
 def test_no_more_is_read_or_copied_than_is_allowed(given: Path, tmp_path: Path) -> None:
     assert read_untrusted(given, "file", 7) == b"content"
-    with pytest.raises(RefusedFile, match="has more than 6 bytes"):
+    with refuses(RefusedFile):
         read_untrusted(given, "file", 6)
-    with pytest.raises(UserError, match="has more than 6 bytes"):
+    with refuses(UserError):
         read_below(str(given), "file", 6)
     copy_untrusted(given, "file", tmp_path / "copy", 7)
     assert (tmp_path / "copy").read_bytes() == b"content"
     for number, size in enumerate((6, 8)):
-        with pytest.raises(RefusedFile, match=f"has another size than {size} bytes"):
+        with refuses(RefusedFile):
             copy_untrusted(given, "file", tmp_path / f"{number}", size)
 
 
@@ -144,7 +145,7 @@ def test_a_hard_link_is_made_to_the_opened_file_alone(given: Path, tmp_path: Pat
     link_or_copy(given, "link", tmp_path / "copy")
     assert (tmp_path / "copy").read_text() == "content" and not (tmp_path / "copy").is_symlink()
     replace_by_link(given / "link", make_secret(tmp_path))
-    with pytest.raises(RefusedFile, match="outside of"):
+    with refuses(RefusedFile):
         link_or_copy(given, "link", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 

@@ -21,6 +21,7 @@ from slipstream.source.columns import value_types
 from slipstream.source.columns.transform import CategoricalColumn, NumericColumn, Transform
 from tests.support.raw_tables import ARROW, as_raw, columns_of, encoded, mixed_table
 from tests.support.toys import trained_on
+from tests.support.wording import same_wording
 
 MARKS = ["", "?", "NA"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6).map(str.strip)
@@ -221,7 +222,7 @@ def test_what_a_graph_cannot_start_from_is_said() -> None:
     words = Transform("y", "classification", {"review": "text"}, [], documents=("review",), text_length=8)
     why = read_columns(words.to_json())
     assert isinstance(why, str) and "review" in why and "NFKC" in why
-    assert read_columns({"image_mean": [1.0]}) == "the data are not a table of typed columns"
+    same_wording(read_columns({"image_mean": [1.0]}))
 
 
 def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:

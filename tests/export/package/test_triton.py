@@ -22,6 +22,7 @@ from slipstream.export.package.triton import TYPES, configuration, flaws_of, par
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 from tests.support.report_runs import export
+from tests.support.wording import refuses, same_wording
 
 ONNX_TYPES = {
     onnx.TensorProto.FLOAT: "TYPE_FP32",
@@ -126,7 +127,7 @@ def test_what_the_protobuf_accepts_and_triton_does_not(place: Any, value: Any, f
 
 
 def test_nonsense_is_refused_by_the_protobuf() -> None:
-    with pytest.raises(UserError, match=r"Triton's protobuf refuses it: .*no field named"):
+    with refuses(UserError):
         parse("nam: 'x'")
 
 
@@ -138,7 +139,7 @@ def test_every_type_is_one_of_tritons() -> None:
 def test_what_is_there_stays(model: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     (repository / "y_raw").mkdir(parents=True)
-    with pytest.raises(UserError, match="y_raw: already exists; remove it, or choose another name"):
+    with refuses(UserError, match="y_raw:"):
         write_repository(model, repository)
     assert [path.name for path in repository.iterdir()] == ["y_raw"]
     ran = CliRunner().invoke(triton.main, [str(model), str(repository), "--name", "churn"])
@@ -155,4 +156,5 @@ def test_a_name_that_is_none(name: str, model: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     ran = CliRunner().invoke(triton.main, [str(tmp_path), str(tmp_path / "r")])
-    assert ran.exit_code == 1 and "not an exported model; expected a directory with a manifest.json" in ran.output
+    assert ran.exit_code == 1
+    same_wording(ran.output)

@@ -23,6 +23,7 @@ from slipstream.models.adapters.network import (
 from slipstream.models.adapters.nf4 import dequantise
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from tests.support.adapters import LORA, adapted_network, draw_adapters, plain_network, tokens
+from tests.support.wording import refuses
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -58,19 +59,15 @@ def test_a_target_that_is_no_layer_is_refused() -> None:
     network: Any = plain_network()
     for block in network.model.layers.values():
         block.self_attn.o_proj = torch.nn.Identity()
-    with pytest.raises(UserError, match=r"model\.lora\.targets: 'o_proj' is not a linear layer of Transformer"):
+    with refuses(UserError, match=r"model\.lora\.targets:"):
         add_adapters(network, LORA)
 
 
 def test_rows_that_are_no_whole_blocks_are_refused_in_four_bits() -> None:
     network = plain_network(intermediate_size=200)
     add_adapters(network, LORA)
-    with pytest.raises(UserError) as refused:
+    with refuses(UserError):
         quantise_frozen(network)
-    assert refused.value.message == (
-        "model.quantise: model.layers.0.mlp.down_proj takes 200 inputs, which is not a multiple of "
-        "64; expected none, or remove down_proj from model.lora.targets"
-    )
 
 
 @each_family

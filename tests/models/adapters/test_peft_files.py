@@ -20,6 +20,7 @@ from slipstream.models.config import LoraConfig
 from slipstream.models.transformer import Transformer
 from slipstream.models.transformer_config import to_hugging_face
 from tests.support.adapters import LORA, adapted_network, adapters_of, draw_adapters, plain_network, tokens
+from tests.support.wording import refuses
 
 SOME = LoraConfig(3, alpha=5.0, dropout=0.25, targets=["v_proj", "gate_proj"])
 
@@ -122,7 +123,7 @@ def test_an_alpha_beyond_floating_point_numbers_is_refused_in_one_line(tmp_path:
     written(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps(config | {"lora_alpha": 10**400}))
-    with pytest.raises(UserError, match=r"lora_alpha: 1000.* is not supported; expected a positive number, up to"):
+    with refuses(UserError, match="lora_alpha:"):
         read_peft(str(tmp_path))
 
 
@@ -158,7 +159,7 @@ def test_tensors_that_do_not_fit_are_refused_in_one_line(what: str, tmp_path: Pa
     network = written(tmp_path)
     read_peft(str(tmp_path)).check(LORA, network)
     damage(tmp_path, what)
-    with pytest.raises(UserError, match=r"lacks the tensor|expected \[4, 192\]|holds the tensor|is cut") as refused:
+    with refuses(UserError) as refused:
         read_peft(str(tmp_path)).check(LORA, network)
     assert str(tmp_path / WEIGHTS) in refused.value.message
 
@@ -168,5 +169,5 @@ def test_a_directory_without_a_configuration_is_refused(content: str | None, tmp
     (tmp_path / WEIGHTS).touch()
     if content is not None:
         (tmp_path / CONFIG).write_text(content)
-    with pytest.raises(UserError, match=r"cannot be read as JSON|expected a JSON object|holds no adapter_config"):
+    with refuses(UserError):
         read_peft(str(tmp_path))

@@ -23,6 +23,7 @@ from slipstream.settings import to_dict
 from tasks.config import sections_of
 from tests.support.adapters import adapters_of, draw_adapters
 from tests.support.bases import SIGNATURE, make_base, some_tokens
+from tests.support.wording import refuses
 
 LORA = LoraConfig(rank=4, alpha=6.0, targets=["v_proj", "down_proj"])
 
@@ -76,29 +77,25 @@ def test_other_bytes_are_another_identity_and_the_place_is_none(model: ModelConf
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    "changes",
     [
-        ({"rank": 2}, "adapter_config.json: its rank is 4; expected 2, as in model.lora.rank"),
-        ({"alpha": 8.0}, "adapter_config.json: its alpha is 6.0; expected 8.0, as in model.lora.alpha"),
-        ({"targets": ["v_proj"]}, "expected ['v_proj'], as in model.lora.targets"),
-        ({"start": "nowhere"}, "model.lora.start: nowhere: no such directory"),
+        {"rank": 2},
+        {"alpha": 8.0},
+        {"targets": ["v_proj"]},
+        {"start": "nowhere"},
     ],
 )
-def test_settings_that_differ_are_refused_in_one_line(changes: dict[str, Any], why: str, model: ModelConfig) -> None:
+def test_settings_that_differ_are_refused_in_one_line(changes: dict[str, Any], model: ModelConfig) -> None:
     other = shaped_for(replace(model, lora=replace(model.lora, **changes)), SIGNATURE)
     network = build(other, SIGNATURE, 0, empty=True).network
-    with pytest.raises(UserError) as refused:
+    with refuses(UserError) as refused:
         initial_values(other, network, 0)
-    assert refused.value.message.startswith("model.lora.start: ") and why in refused.value.message
+    assert refused.value.message.startswith("model.lora.start: ")
 
 
 def test_an_adapter_of_another_base_is_refused(model: ModelConfig, tmp_path: Path) -> None:
-    cases: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"intermediate_size": 64}, "expected [4, 64]"),
-        ({"num_hidden_layers": 3}, "lacks the tens"),
-    )
-    for changes, why in cases:
-        base = make_base(tmp_path / why[:5], tokenizer=False, **changes)
-        with pytest.raises(UserError, match=r"^model\.lora\.start: .*adapter_model\.safetensors: ") as refused:
+    cases: tuple[dict[str, Any], ...] = ({"intermediate_size": 64}, {"num_hidden_layers": 3})
+    for number, changes in enumerate(cases):
+        base = make_base(tmp_path / str(number), tokenizer=False, **changes)
+        with refuses(UserError, match=r"^model\.lora\.start: .*adapter_model\.safetensors: "):
             build(replace(model, base=str(base)), SIGNATURE, 0)
-        assert why in refused.value.message

@@ -14,6 +14,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from tests.support.bases import SIGNATURE, make_base
 from tests.support.untrusted import download_from_hub, exchange_at_open, make_secret, replace_by_link
+from tests.support.wording import refuses
 
 PART = "model-00002-of-00004.safetensors"
 
@@ -28,14 +29,14 @@ def test_no_file_is_read_through_a_link_that_leads_out(name: str, tmp_path: Path
     (base / name).rename(tmp_path / name)
     (base / name).symlink_to(f"../{name}")
     for work in (built, lambda base: fingerprint_base(str(base))) if name != INDEX else (built,):
-        with pytest.raises(UserError, match=rf"{name}: leads to {tmp_path / name}, outside of {base}"):
+        with refuses(UserError, match=f"{name}:"):
             work(base)
 
 
 def test_weights_that_are_exchanged_while_they_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_base(tmp_path / "base")
     exchanged = exchange_at_open(monkeypatch, base / WHOLE, make_secret(tmp_path))
-    with pytest.raises(UserError, match=r"model\.safetensors: leads to .*credentials, outside of"):
+    with refuses(UserError, match=r"model\.safetensors:"):
         built(base)
     assert exchanged
 
@@ -43,10 +44,10 @@ def test_weights_that_are_exchanged_while_they_are_opened(tmp_path: Path, monkey
 def test_a_pipe_or_a_device_is_no_file_of_a_base(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     replace_by_link(base / WHOLE, "/dev/zero")
-    with pytest.raises(UserError, match="holds no weights; expected"):
+    with refuses(UserError):
         built(base)
     replace_by_link(base / CONFIG, "/dev/zero")
-    with pytest.raises(UserError, match=r"holds no config\.json; expected"):
+    with refuses(UserError):
         built(base)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from slipstream.errors import UserError
 from slipstream.plan.serving.load import MONTH_S, read_load
+from tests.support.wording import refuses, same_wording
 
 BEGIN = datetime(2026, 11, 2)
 HOURLY = "time,requests\n" + "".join(f"2026-11-02T{hour:02}:00,{3600 * (hour + 1)}\n" for hour in range(24))
@@ -51,7 +52,7 @@ def test_poisson_even_and_batched_arrivals_are_told_apart(tmp_path: Path) -> Non
     even = np.arange(0, 86_400, 0.5)
     found = [read_load(log(tmp_path / "load.csv", each)) for each in (poisson, batched, even)]
     assert [load.cv2 for load in found] == pytest.approx([1.0, 5.0, 0.0], abs=0.15)
-    assert "by the counts of each 1 s" in found[0].cv2_from
+    same_wording(found[0].cv2_from)
 
 
 def test_the_days_wave_is_no_unevenness(tmp_path: Path) -> None:
@@ -99,40 +100,37 @@ def test_hours_are_those_of_the_first_times_zone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("", "its first line is empty; expected a CSV with the column time"),
-        ("time,requests\n", "has no line below its first"),
-        ("when,requests\n1,2\n", "its first line is when,requests; expected"),
-        ("time,time\n1,2\n", "its first line is time,time"),
-        (HOURLY.replace(",3600\n", ",-3600\n"), "line 2: requests -3600: expected a number of at least 0"),
-        (HOURLY.replace(",7200\n", ",nan\n"), "line 3: requests nan: expected a number"),
-        (HOURLY.replace(",7200\n", ",inf\n"), "line 3: requests inf: expected a number"),
-        (HOURLY.replace(",7200\n", ",many\n"), "line 3: requests many: expected a number"),
-        (HOURLY.replace(",7200\n", ",\n"), "line 3: requests is missing: expected a number"),
-        (HOURLY.replace(",7200\n", "\n"), "line 3: 1 values; expected 2"),
-        (HOURLY.replace("2026-11-02T01:00", "nan"), "line 3: time nan: expected a time such as"),
-        (HOURLY.replace("2026-11-02T01:00", "yesterday"), "line 3: time yesterday: expected a time such as"),
-        (HOURLY.replace("T01:00", "T01:00Z"), "line 3: time 2026-11-02T01:00:00+00:00: expected all times with a zone"),
-        (HOURLY.replace("T01:00", "T01:07"), "its times are not intervals of one length"),
-        (HOURLY.replace("T01:00", "T01:00:01"), "its times are not intervals of one length"),
-        (
-            "time,requests\n2026-11-02T00:00,1\n2026-11-02T00:30,1\n2026-11-03T01:15,1\n",
-            "are not intervals of one length",
-        ),
-        ("time,requests\n2026-11-02,86400\n2026-11-03,86400\n", "its times are not intervals of one length"),
-        ("".join(HOURLY.splitlines(keepends=True)[:5]), "covers 4 h; expected a day or more"),
-        ("time,requests\n" + "".join(f"2026-11-02T{h:02}:00,0\n" for h in range(24)), "it has no requests"),
+        "",
+        "time,requests\n",
+        "when,requests\n1,2\n",
+        "time,time\n1,2\n",
+        HOURLY.replace(",3600\n", ",-3600\n"),
+        HOURLY.replace(",7200\n", ",nan\n"),
+        HOURLY.replace(",7200\n", ",inf\n"),
+        HOURLY.replace(",7200\n", ",many\n"),
+        HOURLY.replace(",7200\n", ",\n"),
+        HOURLY.replace(",7200\n", "\n"),
+        HOURLY.replace("2026-11-02T01:00", "nan"),
+        HOURLY.replace("2026-11-02T01:00", "yesterday"),
+        HOURLY.replace("T01:00", "T01:00Z"),
+        HOURLY.replace("T01:00", "T01:07"),
+        HOURLY.replace("T01:00", "T01:00:01"),
+        "time,requests\n2026-11-02T00:00,1\n2026-11-02T00:30,1\n2026-11-03T01:15,1\n",
+        "time,requests\n2026-11-02,86400\n2026-11-03,86400\n",
+        "".join(HOURLY.splitlines(keepends=True)[:5]),
+        "time,requests\n" + "".join(f"2026-11-02T{h:02}:00,0\n" for h in range(24)),
     ],
 )
-def test_what_is_no_record_is_one_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError) as error:
+def test_what_is_no_record_is_one_line(tmp_path: Path, text: str) -> None:
+    with refuses(UserError) as error:
         read_load(written(tmp_path / "load.csv", text))
-    assert said in error.value.message and "--load" in error.value.message and "\n" not in error.value.message
+    assert "--load" in error.value.message and "\n" not in error.value.message
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "load.csv").write_bytes(b"time\n\xff\xfe\n")
     for path in (tmp_path / "none.csv", tmp_path, tmp_path / "load.csv"):
-        with pytest.raises(UserError, match="cannot be read"):
+        with refuses(UserError):
             read_load(path)

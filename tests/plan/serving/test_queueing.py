@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.plan.serving.queueing import MOST_BUSY, Service, erlang_c, p99, servers_needed
+from tests.support.wording import refuses
 
 SHARES = (np.arange(2000) + 0.5) / 2000
 STEADY = Service.of([0.01])
@@ -89,7 +90,7 @@ def test_no_replica_is_planned_to_be_busy_for_more_than_nine_tenths() -> None:
 
 
 def test_a_limit_below_the_service_is_refused() -> None:
-    with pytest.raises(ValueError, match="less than service alone"):
+    with refuses(ValueError):
         servers_needed(1.0, STEADY, 0.009, 1.0)
 
 
@@ -97,7 +98,7 @@ def test_a_limit_below_the_service_is_refused() -> None:
     ("times", "shares"), [((), ()), ((0.1,), (0.5,)), ((0.1, 0.05), (0.5, 0.5)), ((0.0,), (1.0,)), ((np.inf,), (1.0,))]
 )
 def test_what_are_no_times_is_refused(times: tuple[float, ...], shares: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="expected ascending times"):
+    with refuses(ValueError):
         Service(times, shares, 0.1, 0.0)
 
 

@@ -21,6 +21,7 @@ from slipstream.plan.serving.queueing import p99
 from slipstream.plan.times import milliseconds
 from slipstream.telemetry.prices import built_in_prices
 from tests.support.exported_models import FP32, INT8, ON_CPU, report, variant, write_exported
+from tests.support.wording import line_with, same_wording
 
 MINE = """
 [sources.mine]
@@ -165,7 +166,8 @@ def test_without_a_run_only_its_own_cpu_is_known(tmp_path: Path, load: Path) -> 
     alone = write_exported(tmp_path / "alone", report(cpu="Unknown CPU 9"))
     for place in (alone, f"{alone}/model"):
         ran = called(place, "--load", load, "--p99", "1ms")
-        assert ran.exit_code == 1 and "does not record the throughput of Unknown CPU 9; give its run" in ran.output
+        assert ran.exit_code == 1
+        same_wording(ran.output)
     (tmp_path / "prices.toml").write_text(DATED.replace("8481C", "9"))
     found = planned(alone, "--load", load, "--p99", "1ms", "--prices", tmp_path / "prices.toml")
     assert [(each["instance"], each["time"]) for each in found["rows"]] == [("mine", "measured")] * 2
@@ -189,7 +191,7 @@ def test_variants_that_lose_too_much_are_not_served(tmp_path: Path, load: Path) 
     place = write_exported(tmp_path / "worse", replace(its, variants=[*kept, worse], chosen=FP32), ON_CPU)
     ran = called(place, "--load", load, "--p99", "1ms")
     assert "Take onnx-fp32" in ran.output
-    assert "onnx-int8: skipped, as it was not shown to be good enough (can't tell)" in ran.output
+    same_wording(line_with("onnx-int8", ran.output))
 
 
 def test_an_optimisation_pays_if_six_months_save_more_than_it_costs(model: str, tmp_path: Path) -> None:
@@ -315,52 +317,54 @@ def test_a_model_without_latencies_of_single_rows_cannot_be_planned(tmp_path: Pa
         for each in its.variants
     ]
     ran = called(write_exported(tmp_path / "blind", replace(its, variants=blind)), "--load", load, "--p99", "1ms")
-    assert ran.exit_code == 1 and "too few calls of single rows were timed" in ran.output
+    assert ran.exit_code == 1
+    same_wording(ran.output)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        (["MODEL", "--p99", "1us"], "--p99 1us: expected a time above 0, such as 20ms or 0.5s"),
-        (["MODEL", "--p99", "-1ms"], "--p99 -1ms: expected a time above 0"),
-        (["MODEL", "--p99", "nan"], "--p99 nan: expected a time above 0"),
-        (["MODEL", "--p99", "0.05ms"], "--p99 0.05 ms: is below one request, which takes 0.13 ms (99 %)"),
-        (["MODEL", "--p99", "1ms", "--instance", "p9.huge"], "--instance p9.huge: no such instance among the prices"),
-        (["MODEL", "--p99", "1ms", "--prices", "none.toml"], "none.toml: cannot be read"),
-        (["MODEL", "--p99", "1ms", "--cold-start", "soon"], "--cold-start soon: expected a time above 0, such as 30s"),
-        (["MODEL", "--p99", "1ms", "--engineer-hours", "9"], "--engineer-rate is missing: expected a number above 0"),
-        (
-            ["MODEL", "--p99", "1ms", "--engineer-hours", "-9", "--engineer-rate", "100"],
-            "--engineer-hours -9.0: expected a number above 0",
-        ),
-        (["nowhere", "--p99", "1ms"], "nowhere: is not there; expected an exported model: runs/"),
-        (["HERE", "--p99", "1ms"], "no exported model is there; expected an exported model: runs/"),
+        ["MODEL", "--p99", "1us"],
+        ["MODEL", "--p99", "-1ms"],
+        ["MODEL", "--p99", "nan"],
+        ["MODEL", "--p99", "0.05ms"],
+        ["MODEL", "--p99", "1ms", "--instance", "p9.huge"],
+        ["MODEL", "--p99", "1ms", "--prices", "none.toml"],
+        ["MODEL", "--p99", "1ms", "--cold-start", "soon"],
+        ["MODEL", "--p99", "1ms", "--engineer-hours", "9"],
+        ["MODEL", "--p99", "1ms", "--engineer-hours", "-9", "--engineer-rate", "100"],
+        ["nowhere", "--p99", "1ms"],
+        ["HERE", "--p99", "1ms"],
     ],
 )
-def test_bad_input_is_one_line(model: str, load: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_line(model: str, load: Path, arguments: list[str]) -> None:
     places_ = {"MODEL": model, "HERE": str(load.parent)}
     ran = called(*(places_.get(each, each) for each in arguments), "--load", load)
-    assert ran.exit_code == 1 and said in ran.output and len(ran.output.strip().splitlines()) == 1, ran.output
+    assert ran.exit_code == 1 and len(ran.output.strip().splitlines()) == 1, ran.output
+    same_wording(ran.output)
 
 
 def test_a_price_without_date_is_one_line(model: str, load: Path, tmp_path: Path) -> None:
     (tmp_path / "prices.toml").write_text(MINE.format(date=""))
     ran = called(model, "--load", load, "--p99", "1ms", "--prices", tmp_path / "prices.toml")
-    assert ran.exit_code == 1 and "expected a table of sources with address and date" in ran.output
+    assert ran.exit_code == 1
+    same_wording(ran.output)
 
 
 def test_a_damaged_model_is_one_line(tmp_path: Path, load: Path) -> None:
     place = write_exported(tmp_path / "damaged")
     (Path(place) / "model" / "export.json").write_text("{}")
     ran = called(place, "--load", load, "--p99", "1ms")
-    assert ran.exit_code == 1 and "export.json: 2 bytes, the manifest says" in ran.output
+    assert ran.exit_code == 1 and "export.json:" in ran.output
+    same_wording(ran.output)
     assert len(ran.output.strip().splitlines()) == 1
 
 
 def test_options_of_the_plan_of_trainings_are_not_passed_over(model: str, load: Path) -> None:
     arguments = ["--deadline", "8h", "serve", model, "--load", str(load), "--p99", "1ms"]
     ran = CliRunner().invoke(main, arguments)
-    assert ran.exit_code == 1 and "--deadline … serve: expected its own options after serve" in ran.output
+    assert ran.exit_code == 1
+    same_wording(ran.output)
 
 
 def test_the_load_that_was_read_is_the_one_planned(model: str, load: Path) -> None:
