@@ -65,8 +65,7 @@ def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "f
     """Return the record in the ``content`` of the file ``where``.
 
     Raises ``DamagedArtifact`` naming the file, the field and the remedy (``REMEDY`` of ``kind``). With
-    ``extra="ignore"``
-    fields that ``kind`` lacks are skipped.
+    ``extra="ignore"`` fields that ``kind`` lacks are skipped.
     """
     try:
         (record,) = adapter(cast(Hashable, kind), extra).validate_json(b"[%b]" % content)
