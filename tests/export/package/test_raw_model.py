@@ -222,7 +222,7 @@ def test_what_a_graph_cannot_start_from_is_said() -> None:
     words = Transform("y", "classification", {"review": "text"}, [], documents=("review",), text_length=8)
     why = read_columns(words.to_json())
     assert isinstance(why, str) and "review" in why and "NFKC" in why
-    same_wording(read_columns({"image_mean": [1.0]}))
+    same_wording(str(read_columns({"image_mean": [1.0]})))
 
 
 def test_spaces_are_the_callers_to_trim(classifier: Deployed) -> None:

@@ -89,10 +89,10 @@ def test_an_instance_of_too_few_cores_or_an_unknown_cpu_is_not_planned_and_said(
     read = read_model(write_exported(tmp_path / "wide", report(threads=4), ON_CPU))
     fp32, prices = variant(read.report, FP32), built_in_prices()
     small, enough = hosts(prices, 4, ["c3-highcpu-4", "c3-highcpu-8"])
-    same_wording(serving_time(read, fp32, small))
+    same_wording(str(serving_time(read, fp32, small)))
     assert not isinstance(serving_time(read, fp32, enough), str)
     other = replace(enough, cpu="Z80")
-    same_wording(serving_time(read, fp32, other))
+    same_wording(str(serving_time(read, fp32, other)))
     assert list(why_not(read, [fp32], [small, other])) == [
         "onnx-fp32: not planned on 8481C: has fewer cores than a call has threads, 4",
         "onnx-fp32: not planned on Z80: its CPU Z80 is unknown",
