@@ -11,7 +11,7 @@ from slipstream.sweep.space import untyped_parameters, words
 from slipstream.sweep.store import SweepStore, best_of
 from slipstream.text_table import age, aligned
 
-COLUMNS = ("trial", "loss", "epochs", "time", "settings", "how it went")
+COLUMNS = ("trial", "loss", "epochs", "time", "settings", "result")
 #: Maximum characters of a reason.
 LONGEST = 100
 
@@ -31,7 +31,7 @@ def main(store: str) -> None:
     trials = SweepStore(store, untyped_parameters(identity.space)).trials()
     best = best_of(trials)
     if trials:
-        left = ("trial", "settings", "how it went")
+        left = ("trial", "settings", "result")
         click.echo(aligned(COLUMNS, [row(trial, best is trial) for trial in trials], left))
     states = [trial.ended.state if trial.ended else "unfinished" for trial in trials]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

@@ -176,7 +176,7 @@ def trials_of(
         if values:
             why = objection(values, parameters)
         else:
-            why = f"sets nothing, as trial {given.number} does already" if given else ""
+            why = f"sets no settings, like trial {given.number}" if given else ""
         if why:
             ignored[number] = why
         else:

@@ -316,7 +316,10 @@ class Worker:
         LOG.warning("trial %d: its process ended with %s; it resumes from step %d", number, how, step)
         if deaths < DEATHS:
             return None
-        return Outcome("failed", f"its process ended {deaths} times after step {step} without a word, last with {how}")
+        return Outcome(
+            "failed",
+            f"its process ended {deaths} times after step {step} without an error message, the last time with {how}",
+        )
 
     # The end
 

@@ -94,7 +94,7 @@ def test_the_first_that_sets_nothing_is_the_configuration_as_given() -> None:
     }
     trials, ignored = trials_of(found, PARAMETERS)
     assert [(trial.number, trial.values) for trial in trials] == [(3, RIGHT), (5, {})]
-    assert list(ignored) == [2, 6] and ignored[6] == "sets nothing, as trial 5 does already"
+    assert list(ignored) == [2, 6] and ignored[6] == "sets no settings, like trial 5"
     as_given = given_of(trials)
     assert as_given and as_given.number == 5
     assert study.propose(SEARCHED.sweep, PARAMETERS, trials).values and not given_of(trials[:1])

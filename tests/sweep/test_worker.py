@@ -105,7 +105,7 @@ def test_a_process_that_is_killed_again_and_again_fails_its_trial(tmp_path: Path
     trials = run.finish()
     ended = trials[0].ended
     assert ended and ended.state == "failed" and len(trials[0].deaths) == 3
-    assert ended.reason == "its process ended 3 times after step 0 without a word, last with SIGKILL"
+    assert ended.reason == "its process ended 3 times after step 0 without an error message, the last time with SIGKILL"
     assert trials[1].ended and trials[1].ended.state == "complete"
 
 
