@@ -137,7 +137,7 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
         "model_type": f"one of {', '.join(ARCHITECTURES)}",
         "hidden_act": '"silu"',
         "rope_scaling": 'none, or rope_type "llama3"',
-        "sliding_window": f"null or at least the row's length, {length}: attention over a window is not built",
+        "sliding_window": f"null or at least the row's length, {length}: attention over a window is not supported",
     }
     for name, refused in refusals.items():
         if refused:
