@@ -36,7 +36,7 @@ def gpus(number: int) -> str:
 def likely_cause(environment: Mapping[str, str]) -> str:
     """Return the most likely reason for missing GPUs, and its fix."""
     if hidden := next((name for name in HIDING if environment.get(name, "0").strip() in ("", "-1")), None):
-        return f"{hidden}={environment[hidden]} hides them: take it out of profile.environment and the image"
+        return f"{hidden}={environment[hidden]} hides them: remove it from profile.environment and the image"
     if GKE_DRIVER.is_dir() and str(GKE_DRIVER) not in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         return f"the driver is mounted at {GKE_DRIVER}: set LD_LIBRARY_PATH={GKE_DRIVER} in the image (GKE)"
     return (

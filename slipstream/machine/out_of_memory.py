@@ -58,6 +58,6 @@ def what_was_killed(before: MemoryCounters, now: MemoryCounters) -> str:
         return ""
     processes = f"{killed} process{'es' if killed > 1 else ''}"
     if not now.at_limit or now.limit is None:
-        return f"out of memory: the kernel killed {processes} for want of memory on this node"
+        return f"out of memory: the kernel killed {processes}, as this node had too little memory"
     peak = "" if now.peak is None else f" (peak {now.peak / GIB:.3g} GiB)"
     return f"out of memory: the kernel killed {processes} at the limit of {now.limit / GIB:.3g} GiB{peak}"

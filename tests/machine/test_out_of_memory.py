@@ -51,9 +51,9 @@ def test_a_kernel_that_does_not_count(tmp_path: Path) -> None:
         (MemoryCounters(3, None, 1.5 * GIB), "out of memory: the kernel killed 2 processes at the limit of 1.5 GiB"),
         (
             MemoryCounters(2, GIB // 2, GIB),
-            "out of memory: the kernel killed 1 process for want of memory on this node",
+            "out of memory: the kernel killed 1 process, as this node had too little memory",
         ),
-        (MemoryCounters(2), "out of memory: the kernel killed 1 process for want of memory on this node"),
+        (MemoryCounters(2), "out of memory: the kernel killed 1 process, as this node had too little memory"),
     ],
 )
 def test_what_is_said(now: MemoryCounters, said: str) -> None:
