@@ -49,13 +49,13 @@ REMEDIES = {
         "gathering": "more cpu for each process (the profile's cpu), or fewer and wider rows",
         "copy": "a larger training.batch_size, or fewer columns",
     },
-    COMMUNICATION: "training.gradients.hook fp16 or powersgd, a larger training.batch_size, or what slipstream "
-    "collectives tune finds",
-    STRAGGLER: "another machine in its place: slipstream doctor says what differs",
+    COMMUNICATION: "training.gradients.hook fp16 or powersgd, a larger training.batch_size, or the settings "
+    "that slipstream collectives tune finds",
+    STRAGGLER: "another machine: slipstream doctor --node shows the differences",
     LAUNCH: "a larger training.batch_size with fewer processes, or training.compile",
     THROTTLED: {
         "periods": "a larger cpu in the profile",
-        "clocked down": "another machine, or what cools and feeds this one",
+        "clocked down": "another machine, or better cooling and power for this one",
     },
     CHECKPOINT: "training.mean_time_between_failures or a larger training.checkpoint_seconds",
     EVALUATION: "a larger training.evaluate_every",
@@ -102,8 +102,8 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
     waited = columns[DATA_PHASE]
     longest = 1e3 * float(waited.max()) / total.steps
     evidence = {
-        DATA: f"{who_waits(waited)} waited {longest:.3g} of {step_ms:.3g} ms a step for its batch, the loader "
-        f"was busy most with {largest_of_loader(blocks.beside[int(waited.argmax())])}",
+        DATA: f"{who_waits(waited)} waited {longest:.3g} of {step_ms:.3g} ms a step for its batch, the loader spent "
+        f"most time on {largest_of_loader(blocks.beside[int(waited.argmax())])}",
         EVALUATION: f"{around.evaluation:.3g} s of evaluations",
         CHECKPOINT: f"checkpoints stopped the steps for {around.checkpoint:.3g} s",
         LATE_PODS: f"the pod of rank 0 waited {around.late_pods:.3g} s for the others",
@@ -202,11 +202,11 @@ def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[flo
     clocked_down = float(beside[:, numbers["clocked_down"]].max())
     rank = int(stopped.argmax())
     if stopped[rank] < THROTTLED_PERIODS or clocked_down > float(waited.min()):
-        return clocked_down, f"{clocked_down:.3g} s went with heat or power, for which its GPUs were clocked down"
+        return clocked_down, f"heat or power limits cost {clocked_down:.3g} s, in which its GPUs were clocked down"
     counted = float(beside[rank, numbers["throttled_seconds"]]) / max(1, threads)
     return max(
         counted, float(waited.min())
-    ), f"its CPU quota stopped the pod in {100 * stopped[rank]:.0f} % of its periods"
+    ), f"the CPU quota throttled the pod in {100 * stopped[rank]:.0f} % of its periods"
 
 
 def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
@@ -230,11 +230,11 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
     elif waited >= DECISIVE:
         verdict = CONTENDED
         sentence = (
-            f"contended: a rank waited {100 * waited:.0f} % of its steps' time for a processor, which other work had; "
-            f"a machine of its own, or fewer processes than processors, would help"
+            f"CPU contention: a rank waited {100 * waited:.0f} % of its step time for a core that other processes "
+            "used; use a dedicated machine, or fewer processes than cores"
         )
     else:
-        sentence = "nothing held it back: no cause took a fifth of the training's time"
+        sentence = "no bottleneck: no cause took a fifth of the training's time"
     if also:
         sentence += f"; next {', '.join(f'{cause} ({100 * shares[cause]:.0f} %)' for cause in also)}"
     kept = phases.get(COMPUTE, 0.0) - lost[LAUNCH] - shares.get(THROTTLED, 0.0) * phases.get(COMPUTE, 0.0)

@@ -37,20 +37,20 @@ class Metric:
 GPU_BUSY = Metric(
     f"{PREFIX}gpu_busy_ratio",
     "gauge",
-    "NVML's utilisation: the share of its window in which any kernel ran, those that wait for NCCL included.",
+    "Fraction of NVML's window in which any kernel ran, including kernels that wait for NCCL.",
     GPU,
 )
 GPU_SM_ACTIVE = Metric(
-    f"{PREFIX}gpu_sm_active_ratio", "gauge", "The share of multiprocessors with work, where the driver has it.", GPU
+    f"{PREFIX}gpu_sm_active_ratio", "gauge", "Fraction of multiprocessors with work, if the driver reports it.", GPU
 )
-GPU_MEMORY_USED = Metric(f"{PREFIX}gpu_memory_used_bytes", "gauge", "Memory of the GPU in use, by whomever.", GPU)
+GPU_MEMORY_USED = Metric(f"{PREFIX}gpu_memory_used_bytes", "gauge", "Memory of the GPU in use by all processes.", GPU)
 GPU_MEMORY_LIMIT = Metric(f"{PREFIX}gpu_memory_limit_bytes", "gauge", "Memory of the GPU or of the partition.", GPU)
 GPU_POWER = Metric(f"{PREFIX}gpu_power_watts", "gauge", "Power that the GPU draws.", GPU)
 GPU_ENERGY = Metric(f"{PREFIX}gpu_energy_joules_total", "counter", "Energy by the driver's counter.", GPU)
 GPU_TEMPERATURE = Metric(f"{PREFIX}gpu_temperature_celsius", "gauge", "Temperature of the GPU.", GPU)
 GPU_SM_CLOCK = Metric(f"{PREFIX}gpu_sm_clock_hertz", "gauge", "Clock of the multiprocessors.", GPU)
 GPU_THROTTLED = Metric(
-    f"{PREFIX}gpu_throttled_seconds_total", "counter", "Time for which it was clocked down.", (*GPU, "reason")
+    f"{PREFIX}gpu_throttled_seconds_total", "counter", "Time for which the GPU was clocked down.", (*GPU, "reason")
 )
 GPU_IO = Metric(f"{PREFIX}gpu_io_bytes_total", "counter", "Bytes over PCIe and NVLink.", (*GPU, "link", "direction"))
 GPU_UP = Metric(f"{PREFIX}gpu_up", "gauge", "1 if the driver answered for the GPU in time, else 0.", GPU)
@@ -60,32 +60,30 @@ GPU_SECONDS = Metric(
 )
 
 CPU_WAIT = Metric(
-    f"{PREFIX}cpu_wait_seconds_total", "counter", "Time for which processes were ready and had no processor.", POD
+    f"{PREFIX}cpu_wait_seconds_total", "counter", "Time for which runnable processes waited for a core.", POD
 )
 CPU_THROTTLED = Metric(
-    f"{PREFIX}cpu_throttled_seconds_total", "counter", "Time for which the pod's CPU quota stopped it.", POD
+    f"{PREFIX}cpu_throttled_seconds_total", "counter", "Time for which the CPU quota throttled the pod.", POD
 )
 MEMORY_USED = Metric(f"{PREFIX}memory_used_bytes", "gauge", "Memory of the pod in use.", POD)
 MEMORY_LIMIT = Metric(f"{PREFIX}memory_limit_bytes", "gauge", "Memory that the pod may use.", POD)
 
-PHASE = Metric(f"{PREFIX}phase_seconds_total", "counter", "Time of the training's parts.", (*RANK, "phase"))
+PHASE = Metric(f"{PREFIX}phase_seconds_total", "counter", "Time of the training's phases.", (*RANK, "phase"))
 STEPS = Metric(f"{PREFIX}steps_total", "counter", "Steps that the rank has done in this attempt.", RANK)
 SAMPLES = Metric(f"{PREFIX}samples_total", "counter", "Samples that the rank has trained on in this attempt.", RANK)
 STEP = Metric(f"{PREFIX}step_seconds", "histogram", "Time of a step.", RANK)
-LAST_STEP = Metric(
-    f"{PREFIX}last_step_timestamp_seconds", "gauge", "When the last step ended, 0 before the first.", RANK
-)
-GOODPUT = Metric(f"{PREFIX}goodput_ratio", "gauge", "The part of the training's time that is useful.", POD)
+LAST_STEP = Metric(f"{PREFIX}last_step_timestamp_seconds", "gauge", "End of the last step, 0 before the first.", RANK)
+GOODPUT = Metric(f"{PREFIX}goodput_ratio", "gauge", "Fraction of the training's time that is useful.", POD)
 BOTTLENECK = Metric(
     f"{PREFIX}bottleneck_ratio",
     "gauge",
-    "The part of its time that would go with the cause.",
+    "Fraction of the training's time that the cause takes.",
     (*POD, "cause"),
 )
 COST = Metric(
     f"{PREFIX}cost_dollars_total",
     "counter",
-    "What the pod has cost so far: price is paid, or on_demand for the same hours.",
+    "Cost of the pod until now; price: paid, or on_demand for the same hours.",
     (*POD, "price"),
 )
 

@@ -114,7 +114,7 @@ def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
             with urllib.request.urlopen(request, timeout=within):
                 answers.append("")
         except urllib.error.HTTPError as error:
-            answers.append(f"it refuses ({error.code}{phrase_of(error.code)})")
+            answers.append(f"it refused ({error.code}{phrase_of(error.code)})")
         except OSError as error:
             answers.append(f"it does not answer ({getattr(error, 'reason', error)})")
         except Exception as error:  # its message may quote the URL or the server's answer

@@ -13,8 +13,8 @@ from tests.support.report_runs import ATTEMPT
 BEGAN = 1_767_322_800.0
 BOTTLENECK = Bottleneck(
     verdict="data",
-    sentence="data: 43 % of the training's time (rank 1 waited 15.2 of 35.2 ms a step for its batch, the loader was "
-    "busy most with store); without it training would be 1.75 times as fast; try room for the data on the node's disk "
+    sentence="data: 43 % of the training's time (rank 1 waited 15.2 of 35.2 ms a step for its batch, the loader spent "
+    "most time on store); without it training would be 1.75 times as fast; try room for the data on the node's disk "
     "(the profile's data_cache_gib)",
     shares={"data": 0.43, "communication": 0.12, "evaluation": 0.03},
     useful=0.41,

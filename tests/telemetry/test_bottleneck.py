@@ -57,7 +57,7 @@ def test_data_that_is_late_for_all_or_for_one(slow: tuple[int, ...]) -> None:
     assert found.shares[causes.DATA] == pytest.approx(15 / 35, abs=0.03)
     assert found.gain == pytest.approx(35 / 20, abs=0.1)
     assert ("every rank" if len(slow) == 2 else "rank 1") in found.sentence
-    assert "busy most with store" in found.sentence and "data_cache_gib" in found.sentence
+    assert "most time on store" in found.sentence and "data_cache_gib" in found.sentence
 
 
 def test_a_slow_exchange_is_not_mistaken_for_a_slow_rank() -> None:
@@ -112,7 +112,9 @@ def test_a_quota_counts_if_it_stops_a_quarter_of_the_periods(periods: int, verdi
 def test_gpus_that_are_clocked_down() -> None:
     found = verdict_of(blocks_of({}, {}, beside={"clocked_down": 3.0}))
     assert found.verdict == causes.THROTTLED and found.shares[causes.THROTTLED] == pytest.approx(3 / 6.56, rel=0.05)
-    assert "3 s went with heat or power" in found.sentence and found.sentence.endswith("what cools and feeds this one")
+    assert "heat or power limits cost 3 s" in found.sentence and found.sentence.endswith(
+        "better cooling and power for this one"
+    )
 
 
 @pytest.mark.parametrize(

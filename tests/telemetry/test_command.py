@@ -91,8 +91,8 @@ def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
     assert row(lines, "host") == {
         "host": "CPU and memory",
         "CPUs used": "0.50 of 4",
-        "threads waiting for one": "0.12",
-        "stopped by the quota": "-",
+        "threads waiting for a CPU": "0.12",
+        "throttled by the quota": "-",
         "memory": "4.7 of 14.9 GiB, 31 %",
     }
     assert row(lines, "rank", 1) == {
@@ -104,9 +104,9 @@ def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
         **dict.fromkeys(("evaluation", "checkpoint"), "36 s 14 %"),
         "last step": "6 s ago",
     }
-    assert "goodput 90 %; held back by: data" in lines
+    assert "goodput 90 %; bottleneck: data" in lines
     assert lines[-3:] == [
-        "data            25 %  the verdict",
+        "data            25 %  main bottleneck",
         "communication   12 %  worth a look",
         "launch           2 %",
     ]
@@ -115,7 +115,7 @@ def test_all_that_is_known_is_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("largest", "verdict", "note"),
     [
-        (bottleneck.DECISIVE, "held back by: data", "the verdict"),
+        (bottleneck.DECISIVE, "bottleneck: data", "main bottleneck"),
         (bottleneck.DECISIVE - 0.001, "no cause took 20 % of the training's time", "worth a look"),
         (bottleneck.WORTH_A_LOOK, "no cause took 20 % of the training's time", "worth a look"),
         (bottleneck.WORTH_A_LOOK - 0.001, "no cause took 20 % of the training's time", ""),
@@ -147,7 +147,7 @@ def test_what_a_quota_stopped_is_a_share_of_its_periods(tmp_path: Path) -> None:
     ring.add(Sample(NOW, HostReading(5.0, 2, throttled_periods=10, periods=100)))
     ring.add(Sample(NOW + 1, HostReading(6.0, 2, throttled_periods=13, periods=110)))
     host = row(page(Snapshot.of(tmp_path, NOW)), "host")
-    assert (host["CPUs used"], host["stopped by the quota"]) == ("1.00 of 2", "30 % of its periods")
+    assert (host["CPUs used"], host["throttled by the quota"]) == ("1.00 of 2", "30 % of its periods")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

@@ -125,7 +125,7 @@ def test_secrets_travel_beside_the_address_and_reach_no_message(
     for code in (401, 799):
         Gateway.code = code
         line = warning(url, directory, capsys)
-        assert f"it refuses ({code}" in line and f"SLIPSTREAM_PUSHGATEWAY={gateway}: " in line
+        assert f"it refused ({code}" in line and f"SLIPSTREAM_PUSHGATEWAY={gateway}: " in line
         assert "SECRET" not in line and (header or "SECRET").split()[-1] not in line
     Gateway.code = 200
     dead = warning(f"http://{before}127.0.0.1:{free_port()}{after}", directory, capsys)
@@ -167,7 +167,7 @@ def test_a_dead_gateway_is_one_line_without_its_password(directory: Path, capsys
 
 def test_a_gateway_that_refuses_is_one_line(gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Gateway.code = 400
-    assert "it refuses (400 Bad Request)" in warning(gateway, directory, capsys)
+    assert "it refused (400 Bad Request)" in warning(gateway, directory, capsys)
 
 
 def test_a_gateway_that_never_answers_is_one_line_after_a_while(

@@ -150,9 +150,11 @@ def test_a_malformed_address_is_one_line(address: str, capsys: pytest.CaptureFix
 
 
 def test_an_occupied_port_is_one_line(port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot be listened at (Address already in use); choose another one" in warning(f"127.0.0.1:{port}", capsys)
+    assert "cannot be used for listening (Address already in use); choose another one" in warning(
+        f"127.0.0.1:{port}", capsys
+    )
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1:9400", "[2001:db8::1]:9400", f"{'x' * 64}.invalid:9400"])
 def test_a_foreign_address_is_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot be listened at (" in warning(address, capsys)
+    assert "cannot be used for listening (" in warning(address, capsys)

@@ -41,7 +41,7 @@ def listen(address: str, text: Callable[[], str]) -> None:
         )[0]
         server = Server(where, family, text)
     except (OSError, UnicodeError) as error:  # UnicodeError: invalid host name
-        warn(address, f"cannot be listened at ({getattr(error, 'strerror', None) or error}); choose another one")
+        warn(address, f"cannot be used for listening ({getattr(error, 'strerror', None) or error}); choose another one")
         return
     server.serve_forever()
 

@@ -20,13 +20,13 @@ SAMPLES = 6
 GIB = 1 << 30
 UNKNOWN = "-"
 DEVICES = ("device", "utilisation", "SM activity", "memory", "power", "temperature", "state")
-HOST = ("host", "CPUs used", "threads waiting for one", "stopped by the quota", "memory")
+HOST = ("host", "CPUs used", "threads waiting for a CPU", "throttled by the quota", "memory")
 RANKS = ("rank", "steps", "samples/s", "ms/step", *STEP, EVALUATION, CHECKPOINT, "last step")
 CAUSES = ("cause", "share", "")
 #: Left-aligned columns.
 WORDS = ("device", "state", "host", "cause", "")
 #: See docs/telemetry.md.
-UTILISATION = "utilisation: any kernel ran, those that wait for other ranks included"
+UTILISATION = "utilisation: any kernel ran, including kernels that wait for other ranks"
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
     if known is None:
         return []
     verdict, also = weigh(known.bottlenecks)
-    notes = {verdict: "the verdict", **dict.fromkeys(also, "worth a look")}
-    said = f"held back by: {verdict}" if verdict else f"no cause took {percent(DECISIVE)} of the training's time"
+    notes = {verdict: "main bottleneck", **dict.fromkeys(also, "worth a look")}
+    said = f"bottleneck: {verdict}" if verdict else f"no cause took {percent(DECISIVE)} of the training's time"
     ordered = sorted(known.bottlenecks.items(), key=lambda item: -item[1])
     rows = [[cause, percent(share), notes.get(cause, "")] for cause, share in ordered]
     lines = [one_line(f"goodput {percent(known.goodput)}; {said}")]
