@@ -75,7 +75,7 @@ def sentences(found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
     if best is None:
         near = min(found, key=lambda choice: choice.outcome.hours.high)
         yield (
-            f"Nothing keeps {limits(wanted)} with 95 %: the fastest is {near}, {hours(near.outcome)}, "
+            f"No option keeps {limits(wanted)} with 95 % probability: the fastest is {near}, {hours(near.outcome)}, "
             f"{dollars(near.outcome)}."
         )
         return
@@ -90,27 +90,33 @@ def sentences(found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
 def what_changes_it(best: Choice, found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
     on_spot, from_hours = best.outcome.way == SPOT, best.row.pays_from
     if on_spot and from_hours:
-        yield f"On demand is cheaper if a pod is interrupted more often than each {duration(from_hours)}."
+        yield f"On demand is cheaper if a pod is interrupted more often than every {duration(from_hours)}."
     if not on_spot and best.row.no_spot:
         yield f"Spot is not planned there: {best.row.no_spot}."
     elif not on_spot and from_hours:
         yield f"Spot is cheaper from {duration(from_hours)} between interruptions of a pod on, if the deadline holds."
     if wanted.deadline is not None:
         slack = wanted.deadline - best.outcome.hours.high
-        yield f"The deadline leaves {duration(slack)} at 95 %; {best.outcome.in_time:.1%} of the runs keep it."
+        yield (
+            f"The deadline leaves {duration(slack)} at 95 % probability; {best.outcome.in_time:.1%} of the runs keep "
+            "it."
+        )
         cheaper = [one for one in found if one.known and one.outcome.mean_dollars < best.outcome.mean_dollars]
         if cheaper:
             its = cheaper[0].outcome
-            yield f"With {duration(its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
+            yield f"With a deadline of {duration(its.hours.high)} it would be {cheaper[0]}, {dollars(its)}."
     faster = [one for one in pareto(found) if one.outcome.hours.high < best.outcome.hours.high]
     if faster:
-        allows = "" if faster[0].known else ", if the exchange allows, which nobody measured"
-        yield f"Sooner: {faster[0]}, {hours(faster[0].outcome)}, {dollars(faster[0].outcome)}{allows}."
+        allows = "" if faster[0].known else ", if its gradient exchange, which was not measured, allows it"
+        yield f"Faster: {faster[0]}, {hours(faster[0].outcome)}, {dollars(faster[0].outcome)}{allows}."
     if not best.known:
-        yield f"The exchange between its {best.row.option.processes} processes is not in its hours: nobody measured it."
+        yield (
+            f"Its hours exclude the gradient exchange between its {best.row.option.processes} processes, which was "
+            "not measured."
+        )
     time = best.row.time
     if time and time.spread and time.how.startswith("predicted"):
-        yield f"Its hours are {time.how}: a short run there would make them sure."
+        yield f"Its hours are {time.how}: a short run there would measure them."
 
 
 def limits(wanted: Wanted) -> str:

@@ -96,8 +96,8 @@ class Capacity:
     def __str__(self) -> str:
         low, high = self.interval() or (0.0, 0.0)
         sure = f" ({low:.3g} to {high:.3g})" if high else ""
-        waits = f"{len(self.waits)} waits recorded" if self.waits else "assumed: nobody recorded a wait"
-        often = f"an interruption of a pod each {self.between:.3g} h{sure}"
+        waits = f"{len(self.waits)} waits recorded" if self.waits else "assumed: no wait was recorded"
+        often = f"an interruption of a pod every {self.between:.3g} h{sure}"
         return f"{often}, {self.source}; waits of {self.wait:.3g} h ({waits})"
 
 

@@ -162,7 +162,7 @@ def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
     if capacity:
         yield f"spot capacity: {capacity}"
     else:
-        yield "spot capacity: by each profile's preemptions_per_day; waits of 1 h assumed: nobody recorded any"
+        yield "spot capacity: by each profile's preemptions_per_day; waits of 1 h assumed: none were recorded"
 
 
 def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:

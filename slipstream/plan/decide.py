@@ -161,7 +161,7 @@ def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
         return None, "no spot price"
     per_day = option.placement.preemptions_per_day if option.placement else 0.0
     capacity = wanted.capacity or from_profile(option.profile, per_day)
-    return capacity, "" if capacity else "nobody says how often it is taken away"
+    return capacity, "" if capacity else "its preemption rate is unknown"
 
 
 def rules_of(option: Option, planned: Measured) -> Rules:

@@ -19,7 +19,7 @@ from slipstream.plan.capacity import Attempt
 from slipstream.storage import STORES, read_below, storage_for
 
 SUMMARY, TRAINING = "summary.json", "training"
-EXPECTED = "expected a directory runs/…, a trained model, a home of checkpoints or a network profile"
+EXPECTED = "expected a directory runs/…, a trained model, a checkpoint directory or a network profile"
 
 
 @dataclass(frozen=True)

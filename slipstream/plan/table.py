@@ -18,10 +18,10 @@ COLUMNS = (
     "on demand (95 %)",
     "on demand $ (5 to 95 %)",
 )
-MORE = ("interrupted", "retries", "checkpoint each", "time")
+MORE = ("interrupted", "retries", "checkpoint every", "time")
 LEFT = ("", "profile", "instance", "time")
 WIDTH = 40
-BEST = "none is both cheaper and sooner"
+BEST = "Pareto-optimal"
 
 
 def table(rows: Sequence[Row], best: Sequence[Choice]) -> str:

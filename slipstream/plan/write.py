@@ -30,7 +30,7 @@ def profile_of(choice: Choice, planned: Planned | None = None) -> str:
     option, outcome = choice.row.option, choice.outcome
     spot = outcome.way == SPOT
     hours = outcome.hours.high
-    lines = [f"# Written by slipstream plan: {choice}; {hours:.3g} h with 95 %."]
+    lines = [f"# Written by slipstream plan: {choice}; {hours:.3g} h with 95 % probability."]
     if outcome.between_failures_s:
         lines.append(f"# In run.yaml, training.mean_time_between_failures: {outcome.between_failures_s:.0f}")
     lines += [f'extends = "{option.profile}"', ""] if option.profile else []
@@ -45,7 +45,7 @@ def profile_of(choice: Choice, planned: Planned | None = None) -> str:
         }
     )
     if not option.profile:
-        lines.append("# cpu and memory are not measured: look at what a run takes.")
+        lines.append("# cpu and memory are not measured: set them by the use of a run.")
     group |= {"nodes": option.pods, "processes": option.gpus, "interruptible": spot}
     prices = {"price_per_hour": option.price.on_demand, "spot_price_per_hour": option.price.spot}
     group |= {name: float(price) for name, price in prices.items() if price is not None}
@@ -58,7 +58,7 @@ def profile_of(choice: Choice, planned: Planned | None = None) -> str:
     if spot and option.pods > 1:
         lines.append(f"retries = {outcome.retries + OTHER_CAUSES}")
     if planned:
-        lines += ["", "# For the report, which says how it went instead.", "[plan]"]
+        lines += ["", "# For the report, which compares it with the actual run.", "[plan]"]
         lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in to_dict(planned).items()]
     return "\n".join(lines) + "\n"
 

@@ -50,7 +50,7 @@ def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str
     assert best.planned
     possible = best.dollars - 24 * best.host.per_hour * DAYS
     if max(best.planned.instances) == 1:
-        yield "No faster model saves anything there: one instance, the least, does."
+        yield "A faster model saves nothing there: one instance, the minimum, is enough."
     elif saved is None:
         worth = f"in {MONTHS} months {money(MONTHS * possible)}"
         yield f"A model that took no time would save {money(possible)} a month, {worth}{pays(possible, wanted)}."
@@ -74,7 +74,7 @@ def nightly(rows: Sequence[Row], best: Row) -> Iterator[str]:
 def no_replica(best: Row, load: Load, wanted: Wanted) -> Iterator[str]:
     its = sleeping(best, load, wanted)
     spell = (COOLDOWN_S + wanted.cold_start) / 60
-    how = f"{its.spells:.3g} spells a month" if its.spells else "one spell a day"
+    how = f"{its.spells:.3g} idle periods a month" if its.spells else "one idle period a day"
     pays_from = (
         f"Scaling to zero pays from an idle share of {its.pays_from:.2%} on ({how}, {spell:.3g} min paid in each)"
     )
@@ -96,9 +96,9 @@ def what_changes_it(rows: Sequence[Row], best: Row, load: Load, wanted: Wanted) 
         said = milliseconds(at_random)
         yield f"Its replicas share one queue; if each request goes to one of them at random, the p99 is {said}."
     if best.at_worst is None:
-        yield "If it takes as much longer as a prediction was ever off, no number of replicas keeps the p99."
+        yield "If requests take longer by the largest known prediction error, no number of replicas keeps the p99."
     if best.time.error:
-        yield f"Its times are {best.time.how}: a model exported there would make them sure."
+        yield f"Its times are {best.time.how}: a model exported there would measure them."
     sure = recommended([row for row in rows if not row.time.error])
     if best.time.error and sure:
         yield f"Measured: {sure.variant} on {sure.host.name}, {money(sure.dollars)} a month."

@@ -123,14 +123,14 @@ def is_measured(model: Exported, host: Host) -> bool:
 
 def unknown(model: Exported, host: Host) -> str:
     if host.gpu is None and model.cpu and cpu_peak(host.cpu) is None:
-        return f"nothing is known of its CPU {host.cpu}"
+        return f"its CPU {host.cpu} is unknown"
     if host.gpu is None and not model.cpu:
-        return "no CPU is predicted from a GPU"
+        return "a CPU cannot be predicted from a GPU"
     if model.untold:
         return model.untold
     return (
-        f"{model.name} does not say what {model.report.machine.device} computes; give the run that it is of, runs/…, "
-        "whose training does"
+        f"{model.name} does not record the throughput of {model.report.machine.device}; give its run, runs/…, whose "
+        "training does"
     )
 
 

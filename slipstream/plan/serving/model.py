@@ -130,9 +130,9 @@ def not_served(report: ExportReport) -> Iterator[str]:
     for variant in report.timed:
         if variant.file and not may_serve(variant):
             answer = variant.quality.answer if variant.quality else "not compared"
-            yield f"{variant.name}: left out, as it was not shown to be good enough ({answer})"
+            yield f"{variant.name}: skipped, as it was not shown to be good enough ({answer})"
         elif variant.file and not service_of(variant.latency_ms.get(ONE)):
-            yield f"{variant.name}: left out, as too few single rows were timed; raise export.seconds"
+            yield f"{variant.name}: skipped, as too few single rows were timed; raise export.seconds"
 
 
 def disturbed(report: ExportReport) -> Iterator[str]:
@@ -141,8 +141,8 @@ def disturbed(report: ExportReport) -> Iterator[str]:
     tails = {name: service.p99 / service.median for name, service in services.items() if service}
     if long := [f"{name} ({tail:.0f})" for name, tail in tails.items() if tail > DISTURBED]:
         yield (
-            f"p99 over median of a request alone: {', '.join(long)}: other work may have had the processor when it was "
-            "timed; exported on a quiet machine it may take fewer replicas"
+            f"p99 over median of a request alone: {', '.join(long)}: other processes may have used the CPU while it "
+            "was timed; exported on a quiet machine it may take fewer replicas"
         )
 
 

@@ -51,7 +51,7 @@ def test_a_model_measured_on_a_gpu_is_predicted_on_others_by_both_limits(tmp_pat
     # A row's million operations are nothing beside reading the weights, which are counted once.
     assert not isinstance(times[1], str)
     assert times[1].service.mean == pytest.approx(times[0].service.mean * 300 / 3350, rel=0.01)
-    assert times[2] == "no CPU is predicted from a GPU"
+    assert times[2] == "a CPU cannot be predicted from a GPU"
 
 
 def test_the_training_says_what_the_exports_cpu_computes(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_an_instance_of_too_few_cores_or_an_unknown_cpu_is_not_planned_and_said(
     assert serving_time(read, fp32, small) == "has fewer cores than a call has threads, 4"
     assert not isinstance(serving_time(read, fp32, enough), str)
     other = replace(enough, cpu="Z80")
-    assert serving_time(read, fp32, other) == "nothing is known of its CPU Z80"
+    assert serving_time(read, fp32, other) == "its CPU Z80 is unknown"
     assert list(why_not(read, [fp32], [small, other])) == [
         "onnx-fp32: not planned on 8481C: has fewer cores than a call has threads, 4",
-        "onnx-fp32: not planned on Z80: nothing is known of its CPU Z80",
+        "onnx-fp32: not planned on Z80: its CPU Z80 is unknown",
     ]

@@ -92,7 +92,7 @@ def test_what_is_printed_says_what_to_take_and_why(model: str, load: Path) -> No
         "times measured: 8481C",
         "times predicted from Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, by operations alone: 9B14",
         "onnx-int8: not planned on A100-40GB",
-        "what a server and the network add is in neither p99 nor dollars",
+        "p99 and dollars exclude the time of server and network",
         "08:00 to 12:00  5,000 to 5,000         2          1",
         "load.csv: 4,647,180,000 requests a month by 24 hours recorded; 20,000 requests/s in the busiest minute",
     ):
@@ -165,7 +165,7 @@ def test_without_a_run_only_its_own_cpu_is_known(tmp_path: Path, load: Path) -> 
     alone = write_exported(tmp_path / "alone", report(cpu="Unknown CPU 9"))
     for place in (alone, f"{alone}/model"):
         ran = called(place, "--load", load, "--p99", "1ms")
-        assert ran.exit_code == 1 and "does not say what Unknown CPU 9 computes; give the run" in ran.output
+        assert ran.exit_code == 1 and "does not record the throughput of Unknown CPU 9; give its run" in ran.output
     (tmp_path / "prices.toml").write_text(DATED.replace("8481C", "9"))
     found = planned(alone, "--load", load, "--p99", "1ms", "--prices", tmp_path / "prices.toml")
     assert [(each["instance"], each["time"]) for each in found["rows"]] == [("mine", "measured")] * 2
@@ -189,7 +189,7 @@ def test_variants_that_lose_too_much_are_not_served(tmp_path: Path, load: Path) 
     place = write_exported(tmp_path / "worse", replace(its, variants=[*kept, worse], chosen=FP32), ON_CPU)
     ran = called(place, "--load", load, "--p99", "1ms")
     assert "Take onnx-fp32" in ran.output
-    assert "onnx-int8: left out, as it was not shown to be good enough (can't tell)" in ran.output
+    assert "onnx-int8: skipped, as it was not shown to be good enough (can't tell)" in ran.output
 
 
 def test_an_optimisation_pays_if_six_months_save_more_than_it_costs(model: str, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_optimisation_pays_if_six_months_save_more_than_it_costs(model: str, 
 def test_a_load_that_one_instance_serves_has_nothing_to_optimise(model: str, tmp_path: Path) -> None:
     quiet = hourly(tmp_path / "quiet.csv", [1.0] * 24)
     ran = called(model, "--load", quiet, "--p99", "1ms", "--instance", "c3-highcpu-4")
-    assert "No faster model saves anything there: one instance, the least, does." in ran.output
+    assert "A faster model saves nothing there: one instance, the minimum, is enough." in ran.output
 
 
 def test_requests_that_go_to_replicas_at_random_wait_longer(model: str, load: Path, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_scaling_to_zero_pays_for_spells_that_outlast_the_cooldown_and_a_start(
         requests = 86_400 - 2 * minutes * 60
         assert zero["late"] == pytest.approx(2 * (1 + 120) / requests, rel=0.01)
     else:
-        assert zero["spells"] == 0 and zero["pays_from"] == pytest.approx(420 / 86_400), "of one spell a day"
+        assert zero["spells"] == 0 and zero["pays_from"] == pytest.approx(420 / 86_400), "of one idle period a day"
     text = called(model, "--load", path, "--p99", "1ms").output
     assert (f"the load is idle for {zero['idle']:.2%}: it saves" in text) == pays
 
