@@ -63,7 +63,7 @@ def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
     findings: tuple[Finding, ...] = ()
     if version == "older than 1.8":
         what = f"the cluster's {CRD} is {version}"
-        findings = (Finding("warning", "the cluster", what, "its elastic jobs behave in other ways", fix),)
+        findings = (Finding("warning", "the cluster", what, "its elastic jobs behave differently", fix),)
     containers = [
         container
         for deployment in items(ask, "deployments", "--all-namespaces")
@@ -72,7 +72,7 @@ def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
     ]
     if not containers:
         what = "no deployment runs the training operator"
-        findings += (Finding("warning", "the cluster", what, "jobs are created, and nobody starts their pods", fix),)
+        findings += (Finding("warning", "the cluster", what, "jobs are created, but their pods never start", fix),)
     images = ", ".join(sorted({container["image"] for container in containers})) or "no deployment"
     return Report(findings, (f"training operator: {CRD} {version}, {images}",))
 
@@ -121,7 +121,7 @@ def check_nodes(uses: Sequence[Use], ask: Ask) -> Report:
     gpus = ", ".join(f"{total:g} {name}" for name, total in allocatable.items() if total) or "no GPUs"
     checked = f"selectors, tolerations and requests against {len(nodes)} nodes with {gpus} allocatable"
     affine = any("affinity" in use.pod for use in uses)
-    unchecked = ("the affinity of pods, which only the scheduler can tell",) if affine else ()
+    unchecked = ("the affinity of pods, which only the scheduler can evaluate",) if affine else ()
     return Report(tuple(finding for use in uses for finding in unschedulable(use, nodes)), (checked,), unchecked)
 
 

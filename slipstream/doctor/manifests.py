@@ -45,7 +45,7 @@ def check_manifests(manifests: Sequence[Manifest], profile: Profile) -> Report:
     report = Report(tuple(findings), (checked,))
     cloud = cloud_of(profile) or ("aws" if any(is_amazons(manifest) for manifest in manifests) else "")
     if not cloud:
-        return report + Report(unchecked=("grace periods against the notice: nothing says whose nodes these are",))
+        return report + Report(unchecked=("grace periods against the notice: the cloud of these nodes is unknown",))
     grace = [finding for manifest in manifests for finding in check_grace(manifest, NOTICE_S[cloud])]
     return report + Report(tuple(grace), (f"grace periods against a notice of {NOTICE_S[cloud]} s ({cloud})",))
 
@@ -71,7 +71,7 @@ def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement])
                 "warning" if others else "error",
                 manifest.where,
                 f"no pod of the profile tolerates its taint {', '.join(map(taint_text, taints))}",
-                f"none is placed on these nodes{': others have to do' if others else ', and all wait as Pending'}",
+                f"none is placed on these nodes{': others are left' if others else ', and all wait as Pending'}",
                 "add the toleration to the profile, or take the taint out",
             )
 
@@ -121,7 +121,7 @@ def check_quotas(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterato
             hard = manifest.mapping("spec", "hard")
             yield from below(manifest, [hard], ("requests.", "limits.", ""), stages, "its pods are refused")
     elif manifest.kind == "ClusterQueue":
-        waits = "its job waits for what it may borrow, or for ever"
+        waits = "its job waits until it may borrow, possibly without end"
         yield from below(manifest, flavours(manifest), ("",), groups, waits, missing="0")
     elif manifest.kind == "Queue":
         capability = manifest.mapping("spec", "capability")
@@ -188,8 +188,8 @@ def check_keys(quota: Manifest) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 quota.where,
-                f"the key {key} does not begin with requests.",
-                "devices are counted by such keys only: this one holds nobody back",
+                f"the key {key} does not start with requests.",
+                "devices are counted by such keys only: this one limits nothing",
                 f"call it requests.{device}",
             )
 
@@ -227,7 +227,7 @@ def check_grace(manifest: Manifest, notice_s: int) -> Iterator[Finding]:
             "error",
             manifest.where,
             f"{key} {grace:g} s is longer than the {notice_s} s from a spot machine's notice to its end",
-            "what a pod does later than that is lost, as a save of its checkpoint",
+            "work of a pod after that time is lost, such as saving a checkpoint",
             f"set it to {notice_s} s or less, or keep it off spot capacity",
         )
 

@@ -89,7 +89,7 @@ def processors(root: Path, visible: int) -> Iterator[Reading]:
     text = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
     problem = ""
     if quota and quota < visible and not told:
-        problem = f"what counts cores starts {visible} threads on {quota:g} CPUs; set OMP_NUM_THREADS"
+        problem = f"libraries that count cores start {visible} threads on {quota:g} CPUs; set OMP_NUM_THREADS"
     yield Reading("CPU", f"{text}, OMP_NUM_THREADS {told or 'not set'}", problem)
 
 
@@ -131,7 +131,7 @@ def fabric(root: Path) -> Iterator[Reading]:
         driver = (device / "device/driver").resolve().name
         for port in sorted((device / "ports").iterdir()):
             state, rate = ((port / name).read_text(encoding="utf-8").strip() for name in ("state", "rate"))
-            problem = "" if "ACTIVE" in state else "this port carries nothing"
+            problem = "" if "ACTIVE" in state else "this port carries no traffic"
             kind = "EFA" if driver == "efa" else "RDMA"
             yield Reading(f"{kind} {device.name}", f"port {port.name}: {state}, {rate}", problem)
 
@@ -249,7 +249,7 @@ def amd(root: Path) -> Iterator[Reading]:
 
 
 def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Reading:
-    found = f"{name}, {gib(total - used)} of {gib(total)} free, held by {', '.join(holders) or 'nobody'}"
+    found = f"{name}, {gib(total - used)} of {gib(total)} free, held by {', '.join(holders) or 'no process'}"
     busy = used > HELD * total
     return Reading(what, found, "in use already: a training may not find the memory that it needs" if busy else "")
 
@@ -312,7 +312,7 @@ def nccl(name: str, loaded: str, requirements: list[str]) -> Reading:
         if there != wanted:
             return Reading(name, found, f"torch asks for {wanted}: collectives may hang or fail; install that")
         if loaded != wanted:
-            return Reading(name, found, "another one is found first: look at LD_LIBRARY_PATH and LD_PRELOAD")
+            return Reading(name, found, "another one is found first: check LD_LIBRARY_PATH and LD_PRELOAD")
     return Reading(name, found)
 
 

@@ -34,13 +34,13 @@ ASSUMED_SAVE_S = 30.0
 #: rendezvous's.
 START_S = 15 * 60
 REFUSED = "registration is refused"
-DEFAULT_LIMITS = " (Flyte's defaults; --limits FILE says which are yours)"
+DEFAULT_LIMITS = " (Flyte's defaults; --limits FILE sets yours)"
 MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
 #: Time zone prefix that Flyte's scheduler reads, unlike croniter.
 TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
 INTERVAL = "@every "
 USER = re.compile(r"^\s*(FROM|USER)\s+(\S+)", re.IGNORECASE)
-MEND = "let an uncached task hand the part on as an output of its own, with a HashMethod over its values"
+MEND = "let an uncached task return the part as its own output, with a HashMethod over its values"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
     if dockerfiles:
         checked.append(f"the users of {', '.join(str(file) for file in dockerfiles)}")
     else:
-        unchecked.append("the images' users: no images/*.Dockerfile beside the package")
+        unchecked.append("the images' users: no images/*.Dockerfile next to the package")
     unchecked += started_one_by_one(uses)
     return Report(tuple(findings), tuple(checked), tuple(unchecked))
 
@@ -108,7 +108,7 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
         values = [quantity(text) for text in (requested, limit or "0")]
         if None in values:
             fix = 'write it as Kubernetes does: "4", "500m", "16Gi"'
-            yield Finding("error", use.where, f"{name} {requested} is no quantity", REFUSED, fix)
+            yield Finding("error", use.where, f"{name} {requested} is not a quantity", REFUSED, fix)
             continue
         # Floating point would put 57000m just above 57.
         asked, most = (math.ceil(round(value, 6)) for value in values if value is not None)
@@ -121,7 +121,7 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
             fix = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"
             # Admin checks neither node overrides nor GPUs by the name that a pod template has to use.
             unseen = use.node is not None or name == NVIDIA
-            quietly = f"registration lets it through, and propeller quietly gives the pod {allowed}"
+            quietly = f"registration accepts it, and propeller gives the pod {allowed} without a message"
             yield Finding("error", use.where, what, quietly if unseen else REFUSED, fix)
 
 
@@ -151,7 +151,7 @@ def spot_without_retries(use: Use) -> Iterator[Finding]:
             use.where,
             "a PyTorchJob on spot with retries 0",
             "its first preemption fails the execution",
-            "set retries in the profile to more than the preemptions that are to be expected",
+            "set retries in the profile to more than the expected number of preemptions",
         )
 
 
@@ -164,7 +164,7 @@ def short_grace(use: Use, save: Save) -> Iterator[Finding]:
             "error" if measured else "warning",
             use.where,
             f"terminationGracePeriodSeconds {grace} is shorter than a save of {save.seconds:g} s ({save.source})",
-            "a preempted pod is killed while it saves, and all since the checkpoint before is computed again",
+            "a preempted pod is killed while it saves, and the work since the checkpoint before is repeated",
             f"set grace_seconds in the profile to {math.ceil(2 * save.seconds)} or more, if the cloud leaves that much"
             + ("" if measured else "; --trained DIRECTORY compares with a measured save"),
         )
@@ -177,7 +177,7 @@ def accelerator_without_gpu(use: Use) -> Iterator[Finding]:
             use.where,
             f"accelerator {use.accelerator} without a GPU in the limits",
             "propeller ignores the accelerator, and the pod runs on any node, without a GPU",
-            "set gpu in the profile, or take the accelerator out",
+            "set gpu in the profile, or remove the accelerator",
         )
 
 
@@ -199,8 +199,8 @@ def moving_image(use: Use) -> Iterator[Finding]:
         yield Finding(
             "warning",
             use.where,
-            f"image {use.image} {'has no tag' if not tag else 'has a tag that moves'}",
-            "a retry may run other code than the attempt before, and the cache does not know",
+            f"image {use.image} {'has no tag' if not tag else 'has a movable tag'}",
+            "a retry may run other code than the attempt before, unnoticed by the cache",
             "package with a tag of its own for every build, or with the image's digest",
         )
 
@@ -271,7 +271,7 @@ def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
     cron = TIME_ZONE.sub("", schedule.cron_schedule.schedule or schedule.cron_expression)
     if cron and not cron.startswith(INTERVAL) and (why := flaw(cron)):
         fix = 'write it as "0 2 * * *": 2:00 UTC every day'
-        yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or nothing ever runs", fix)
+        yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or never runs", fix)
 
 
 def attribute_paths(package: Package) -> Iterator[Finding]:
@@ -298,8 +298,8 @@ def about(package: Package, where: str, variable: str, promise: OutputReference,
     if task is not None and task.metadata.discoverable:
         return Finding("error", where, what, "its cache never hits, so that it computes again in each execution", MEND)
     if node is not None and task is None:
-        return Finding("error", where, what, "nothing that is cached on it inside ever hits", MEND)
-    return Finding("warning", where, what, "nothing that is cached on what comes of it ever hits", MEND)
+        return Finding("error", where, what, "cached tasks inside that read it never hit", MEND)
+    return Finding("warning", where, what, "cached tasks that depend on its result never hit", MEND)
 
 
 def promises(data: BindingData) -> Iterator[OutputReference]:

@@ -96,8 +96,8 @@ def too_few(propeller: Propeller, retries: int | None) -> Finding:
         "warning",
         propeller.where,
         f"propeller's {RETRIES} is {is_set}",
-        f"failed round {last} of an execution ends it and its pods, in mid-training too, whatever retries say; 11 took "
-        "8 s of a store that refuses",
+        f"failed round {last} of an execution ends it and its pods, even during training and regardless of retries; a "
+        "store that refuses for 8 s causes 11",
         f"set {propeller.values}.{RETRIES} to {ADVISED} in the chart's values",
     )
 

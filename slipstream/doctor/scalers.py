@@ -34,7 +34,7 @@ def check_scaled_object(manifest: Manifest) -> Iterator[Finding]:
             "error",
             manifest.where,
             f"{none} 0 with a trigger from the replicas' own metrics",
-            "without a replica there is no such metric: once it has scaled to none it never wakes",
+            "without a replica there is no such metric: after it has scaled to zero it never scales up",
             "set minReplicaCount to 1, or add a trigger from what sends the requests, as an ingress or a queue",
         )
 
@@ -63,7 +63,7 @@ def check_autoscaler(manifest: Manifest, served: Collection[str]) -> Iterator[Fi
             "warning" if api else "error",
             manifest.where,
             f"it scales by {name}, and {why}",
-            "without an adapter it stays as it is: `kubectl describe hpa` says that it cannot get the metric",
+            "without an adapter it never scales: `kubectl describe hpa` reports the missing metric",
             "install prometheus-adapter with a rule for it, or scale by a Prometheus trigger of KEDA",
         )
 

@@ -133,13 +133,13 @@ FLAWS: list[tuple[str, tuple[str, ...], Callable[[Tree], None], str]] = [
         "a key without requests.",
         ("ResourceQuota",),
         lambda t: put(t, "spec", "hard", {"nvidia.com/gpu": "32"}),
-        "the key nvidia.com/gpu does not begin with requests.",
+        "the key nvidia.com/gpu does not start with requests.",
     ),
     (
         "a key with limits.",
         ("ResourceQuota",),
         lambda t: put(t, "spec", "hard", {"limits.nvidia.com/gpu": "32"}),
-        "the key limits.nvidia.com/gpu does not begin with requests.",
+        "the key limits.nvidia.com/gpu does not start with requests.",
     ),
     (
         "a pool's grace",

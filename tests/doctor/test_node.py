@@ -59,7 +59,7 @@ def test_a_free_gpu_and_one_that_another_process_holds(
     monkeypatch.setattr(torch.version, "cuda", build)
     driver, free = node.nvidia(tmp_path, Nvml(0, []), "12.4")
     assert driver.found == "550.54.15, CUDA up to 12.4" and not driver.problem
-    assert free == Reading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by nobody")
+    assert free == Reading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by no process")
     root = write(tmp_path, {"proc/7/comm": "python\n"})
     holders = [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
     _, held = node.nvidia(root, Nvml(20 * GIB, holders), "12.4")

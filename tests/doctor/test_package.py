@@ -130,12 +130,12 @@ def february(package: Package) -> None:
         (short_grace, "error", TRAIN, "terminationGracePeriodSeconds 5 is shorter than a save of 6 s (measured"),
         (no_gpus, "error", TRAIN, "accelerator nvidia-a100-80gb without a GPU"),
         (no_disk, "warning", TRAIN, "no request for disk"),
-        (latest, "warning", TRAIN, "slipstream:latest has a tag that moves"),
+        (latest, "warning", TRAIN, "slipstream:latest has a movable tag"),
         (untagged, "warning", TRAIN, "slipstream has no tag"),
         (user_name, "error", TRAIN, "runAsUser is the name 'flyte'"),
         (root_against_itself, "error", TRAIN, "runAsUser 0 and runAsNonRoot"),
         (too_much, "error", TRAIN, "cpu 96500m is over the platform's 96"),
-        (no_quantity, "error", TRAIN, "memory much is no quantity"),
+        (no_quantity, "error", TRAIN, "memory much is not a quantity"),
         (over_its_own_limit, "error", TRAIN, "the request 1000Gi does not fit its limit 900Gi"),
         (overridden, "error", f"{MAIN}/n", "cpu 97 is over the platform's 96"),
         (impatient, "warning", TRAIN, "10 retries within a timeout of 60 min"),
@@ -176,12 +176,12 @@ def test_a_digest_does_not_move(healthy: Package) -> None:
 def test_flytes_own_limits_refuse_this_package_and_would_quietly_take_its_gpus(healthy: Package) -> None:
     said = {finding.what: finding.consequence for finding in found(healthy, Limits())}
     assert said["cpu 4 is over the platform's 2"] == "registration is refused"
-    assert said["nvidia.com/gpu 8 is over the platform's 1"].endswith("propeller quietly gives the pod 1")
+    assert said["nvidia.com/gpu 8 is over the platform's 1"].endswith("propeller gives the pod 1 without")
 
 
 def test_what_a_node_overrides_is_not_looked_at_by_admin(healthy: Package) -> None:
     overridden(healthy)
-    assert all(finding.consequence.endswith("propeller quietly gives the pod 96") for finding in found(healthy))
+    assert all(finding.consequence.endswith("propeller gives the pod 96 without") for finding in found(healthy))
 
 
 def test_a_task_in_a_plain_container() -> None:

@@ -55,7 +55,7 @@ def test_flyte_binary_sets_nothing_which_is_10(look: Look) -> None:
     (finding,) = report.findings
     assert finding.severity == "warning" and finding.where == BINARY
     assert finding.what == "propeller's max-workflow-retries is not set, and 10 by default"
-    assert finding.consequence.startswith("failed round 11 of an execution ends it and its pods, in mid-training too")
+    assert finding.consequence.startswith("failed round 11 of an execution ends it and its pods, even during training")
     place = "flyte-binary's configuration.inline.propeller.max-workflow-retries"
     assert finding.fix == f"set {place} to 100000 in the chart's values"
     line = f"propeller's max-workflow-retries, 10, the default, by the ConfigMaps of {BINARY}"
