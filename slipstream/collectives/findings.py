@@ -25,7 +25,7 @@ def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
     """Return one line per slow rank or link."""
     held_back = stragglers(profile)
     found = [
-        f"rank {rank} is a straggler: {why}; look at its processor (quota, neighbours, frequency), not at its link"
+        f"rank {rank} is a straggler: {why}; check its CPU (quota, neighbours, frequency), not its link"
         for rank, why in held_back.items()
     ]
     pairs = slow_pairs([pair for pair in profile.pairs if not set(pair.ranks) & held_back.keys()])
@@ -87,7 +87,7 @@ def stragglers(profile: NetworkProfile) -> dict[int, str]:
             for seconds in profile.products
         ]
         if factors and min(factors) >= FACTOR:
-            found[rank] = f"the same matrix product takes {min(factors):.1f} times as long on it"
+            found[rank] = f"the same matmul takes {min(factors):.1f} times as long on it"
     smallest = next(iter(profile.of("all_reduce")), None)
     return found | {rank: why for rank, why in latecomers(smallest).items() if rank not in found}
 
@@ -154,7 +154,7 @@ def grade(profile: NetworkProfile) -> Iterator[str]:
     word = "normal" if share >= NORMAL else "far too low" if share < FAR_TOO_LOW else "low"
     yield f"{word}: all_reduce at {largest.bytes} bytes reaches {share:.0%} of the {busbw:.3g} GB/s of {source}"
     if share < NORMAL:
-        yield f"look at {LOOK_AT[kind]}; the pairs above show whether it is one rank, one link or all"
+        yield f"check {LOOK_AT[kind]}; the pairs above show whether it is one rank, one link or all"
 
 
 def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:

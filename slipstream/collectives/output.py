@@ -107,7 +107,7 @@ def heading(profile: NetworkProfile) -> Iterator[str]:
     launches = f"{profile.launches} launch{'es' if profile.launches > 1 else ''}"
     yield f"{its.world} process{'es' if its.world > 1 else ''}{nodes}, {its.backend}, {versions}, {launches}"
     if profile.short:
-        yield "a short benchmark: the collectives of training at few sizes; slipstream collectives measures all"
+        yield "short benchmark: the collectives of training at few sizes; slipstream collectives measures all"
     for host in profile.topology.hosts:
         ranks = f"rank {host.ranks[0]}" if len(host.ranks) == 1 else f"ranks {', '.join(map(str, host.ranks))}"
         yield f"{ranks}: {host.devices[0]}, {host.cores} cores, {host.numa_nodes} NUMA node(s)"
@@ -131,11 +131,13 @@ def remarks(profile: NetworkProfile) -> Iterator[str]:
     yield from model_lines(profile)
     yield from grade(profile)
     yield from (f"FINDING: {line}" for line in profile.topology.findings)
-    yield from (f"beside: {line}" for line in profile.beside)
-    yield from (f"left out: {line}" for line in profile.left_out)
+    yield from (f"comparison: {line}" for line in profile.beside)
+    yield from (f"skipped: {line}" for line in profile.left_out)
     ended = sum(not launch.narrow for m in profile.measurements for launch in m.launches)
     of = sum(len(m.launches) for m in profile.measurements)
-    yield f"{of - ended} of {of} runs ended as their median was known to 2 %, {ended} (*) as the time was over"
+    yield (
+        f"{of - ended} of {of} runs ended because their median was known to 2 %, {ended} (*) because the time was over"
+    )
 
 
 def row(words: list[str]) -> str:

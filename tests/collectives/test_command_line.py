@@ -55,7 +55,7 @@ def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout
     assert len(measured(ended.stdout)) == 6 and ended.stdout.count("# 3 processes, gloo") == 1
     assert "# all_reduce between 2 of 3 processes" in ended.stdout
-    assert "# left out: worlds 4: not fewer than all 3" in ended.stdout
+    assert "# skipped: worlds 4: not fewer than all 3" in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_a_rank_that_is_killed_is_named_and_nobody_is_left(tmp_path: Path) -> No
 def test_one_process_measures_what_still_makes_sense(tmp_path: Path) -> None:
     ended = start(tmp_path, ALONE, "launches: 1", "--processes", "1")
     assert ended.returncode == 0, ended.stdout
-    assert len(measured(ended.stdout)) == 3 and "# left out: pairs: a single process has no link" in ended.stdout
+    assert len(measured(ended.stdout)) == 3 and "# skipped: pairs: a single process has no link" in ended.stdout

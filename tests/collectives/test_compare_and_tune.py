@@ -47,7 +47,7 @@ def test_compare_has_nothing_to_say_at_first_and_an_answer_of_three_then(tmp_pat
 def test_tune_says_what_it_tried(tmp_path: Path) -> None:
     ended = command(tmp_path, "tune", "--json", "tuning.json")
     assert ended.returncode == 0, ended.stdout
-    assert "Steps of a stand-in with 16 MB of gradients between 2 processes over gloo" in ended.stdout
+    assert "Steps of a synthetic model with 16 MB of gradients between 2 processes over gloo" in ended.stdout
     tuning = json.loads((tmp_path / "tuning.json").read_text())
     assert tuning["ddp"]["hook"] == ""
     assert "fp16 compression hook" in {trial["setting"] for trial in tuning["trials"]}

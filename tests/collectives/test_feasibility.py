@@ -34,7 +34,7 @@ def test_what_the_backend_lacks_is_refused_beforehand(operation: Operation) -> N
 def test_one_process_measures_what_still_makes_sense() -> None:
     asked, left_out = select_kinds(CollectivesConfig(), "gloo", 1)
     assert {kind.operation for kind in asked} == set(OPERATIONS) - {"send_recv"}
-    assert left_out == ["send_recv: a single process has nobody to send to"]
+    assert left_out == ["send_recv: a single process has no peer to send to"]
 
 
 def test_all_that_is_asked_for_and_each_once() -> None:

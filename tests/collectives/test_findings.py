@@ -48,7 +48,7 @@ def test_a_rank_that_is_short_of_its_processor_is_a_straggler_and_no_slow_link()
     slow = {(0, 1): 0.009, (1, 2): 0.008, (1, 3): 0.009}
     profile = replace(network_profile(4, pair_seconds=slow), products=((0.01, 0.05, 0.01, 0.011),) * 3)
     (said,) = slow_ranks_and_links(profile)
-    assert said.startswith("rank 1 is a straggler: the same matrix product takes 5.0 times as long on it")
+    assert said.startswith("rank 1 is a straggler: the same matmul takes 5.0 times as long on it")
 
 
 def test_a_rank_that_comes_late_is_a_straggler() -> None:

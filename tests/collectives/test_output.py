@@ -44,9 +44,9 @@ def test_findings_and_what_was_left_out_are_said() -> None:
     topology = replace(profile.topology, findings=("the link between ranks 0 and 1 is slow",))
     said = table(replace(profile, topology=topology, left_out=("send_recv: nobody",)))
     assert "# FINDING: the link between ranks 0 and 1 is slow" in said
-    assert "# left out: send_recv: nobody" in said
+    assert "# skipped: send_recv: nobody" in said
     assert "# slowest pair: ranks 0 and 1, 0.002 GB/s each way" in said
-    assert "# 90% of all_reduce of 1048576 bytes is hidden by a matrix product that takes as long\n" in said
+    assert "# 90% of all_reduce of 1048576 bytes is hidden by a matmul that takes as long\n" in said
 
 
 def test_csv_has_a_line_for_each_case_and_pair() -> None:

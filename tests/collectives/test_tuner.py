@@ -275,7 +275,7 @@ def test_what_is_recommended_can_be_pasted() -> None:
         "export NCCL_ALGO=allreduce:tree",
         "  x: taken: 1.90 times as fast (1.80 to 2.00, 20 turns)",
     ]
-    assert "no change: nothing that was tried is faster" in str(tuning_of(DdpSettings(), {}))
+    assert "no change: no tried setting is faster" in str(tuning_of(DdpSettings(), {}))
 
 
 def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channels() -> None:

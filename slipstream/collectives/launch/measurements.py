@@ -146,7 +146,7 @@ class MatrixProduct:
 
 def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap:
     """Measure the largest all_reduce, an equally long matmul, and both at once, in turns."""
-    worker.set_activity(f"all_reduce of {config.largest} bytes beside a matrix product")
+    worker.set_activity(f"all_reduce of {config.largest} bytes during a matmul")
     case = prepare(ALL_REDUCE, config.largest, worker.device)
     case.clear()
     product = MatrixProduct(worker.device)
@@ -181,7 +181,7 @@ def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
     The ranks of a host take turns, since they may share cores. The mean is used, because a delayed process may run at
     full speed in between.
     """
-    worker.set_activity("the same matrix product on each rank")
+    worker.set_activity("the same matmul on every rank")
     product = MatrixProduct(worker.device)
     product.times = 20
     mine = []

@@ -56,7 +56,7 @@ def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[l
     if world > 1:
         return asked, []
     alone = [kind for kind in asked if kind.operation != "send_recv"]
-    left_out = ["send_recv: a single process has nobody to send to"] if len(alone) < len(asked) else []
+    left_out = ["send_recv: a single process has no peer to send to"] if len(alone) < len(asked) else []
     return alone, left_out
 
 

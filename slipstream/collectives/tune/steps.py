@@ -60,7 +60,7 @@ class SyntheticModel:
     arithmetic: Arithmetic = Arithmetic()
 
     def __str__(self) -> str:
-        return f"a stand-in with {self.megabytes} MB of gradients"
+        return f"a synthetic model with {self.megabytes} MB of gradients"
 
     def build(self) -> tuple[nn.Module, list[Tensor]]:
         torch.manual_seed(0)
