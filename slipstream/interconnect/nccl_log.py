@@ -66,11 +66,11 @@ def fallbacks(transports: Sequence[str], rdma: Sequence[str]) -> tuple[str, ...]
         )
     elif sockets and rdma:
         findings.append(
-            f"NCCL FELL BACK TO SOCKETS although there is RDMA ({devices}): look at NCCL_IB_DISABLE, NCCL_IB_HCA, the "
+            f"NCCL FELL BACK TO SOCKETS although there is RDMA ({devices}): check NCCL_IB_DISABLE, NCCL_IB_HCA, the "
             "pod's RDMA resource and its locked memory"
         )
     if any("libfabric provider" in line and "efa" not in line for line in transports) and "EFA" in devices:
-        findings.append("libfabric did not choose the provider efa: look at FI_PROVIDER and the EFA installer")
+        findings.append("libfabric did not choose the provider efa: check FI_PROVIDER and the EFA installer")
     remote = [line for line in transports if line.startswith(BETWEEN_HOSTS) and " on " not in line]
     if remote and not sockets and not any("GDRDMA" in line for line in remote):
         findings.append("RDMA goes through the host's memory (no GDRDMA): is nvidia-peermem loaded, and DMA-BUF there?")

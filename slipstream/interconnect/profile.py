@@ -148,7 +148,7 @@ class Overlap:
         return float(np.median([(alone + product - both) / min(alone, product) for alone, product, both in self.turns]))
 
     def __str__(self) -> str:
-        what, beside = f"{self.operation} of {self.bytes} bytes", "a matrix product that takes as long"
+        what, beside = f"{self.operation} of {self.bytes} bytes", "a matmul that takes as long"
         if self.hidden <= 0:
             return f"nothing of {what} is hidden by {beside}: both at once take longer than one after the other"
         return f"{self.hidden:.0%} of {what} is hidden by {beside}"

@@ -115,11 +115,11 @@ class Tuning:
     def _why_not(self) -> str:
         possible = [trial for trial in self.trials if trial.verdict == "may change numbers"]
         if not possible:
-            return "nothing that was tried is faster by 3 % or more"
+            return "no tried setting is faster by 3 % or more"
         best = max(possible, key=lambda trial: trial.gain)
         return (
-            "nothing that keeps the numbers is faster by 3 % or more; "
-            f"{best.setting}, which may change them, is {best.gain:.2f} times as fast"
+            f"no setting that keeps the numbers is faster by 3 % or more; {best.setting}, which may change them, is "
+            f"{best.gain:.2f} times as fast"
         )
 
 

@@ -140,7 +140,5 @@ def test_messages_to_an_address_of_ones_own_never_leave_the_machine(
 
 def test_what_is_hidden_is_said_and_what_is_not() -> None:
     hidden, slower = (Overlap("all_reduce", "float32", 1024, 2, ((2.0, 2.0, both),)) for both in (2.2, 4.4))
-    assert str(hidden) == "90% of all_reduce of 1024 bytes is hidden by a matrix product that takes as long"
-    assert str(slower).startswith(
-        "nothing of all_reduce of 1024 bytes is hidden by a matrix product that takes as long:"
-    )
+    assert str(hidden) == "90% of all_reduce of 1024 bytes is hidden by a matmul that takes as long"
+    assert str(slower).startswith("nothing of all_reduce of 1024 bytes is hidden by a matmul that takes as long:")

@@ -73,7 +73,7 @@ def smaller_worlds(profile: NetworkProfile) -> list[int]:
 
 
 def off(message: Hockney) -> str:
-    return f"sizes left out of the fit are off by {message.error:.0%}"
+    return f"held-out sizes are off by {message.error:.0%}"
 
 
 CURVE_POINTS = 60
@@ -108,7 +108,10 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
             yield f"{reason}: no prediction"
             return
         expected = model.seconds(world, size)
-        yield f"all_reduce of {size} bytes between {world} ranks: {expected.milliseconds} expected, on a like network"
+        yield (
+            f"all_reduce of {size} bytes between {world} ranks: {expected.milliseconds} expected, on the same kind of "
+            "interconnect"
+        )
 
 
 def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
@@ -141,6 +144,6 @@ def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str
         expected = predict(compute, partial(model.seconds, world))
         share = expected.efficiency
         yield (
-            f"a step between {world} ranks: {expected.step.milliseconds} expected, of which computation is "
-            f"{share.seconds:.0%} ({share.low:.0%} to {share.high:.0%})"
+            f"a step between {world} ranks: {expected.step.milliseconds} expected; computation takes "
+            f"{share.seconds:.0%} ({share.low:.0%} to {share.high:.0%}) of it"
         )
