@@ -10,7 +10,7 @@ from slipstream.machine.gpus import gpu_names
 from slipstream.machine.limits import usable_cores
 
 CPUINFO = Path("/proc/cpuinfo")
-#: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 products are summed.
+#: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 matmuls accumulate.
 EXTENSIONS = (
     "avx2",
     "avx512f",
@@ -36,7 +36,7 @@ class Machine:
 
     @property
     def saturates(self) -> bool:
-        """Whether U8 x S8 products overflow 16 bits when summed (x86 without VNNI, onnxruntime#6004)."""
+        """Return True if U8 x S8 matmuls overflow 16-bit sums (x86 without VNNI, onnxruntime#6004)."""
         return self.architecture in ("x86_64", "AMD64", "i686") and not set(VNNI) & set(self.flags)
 
 

@@ -59,7 +59,7 @@ class Exported:
 
     @property
     def sums_exactly(self) -> bool:
-        """Whether the CPU sums 8-bit products like those of the price file, so that quantised variants compare."""
+        """Return True if the CPU sums 8-bit matmuls like those of the price file, so quantised variants compare."""
         return bool(set(VNNI) & set(self.report.machine.flags))
 
 

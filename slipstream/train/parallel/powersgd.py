@@ -1,6 +1,6 @@
 """PowerSGD: low-rank gradient compression with error feedback and warm start.
 
-Gradients are sent as products of thin matrices, and the error is added to the next gradient (Vogels, Karimireddy, Jaggi
+Gradients are sent as low-rank factors, and the error is added to the next gradient (Vogels, Karimireddy, Jaggi
 2019, algorithms 1 and 2).
 
 PyTorch's own hook starts the collectives of a bucket in callbacks. Over gloo those of several buckets then come in a
