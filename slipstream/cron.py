@@ -42,9 +42,9 @@ def flaw(expression: str) -> str:
         for text, (name, lowest, highest, words) in zip(fields, FIELDS, strict=True):
             if not all(is_item(item, lowest, highest, words) for item in text.split(",")):
                 also = f" or {'/'.join(words)}" if words else ""
-                return (
-                    f"{text!r} is not a {name}; expected {lowest} to {highest}{also}, as values, ranges, lists or steps"
-                )
+                article = "an" if name == "hour" else "a"
+                values = f"{lowest} to {highest}{also}, as values, ranges, lists or steps"
+                return f"{text!r} is not {article} {name}; expected {values}"
     try:
         next_times(expression, datetime.now(UTC), 1)
     except CroniterBadDateError:

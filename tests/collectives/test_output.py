@@ -44,7 +44,7 @@ def test_findings_and_what_was_left_out_are_said() -> None:
     topology = replace(profile.topology, findings=("the link between ranks 0 and 1 is slow",))
     said = table(replace(profile, topology=topology, left_out=("send_recv: one process",)))
     assert "# FINDING: the link between ranks 0 and 1 is slow" in said
-    assert "# left out: send_recv: one process" in said
+    assert "# skipped: send_recv: one process" in said
     assert "# slowest pair: ranks 0 and 1, 0.002 GB/s each way" in said
     assert "# 90% of all_reduce of 1048576 bytes is hidden by a matmul that takes as long\n" in said
 

@@ -151,7 +151,7 @@ def test_the_command_finds_the_hook_at_200_mbit_and_takes_it_if_numbers_may_chan
         assert (hook.verdict, tuning.ddp, tuning.environment) == ("taken", HALF, {})
     else:
         assert (hook.verdict, tuning.changes) == ("may change numbers", False)
-        why = "no change: nothing that keeps the numbers is faster by 3 % or more; fp16 compression hook, which may"
+        why = "no change: no setting that keeps the numbers is faster by 3 % or more; fp16 compression hook, which may"
         assert f"{why} change them, is {hook.gain:.2f} times as fast" in said
 
 
@@ -258,7 +258,7 @@ def test_a_gain_that_is_not_allowed_is_named_beside_no_change() -> None:
     trials = [Trial("a hook", "may change numbers", 1.9, 1.8, 2.0, 20), Trial("x", "no change", 1.01, 0.9, 1.1, 20)]
     tuning = replace(tuning_of(DdpSettings(), {}), trials=tuple(trials))
     assert str(tuning).splitlines()[1:3] == [
-        "no change: nothing that keeps the numbers is faster by 3 % or more; a hook, which may change them, is 1.90 "
+        "no change: no setting that keeps the numbers is faster by 3 % or more; a hook, which may change them, is 1.90 "
         "times as fast",
         "  a hook: 1.90 times as fast (1.80 to 2.00, 20 turns), but it may change numbers: set collectives.numbers to "
         "may_change",

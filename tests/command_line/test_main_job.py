@@ -25,7 +25,7 @@ QUICK = {"training": {"epochs": 3}, "export": EXPORT, "collectives": NETWORK}
 
 def made(output: str) -> dict[str, str]:
     """What became of each stage: "reused", "damaged …", or the seconds that it took."""
-    words = r"(?:warning: )?(reused|damaged|[\d.]+ s):? +\S*"
+    words = r"(?:warning: the stored artifact is )?(reused|damaged|[\d.]+ s):? +\S*"
     said = {stage: re.findall(rf"^{stage} +{words}", output, re.M) for stage in STAGES}
     return {
         stage: " then ".join("made" if word.endswith(" s") else word for word in words) for stage, words in said.items()

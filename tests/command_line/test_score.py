@@ -41,7 +41,7 @@ def test_the_tables_are_listed_and_the_newest_is_fetched(served: Registry, tmp_p
     (part,) = (tmp_path / "copy").glob("part-*.parquet")
     assert pq.read_table(part).num_rows == 700
     again = CliRunner().invoke(main, [str(output), "--fetch", str(tmp_path / "copy")])
-    assert again.exit_code == 1 and "is there already" in again.output
+    assert again.exit_code == 1 and "already exists" in again.output
 
 
 def test_a_record_forges_no_line_of_the_list(served: Registry, tmp_path: Path) -> None:

@@ -53,7 +53,11 @@ def test_it_is_installed_and_completes(tmp_path: Path) -> None:
 
 def test_what_belongs_to_the_project_needs_a_clone_and_the_rest_none(tmp_path: Path) -> None:
     asked = run(tmp_path, "schedules")
-    assert asked.returncode == 1 and asked.stderr.count("\n") == 1 and "there is no workflows here" in asked.stderr
+    assert (
+        asked.returncode == 1
+        and asked.stderr.count("\n") == 1
+        and "the directory workflows is missing here" in asked.stderr
+    )
     assert run(REPOSITORY, "schedules").returncode == 0
     checked = run(tmp_path, "check", "absent")
     assert checked.returncode == 1 and checked.stderr == (

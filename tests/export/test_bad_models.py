@@ -124,7 +124,7 @@ def test_too_few_rows_to_calibrate(data: PreparedData, tmp_path: Path) -> None:
     trained = cast(TrainedModel, trained_on(data, 1))
     report = engine.export(tmp_path / "out", trained, few, SHORT, {}).read_json("export.json")
     reasons = {each["recipe"]: each["reason"] for each in report["variants"]}
-    why = "export.calibration_rows: the training split has 15 rows to take ranges from; expected at least 16"
+    why = "export.calibration_rows: the training split has 15 rows for calibration; expected at least 16"
     assert why not in reasons["dynamic"]
     same_wording(reasons["u8s8-smooth"])
     asked = ExportConfig(seconds=1.0, tensorrt=True)

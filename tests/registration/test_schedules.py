@@ -200,16 +200,16 @@ def test_expressions_that_both_flytekit_and_flytes_scheduler_read(expression: st
         ("0 0 2 * * *", "expected five fields"),  # seconds: croniter takes them, Flyte's scheduler does not
         ("@every 1h", "expected five fields"),  # Flyte's scheduler takes it, flytekit does not
         ("nightly", "expected five fields"),
-        ("60 2 * * *", "'60' is no minute; expected 0 to 59"),
+        ("60 2 * * *", "'60' is not a minute; expected 0 to 59"),
         (
             "0 2 * * 7",
-            "'7' is no day of the week; expected 0 to 6 or sun/mon",
+            "'7' is not a day of the week; expected 0 to 6 or sun/mon",
         ),  # Sunday for croniter, nothing for Flyte
-        ("0 2 * * sat-sun", "'sat-sun' is no day of the week"),
-        ("0 2 L * *", "'L' is no day of the month"),
-        ("0 2 * * mon#1", "'mon#1' is no day of the week"),
-        ("*/0 * * * *", "'*/0' is no minute"),
-        ("0 H * * *", "'H' is no hour"),
+        ("0 2 * * sat-sun", "'sat-sun' is not a day of the week"),
+        ("0 2 L * *", "'L' is not a day of the month"),
+        ("0 2 * * mon#1", "'mon#1' is not a day of the week"),
+        ("*/0 * * * *", "'*/0' is not a minute"),
+        ("0 H * * *", "'H' is not an hour"),
     ],
 )
 def test_expressions_that_one_of_them_refuses_or_that_never_fire(expression: str, because: str) -> None:

@@ -90,14 +90,16 @@ def test_what_a_config_beside_a_tokenizer_may_not_be(tmp_path: Path) -> None:
             vocabulary_beside(str(tmp_path))
     with (tmp_path / CONFIG).open("wb") as file:  # which takes no room, and would take that of its size in memory
         file.truncate(LONGEST_JSON + 1)
-    with pytest.raises(UserError, match=r"/config\.json cannot be read as JSON: more than 67108864 bytes are too many"):
+    with pytest.raises(UserError, match=r"/config\.json cannot be read as JSON: it has more than 67108864 bytes"):
         vocabulary_beside(str(tmp_path))
 
 
 def test_adapters_beside_which_something_is_compressed_are_refused_at_once(tmp_path: Path) -> None:
     model = {"base": str(make_base(tmp_path / "base")), "lora": {"rank": 2}}
     config = RunConfig.from_dict({"model": model, "compression": {"method": "prune"}})
-    with pytest.raises(UserError, match=r"^compression\.method: none expected with model\.lora"):
+    with pytest.raises(
+        UserError, match=r"^compression\.method: prune cannot be combined with the adapters of model\.lora"
+    ):
         sections_of(config)
     assert sections_of(config, "prune").size == "searched", "of another model"
     assert sections_of(replace(config, model=replace(config.model, lora=LoraConfig()))).size == "searched"

@@ -219,7 +219,7 @@ def test_two_refused_saves_in_a_row_are_borne_and_the_third_is_not(
             run.checkpoints.save(step, {"step": step})
         assert run.checkpoints.finish() == Name(1, 3)
     assert len(failed) == 2
-    assert capsys.readouterr().err.count("not saved: no space left") == 2
+    assert capsys.readouterr().err.count("could not be saved: no space left") == 2
     with failing_writes(3, UserError("no space left")), pytest.raises(UserError):
         for step in (4, 5, 6, 7):
             run.checkpoints.save(step, {"step": step})

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_one_line_names_the_modules_that_changed() -> None:
 def test_tensors_of_other_name_shape_or_type_are_one_line(
     edit: Callable[[dict[str, Any]], dict[str, Any]], message: str, tmp_path: Path
 ) -> None:
-    index: Any = {"model/weight": {"dtype": "float32", "size": [2]}}
+    index: Any = {"model/weight": SimpleNamespace(dtype="float32", size=[2])}
     live = {"model/weight": ("float32", (2,))}
     candidate = Candidate(storage_for(str(tmp_path)), Name(1, 1))
     check_tensors(candidate, index, live)

@@ -59,7 +59,7 @@ def test_a_table_and_what_fits(tmp_path: Path) -> None:
         for recompute in ("none", "full")
         for number, rows in (("1", "8"), ("4", "2"), ("8", "1"))
     ]
-    assert lines[3].endswith("fits <- this configuration") and "It fits into 100 MiB, " in found.output
+    assert lines[3].endswith("fits <- this configuration") and "It fits into 100 MiB; " in found.output
 
 
 def test_what_does_not_fit_has_remedies_that_do(tmp_path: Path) -> None:
