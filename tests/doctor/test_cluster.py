@@ -104,7 +104,7 @@ def test_affinity_is_left_to_the_scheduler(look: Callable[..., Report]) -> None:
     def near(package: Package) -> None:
         package.tasks[TRAIN].k8s_pod.pod_spec.get_or_create_struct("affinity").get_or_create_struct("podAffinity")
 
-    assert look(near).unchecked == ("the affinity of pods, which only the scheduler can tell",)
+    assert look(near).unchecked == ("the affinity of pods, which only the scheduler can evaluate",)
 
 
 def test_a_priority_class_that_does_not_exist(look: Callable[..., Report]) -> None:

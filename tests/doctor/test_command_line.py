@@ -32,7 +32,7 @@ def test_it_exits_with_1_only_if_something_will_fail(archive: Path, tmp_path: Pa
         "\nerror: " in f"\n{ended.stdout}"
         and "cpu 4 is over the platform's 2: registration is refused; raise" in ended.stdout
     )
-    assert "limits of 2 cpu, 1Gi memory, 1 gpu (Flyte's defaults; --limits FILE says which are yours)" in ended.stdout
+    assert "limits of 2 cpu, 1Gi memory, 1 gpu (Flyte's defaults; --limits FILE sets yours)" in ended.stdout
     (tmp_path / "cluster.toml").write_text(LIMITS)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml")
     assert ended.returncode == 0, ended.stdout

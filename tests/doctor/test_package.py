@@ -176,12 +176,14 @@ def test_a_digest_does_not_move(healthy: Package) -> None:
 def test_flytes_own_limits_refuse_this_package_and_would_quietly_take_its_gpus(healthy: Package) -> None:
     said = {finding.what: finding.consequence for finding in found(healthy, Limits())}
     assert said["cpu 4 is over the platform's 2"] == "registration is refused"
-    assert said["nvidia.com/gpu 8 is over the platform's 1"].endswith("propeller gives the pod 1 without")
+    assert said["nvidia.com/gpu 8 is over the platform's 1"].endswith("propeller gives the pod 1 without a message")
 
 
 def test_what_a_node_overrides_is_not_looked_at_by_admin(healthy: Package) -> None:
     overridden(healthy)
-    assert all(finding.consequence.endswith("propeller gives the pod 96 without") for finding in found(healthy))
+    assert all(
+        finding.consequence.endswith("propeller gives the pod 96 without a message") for finding in found(healthy)
+    )
 
 
 def test_a_task_in_a_plain_container() -> None:

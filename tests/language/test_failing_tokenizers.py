@@ -68,7 +68,7 @@ def test_a_panic_is_one_line(
     with pytest.raises(UserError) as error:
         prepare_language(tmp_path / "data", corpus_at(tmp_path / "stories"), workers, tokenizer=where)
     assert error.value.message.startswith(LINE) and "\n" not in error.value.message
-    assert error.value.message.endswith("; give another, or set data.tokenizer: train")
+    assert error.value.message.endswith("; choose another, or set data.tokenizer: train")
     output = capfd.readouterr()
     assert "panicked" not in output.err + output.out and "backtrace" not in output.err + output.out
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -55,7 +55,7 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     for profile in ("l4-spot", "mi300x"):
         said = called(profile, "--out", tmp_path / profile).output
-        assert said.count("left out: ") == 2 and "helm" not in said
+        assert said.count("not included: ") == 2 and "helm" not in said
 
 
 def test_plugins_of_adapters_are_the_users_matter(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     assert f"no such profile; choose one of {', '.join(names())}" in refused("a100", "--out", tmp_path / "out")
     assert "no such profile" in refused(tmp_path / "absent.toml", "--out", tmp_path / "out")
     (tmp_path / "file").touch()
-    assert "is no directory" in refused("a100-spot", "--out", tmp_path / "file")
+    assert "is not a directory" in refused("a100-spot", "--out", tmp_path / "file")
     assert "--project: 'Churn' is not allowed" in refused("a100-spot", "--out", tmp_path / "out", "--project", "Churn")
     assert "--cluster: '' is not allowed" in refused("a100-spot", "--out", tmp_path / "out", "--cluster", "")
     assert "expected --serve" in refused("a100-spot", "--out", tmp_path / "out", "--keda")

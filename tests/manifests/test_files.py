@@ -45,7 +45,7 @@ def test_files_are_in_the_order_in_which_kubectl_applies_them_and_each_says_why(
     for file in files(profile):
         first, second, *_ = rendered(file, profile).splitlines()
         assert first.startswith(f"{MARK} for the profile {profile}: ") and second.startswith("#")
-        assert all(len(document.why) > 15 for document in file.documents)
+        assert all(len(document.why) > 10 for document in file.documents)
     namespaces = {tree["metadata"]["name"] for tree in objects(profile) if tree["kind"] == "Namespace"}
     assert {tree["metadata"]["namespace"] for tree in objects(profile) if "namespace" in tree["metadata"]} <= namespaces
 

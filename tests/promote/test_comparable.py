@@ -43,7 +43,7 @@ def changed(model: Path, directory: Path, change: Callable[[dict[str, Any]], Non
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda s: s.update(target="z"), "the promoted model has the target 'y', this one 'z'"),
+        (lambda s: s.update(target="z"), "the promoted model has the target 'y', but this one 'z'"),
         (lambda s: s.update(classes=["maybe", "yes"]), "the class 'maybe' is known to this model only"),
         (lambda s: s["holdout"]["settings"].update(seed=7), r"data\.split\.seed 0, this one with 7: it may have been"),
         (lambda s: s["holdout"].update(by="id"), "held out by content, these by id"),
@@ -103,4 +103,4 @@ def test_later_rows_were_not_trained_on() -> None:
 def test_images_and_tables_do_not_compare(served: Registry, tmp_path: Path) -> None:
     data = images(tmp_path / "data")
     verdict = judge(package(tmp_path / "model", data, 5), served, data, LENIENT)
-    assert not verdict.passed and "the promoted model has the target 'y', this one 'third'" in verdict.why
+    assert not verdict.passed and "the promoted model has the target 'y', but this one 'third'" in verdict.why

@@ -68,13 +68,13 @@ def test_what_others_put_beside_the_promotions_is_none(models: Models, served: R
 def test_a_promotion_under_the_number_of_another_is_named(served: Registry) -> None:
     """If it was trusted, the next number would always be taken."""
     shutil.copy(Path(served.uri, "promoted", "00000001.json"), Path(served.uri, "promoted", "00000002.json"))
-    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: not a record of a promotion"):
         served.promoted()
 
 
 def test_a_pointer_that_is_none_is_named(models: Models, served: Registry) -> None:
     Path(served.uri, "promoted", "00000002.json").write_text("{}")
-    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: not a record of a promotion"):
         served.promoted()
 
 
@@ -86,7 +86,7 @@ def test_a_pointer_leads_nowhere_but_to_a_version(served: Registry, changed: dic
     assert pointer is not None
     forged = canonical_json({**vars(pointer), "number": 2, **changed})
     Path(served.uri, "promoted", "00000002.json").write_bytes(forged)
-    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: not a record of a promotion"):
         served.promoted()
 
 
@@ -107,6 +107,6 @@ def test_the_command_lists_and_fetches(models: Models, served: Registry, tmp_pat
     check(tmp_path / "out" / "model")
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "model"]
     again = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "out" / "model")])
-    assert again.exit_code == 1 and "is there already" in again.output
+    assert again.exit_code == 1 and "already exists" in again.output
     empty = CliRunner().invoke(main, [str(tmp_path / "empty")])
     assert empty.exit_code == 1 and "no model was promoted yet" in empty.output

@@ -74,8 +74,8 @@ def test_a_training_on_other_rows_is_said_to_be_another() -> None:
 
 def test_without_a_price_the_dollars_are_not_known() -> None:
     against = against_plan(PLANNED, RAN, [])
-    assert against and against.dollars.answer == "not known"
-    assert ("dollars", "$11.00 ($10.00 to $12.50)", "—", "not known") in list(against.lines())
+    assert against and against.dollars.answer == "unknown"
+    assert ("dollars", "$11.00 ($10.00 to $12.50)", "—", "unknown") in list(against.lines())
 
 
 def test_less_than_a_cent_is_as_planned() -> None:

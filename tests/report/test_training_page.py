@@ -33,7 +33,7 @@ def test_it_says_how_training_goes() -> None:
         "a non-finite loss or gradient."
     )
     assert page.count("<svg") == 2 and "Learning rate over the epochs" in page
-    assert page.count('class="note"') == 2 and ">goes on<" in page
+    assert page.count('class="note"') == 2 and ">in progress<" in page
 
 
 def test_it_runs_no_script_and_escapes_what_it_is_told() -> None:

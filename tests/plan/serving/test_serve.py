@@ -307,7 +307,7 @@ def test_a_model_that_was_timed_beside_other_work_is_named(tmp_path: Path, load:
         variants = [replace(v, latency_ms=v.latency_ms | {"1": late}) if v.name == INT8 else v for v in its.variants]
         place = write_exported(tmp_path / f"late-{tail}", replace(its, variants=variants), ON_CPU)
         text = called(place, "--load", load, "--p99", "5ms").output
-        assert ("p99 over median of a request alone: onnx-int8 (11): other work" in text) == said
+        assert ("p99 over median of a request alone: onnx-int8 (11): other processes" in text) == said
 
 
 def test_a_model_without_latencies_of_single_rows_cannot_be_planned(tmp_path: Path, load: Path) -> None:
