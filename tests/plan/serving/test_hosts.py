@@ -53,7 +53,7 @@ def test_a_model_measured_on_a_gpu_is_predicted_on_others_by_both_limits(tmp_pat
     # A row's million operations are negligible compared with reading the weights, which are counted once.
     assert not isinstance(times[1], str)
     assert times[1].service.mean == pytest.approx(times[0].service.mean * 300 / 3350, rel=0.01)
-    same_wording(times[2])
+    same_wording(str(times[2]))
 
 
 def test_the_training_says_what_the_exports_cpu_computes(tmp_path: Path) -> None:
