@@ -27,6 +27,7 @@ from tests.support.forked import may_have_children
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
 from tests.support.tokens import SIZES, token_data
 from tests.support.training import log, rank_body, refusal, started, table_of_numbers, trained
+from tests.support.wording import line_with, same_wording
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SHARDED = {"parallel": ParallelConfig(shard="weights")}
@@ -68,7 +69,7 @@ def test_it_goes_on_with_twice_as_many(more: Mapping[str, Any], data: Path, tmp_
     shutil.copytree(place / "checkpoints", other / "checkpoints", ignore=shutil.ignore_patterns(DECISION))
     trained(data, place, 2, large_steps(2, **more), LARGE, ONE_THREAD, holder=HOLDER)
     said = log(place)
-    assert "training.accumulation: 1 is 2, as it was before: with 1 a rank ran out of memory" in said
+    same_wording(line_with("training.accumulation", said))
     assert f"resumes from step {step} " in said and "not bit for bit (accumulation 1 -> 2)" in said
     # As the user would have done it.
     trained(data, other, 2, large_steps(2, **more, accumulation=2), LARGE, ONE_THREAD, holder=HOLDER)
@@ -136,7 +137,7 @@ def test_the_next_attempt_takes_more_whatever_the_home_knew(
     known.write(home)
     ending = ended(home, monkeypatch)
     assert isinstance(ending, OutOfMemory) and ending.micro_batches == 4
-    assert str(ending) == f"rank 0 ran out of memory at 4 micro-batches: goes on with {more} from the last checkpoint"
+    same_wording(str(ending))
     left = read_decision(home)
     assert left and left.ran_out == 4 and left.number_for(4, MADE_FOR) == left.number_for("auto", MADE_FOR) == more
 
@@ -212,10 +213,8 @@ def test_with_a_row_in_each_no_attempt_is_made_again(parallel: ParallelConfig, e
     place = tmp_path / "run"
     trained(rows, place, 1, training, tokens, body=out_of_memory, holder=HOLDER)
     message = refusal(place, 0)
-    assert message.startswith(
-        "training.accumulation: rank 0 ran out of memory at 8 micro-batches, the most that are possible "
-        "(DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.)"
-    )
+    assert message.startswith("training.accumulation:")
+    same_wording(message)
     assert re.search(ending, message) and "\n" not in message
     assert [each.ended for each in read_attempts(storage_for(str(place / "checkpoints")))] == [f"UserError: {message}"]
     # Restarted workers of the same execution refuse before their model is built; another execution may find more.
