@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_at_any_file_leaves_the_old_one_whole(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
-        with refuses(UserError):
+        with pytest.raises(UserError, match="/registry: "):
             put(second, registry, models.data)
     assert in_service(registry, tmp_path / "served") == version_of(first)
     assert put(second, registry, models.data).promoted
