@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.support import wording
+from tests.support import REPOSITORY, wording
+from tests.support.source_messages import source_messages
 from tests.support.wording import GOLDEN, RunningTest, compared, refuses, same_wording, vanished
 
 TESTS = Path(__file__).parent
+SOURCES = ("slipstream", "tasks", "workflows")
+MESSAGES = TESTS / "messages.txt"
+#: Three words in a row, as no name or value has them.
+ENGLISH = re.compile(r"(?<![\w.])[a-z']{2,}(?:[,;:]? [a-z']+){2,}")
+#: Files that match English: its wording is their subject, or libraries and helpers of tests say it.
+MATCH_ENGLISH = (
+    "collectives/test_links.py",
+    "gpu_proof/test_telemetry_check.py",
+    "language/test_failing_tokenizers.py",
+    "train/parallel/test_no_waits.py",
+    "train/test_no_copies.py",
+)
 
 
 @pytest.fixture
@@ -73,3 +89,41 @@ def test_no_golden_is_kept_of_a_test_that_is_gone() -> None:
     assert goldens
     gone = {str(path.relative_to(TESTS)): names for path in goldens if (names := vanished(path))}
     assert not gone, f"STORE=1 pytest {' '.join(gone)} removes them"
+
+
+def test_every_message_of_the_sources_is_in_the_golden_file() -> None:
+    found = source_messages(REPOSITORY, SOURCES)
+    if wording.STORING:
+        MESSAGES.write_text(found, encoding="utf-8")
+    changed = list(difflib.unified_diff(MESSAGES.read_text(encoding="utf-8").splitlines(), found.splitlines(), n=0))
+    assert not changed, "\n".join([f"if they are right: STORE=1 pytest {Path(__file__).name}", *changed])
+
+
+def test_messages_are_read_from_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/a.py").write_text(
+        "PLACE = 'data.rows'\n"
+        "class Bad(ValueError): ...\n"
+        "def f(n):\n"
+        "    reason = f'{n} of ' '%d rows' % 3\n"
+        "    log.info('reads %s', n)\n"
+        "    logger('x').warning('slow' if n else 'fast', extra=1)\n"
+        "    print('not one')\n"
+        "    raise Bad(f'{PLACE}: {reason}') if n else KeyError(n)\n"
+    )
+    texts = ["reads %s", "(slow|fast)", "data.rows: {…} of %d rows"]
+    assert source_messages(tmp_path, ("package",)).splitlines() == ["package.a", *(f"  {text}" for text in texts)]
+
+
+def test_no_test_matches_english_outside_of_the_list() -> None:
+    found = {str(path.relative_to(TESTS)): english_matches(path) for path in sorted(TESTS.rglob("test_*.py"))}
+    assert {name: lines for name, lines in found.items() if lines and name not in MATCH_ENGLISH} == {}
+    assert [name for name in MATCH_ENGLISH if not found[name]] == []
+
+
+def english_matches(path: Path) -> list[str]:
+    """Return the English texts that are given to ``match=`` in a file."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    given = [word.value for call in calls for word in call.keywords if word.arg == "match"]
+    texts = [node.value for match in given for node in ast.walk(match) if isinstance(node, ast.Constant)]
+    return [text for text in texts if isinstance(text, str) and ENGLISH.search(text.replace("\\", ""))]

@@ -221,7 +221,7 @@ def test_a_login_that_expires_in_its_middle(started: WithProjects, tmp_path: Pat
 
     cluster = Cluster()
     whole = one_run(tmp_path, started, cluster, say)
-    with pytest.raises(UserError, match=r"does not accept the login .*; log in again"):
+    with pytest.raises(UserError, match="log in"):
         whole.run(tmp_path)
     assert cluster.asked == [("delete", "flyteworkflow", "proof-x-0", "--namespace", NAMESPACE, "--wait=false")]
     assert said[-1].startswith("  deleted proof-x-0 by kubectl, as Flyte at ") and "may show it as running" in said[-1]

@@ -24,7 +24,7 @@ from tests.support.worker_groups import in_group
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
 def test_what_the_backend_lacks_is_refused_beforehand(operation: Operation) -> None:
     config = CollectivesConfig(operations=[operation], dtypes=["float32", "int64"], reductions=["sum", "avg"])
-    with pytest.raises(UserError, match=rf"^collectives\.reductions: {operation} by avg in int64 cannot be measured:"):
+    with pytest.raises(UserError, match=rf"^collectives\.reductions: {operation} by avg .*int64 "):
         select_kinds(config, "gloo", 2)
     assert select_kinds(config, "nccl", 2)[0]
     with pytest.raises(UserError, match=r"^collectives\.reductions"):
@@ -52,7 +52,7 @@ def test_a_size_over_the_memory_of_all_ranks_of_a_host_is_refused() -> None:
     assert needed == 3 << 30
     two_hosts = {0: ("a", 7 << 30), 1: ("a", 7 << 30), 2: ("b", 4 << 30), 3: ("c", 4 << 30)}
     refuse_too_large(config, asked, two_hosts)
-    with pytest.raises(UserError, match=r"^collectives\.largest: 1073741824 bytes of all_gather in float32 need 3072 "):
+    with pytest.raises(UserError, match=r"^collectives\.largest: 1073741824 bytes .* all_gather .* 3072 "):
         refuse_too_large(config, asked, {**two_hosts, 3: ("b", 4 << 30)})
     three = CollectivesConfig(operations=["all_gather"], largest=1 << 30, in_flight=[1, 4])
     assert memory_needed(three, asked)[0] == 9 << 30
@@ -60,7 +60,7 @@ def test_a_size_over_the_memory_of_all_ranks_of_a_host_is_refused() -> None:
 
 def test_nothing_is_allocated_before_it_is_refused() -> None:
     config = CollectivesConfig(operations=["all_reduce"], smallest=1 << 50, largest=1 << 50)
-    with pytest.raises(UserError, match=r"^collectives\.largest: 1125899906842624 bytes .* would fit$"):
+    with pytest.raises(UserError, match=r"^collectives\.largest: 1125899906842624 bytes "):
         in_group(2, inspect_group, config)
 
 

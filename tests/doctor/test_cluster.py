@@ -13,6 +13,7 @@ from slipstream.doctor.cluster import check_cluster
 from slipstream.doctor.findings import Report
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
+from tests.support.wording import same_wording
 
 GPU = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
 BIG: dict[str, Any] = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "900Gi"}
@@ -75,29 +76,28 @@ def test_the_operator_of_1_8_is_known_by_its_generator(look: Callable[..., Repor
 
 
 @pytest.mark.parametrize(
-    ("nodes", "reason"),
+    "nodes",
     [
-        ([fake.node("a", {}, **BIG)] * 2, "2 without a label for accelerator nvidia-a100-80gb"),
-        ([fake.node("a", GPU, ("reserved",), **BIG)] * 2, "2 with taint reserved that is not tolerated"),
-        ([fake.node("a", GPU, **{**BIG, "gpu": "4"})] * 4, "4 with less than 8 nvidia.com/gpu"),
-        ([fake.node("a", GPU, **BIG), fake.node("b", GPU, cordoned=True, **BIG)], "1 cordoned"),
-        ([fake.node("a", GPU, **BIG)], "too few of them"),
-        ([], "of 2 pods 0 fit on the cluster's 0 nodes"),
+        [fake.node("a", {}, **BIG)] * 2,
+        [fake.node("a", GPU, ("reserved",), **BIG)] * 2,
+        [fake.node("a", GPU, **{**BIG, "gpu": "4"})] * 4,
+        [fake.node("a", GPU, **BIG), fake.node("b", GPU, cordoned=True, **BIG)],
+        [fake.node("a", GPU, **BIG)],
+        [],
     ],
 )
-def test_nodes_that_training_does_not_fit(
-    look: Callable[..., Report], nodes: list[dict[str, Any]], reason: str
-) -> None:
+def test_nodes_that_training_does_not_fit(look: Callable[..., Report], nodes: list[dict[str, Any]]) -> None:
     report = look(nodes=nodes)
     (what,) = whats(report)
-    assert reason in what and not report.failed
+    assert not report.failed
+    same_wording(what)
 
 
 def test_a_selector_that_no_node_has(look: Callable[..., Report]) -> None:
     def select(package: Package) -> None:
         package.tasks[TRAIN].k8s_pod.pod_spec.get_or_create_struct("nodeSelector")["pool"] = "training"
 
-    assert "without label pool=training" in whats(look(select))[0]
+    same_wording(whats(look(select))[0])
 
 
 def test_affinity_is_left_to_the_scheduler(look: Callable[..., Report]) -> None:
@@ -132,6 +132,6 @@ def test_what_the_cluster_does_not_answer_was_not_checked(healthy: Package, tmp_
 def test_without_a_context_or_without_kubectl_it_says_so(healthy: Package, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PATH", path := fake.install(tmp_path / "bin"))
     Path(path, "answers/context").unlink()
-    assert check_cluster(healthy).unchecked[0].startswith("the cluster: no current context")
+    same_wording(check_cluster(healthy).unchecked[0])
     monkeypatch.setenv("PATH", str(tmp_path))
     assert check_cluster(healthy).unchecked == ("the cluster: no kubectl on PATH",)

@@ -16,6 +16,7 @@ from slipstream.artifacts.results.training import ATTEMPT, KIND, Attempt, Goodpu
 from slipstream.doctor.command import main
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process
+from tests.support.wording import line_with, same_wording
 
 LIMITS = '[limits]\ncpu = "96"\nmemory = "1100Gi"\ngpu = "8"\n'
 
@@ -32,7 +33,7 @@ def test_it_exits_with_1_only_if_something_will_fail(archive: Path, tmp_path: Pa
         "\nerror: " in f"\n{ended.stdout}"
         and "cpu 4 is over the platform's 2: registration is refused; raise" in ended.stdout
     )
-    assert "limits of 2 cpu, 1Gi memory, 1 gpu (Flyte's defaults; --limits FILE sets yours)" in ended.stdout
+    same_wording(line_with("Flyte's", ended.stdout))
     (tmp_path / "cluster.toml").write_text(LIMITS)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml")
     assert ended.returncode == 0, ended.stdout
@@ -61,7 +62,7 @@ def test_grace_periods_are_compared_with_the_measured_save(archive: Path, tmp_pa
     slow = trained(tmp_path / "slow", save_seconds=145.5)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml", "--trained", slow)
     assert ended.returncode == 1
-    assert f"terminationGracePeriodSeconds 120 is shorter than a save of 145.5 s (measured in {slow})" in ended.stdout
+    same_wording(line_with("terminationGracePeriodSeconds", ended.stdout))
     quick = trained(tmp_path / "quick", save_seconds=2.0)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml", "--trained", quick)
     assert ended.returncode == 0 and f"against a save of 2 s (measured in {quick})" in ended.stdout
@@ -121,22 +122,23 @@ def test_limits_may_be_numbers(archive: Path, tmp_path: Path, toml: str, said: s
 
 
 @pytest.mark.parametrize(
-    ("toml", "why"),
+    "toml",
     [
-        ("[limit]\n", "limit: unknown setting; did you mean 'limits'?"),
-        ("[limits]\ngpus = '8'\n", "limits.gpus: unknown setting; did you mean 'gpu'?"),
-        ("[limits]\nmemory = 'much'\n", 'limits.memory: "much" is not allowed; expected a quantity'),
-        ("[limits]\ncpu = -2\n", 'limits.cpu: "-2" is not allowed; expected a quantity of Kubernetes'),
-        ("[limits]\ncpu = true\n", "limits.cpu: true is not allowed; expected"),
-        ("limits = 2\n", "is not allowed; expected"),
-        ("[limits\n", "the limits cannot be read"),
+        "[limit]\n",
+        "[limits]\ngpus = '8'\n",
+        "[limits]\nmemory = 'much'\n",
+        "[limits]\ncpu = -2\n",
+        "[limits]\ncpu = true\n",
+        "limits = 2\n",
+        "[limits\n",
     ],
 )
-def test_wrong_limits_are_one_line(archive: Path, tmp_path: Path, toml: str, why: str) -> None:
+def test_wrong_limits_are_one_line(archive: Path, tmp_path: Path, toml: str) -> None:
     (tmp_path / "cluster.toml").write_text(toml)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml")
     (line,) = ended.stdout.splitlines()
-    assert ended.returncode == 1 and line.startswith("Error: cluster.toml: ") and why in line
+    assert ended.returncode == 1 and line.startswith("Error: cluster.toml: ")
+    same_wording(line)
 
 
 def test_other_mistakes_are_one_line(archive: Path, tmp_path: Path) -> None:
@@ -177,4 +179,4 @@ def test_a_wrong_profile_does_not_matter_to_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "slipstream", "doctor", "absent.tgz"]
     ended = run_process(command, tmp_path, {"PYTHONPATH": str(REPOSITORY), "SLIPSTREAM_PROFILE": "none"})
     assert ended.returncode == 1
-    assert ended.stdout == "Error: absent.tgz: no such file; expected an archive of `pyflyte package`\n"
+    same_wording(ended.stdout)

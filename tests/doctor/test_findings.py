@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.doctor.findings import Finding, Reading, Report, readings_text
+from tests.support.wording import same_wording
 
 DISK = [Finding("warning", f"task {number}", "no disk", "evicted first", "ask for some") for number in range(5)]
 GPU = Finding("error", "train", "no GPU " * 12, "runs on a CPU", "set gpu")
@@ -12,7 +13,7 @@ GPU = Finding("error", "train", "no GPU " * 12, "runs on a CPU", "set gpu")
 
 def test_findings_of_one_kind_are_one_line_and_errors_come_first() -> None:
     lines = Report((*DISK, GPU), ("much",), ("little",)).text(None).splitlines()
-    assert lines[0].startswith("error: train: no GPU") and lines[0].endswith("runs on a CPU; set gpu")
+    same_wording(lines[0])
     assert lines[1:] == [
         "warning: task 0, task 1, task 2 and 2 more: no disk: evicted first; ask for some",
         "checked: much",

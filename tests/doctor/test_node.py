@@ -19,6 +19,7 @@ from slipstream.doctor import node
 from slipstream.doctor.findings import Reading
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.wording import same_wording
 
 GIB = 1 << 30
 
@@ -63,8 +64,8 @@ def test_a_free_gpu_and_one_that_another_process_holds(
     root = write(tmp_path, {"proc/7/comm": "python\n"})
     holders = [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
     _, held = node.nvidia(root, Nvml(20 * GIB, holders), "12.4")
-    assert "60.0 GiB of 80.0 GiB free, held by python 7 (20.0 GiB), process 8 of another container" in held.found
-    assert "in use already" in held.problem
+    same_wording(held.found)
+    same_wording(held.problem)
 
 
 @BUILDS
@@ -91,9 +92,9 @@ def test_a_driver_serves_its_own_major_version_and_older_ones(needed: str, probl
 
 
 def test_a_driver_that_is_too_old_is_told_how_new_it_has_to_be() -> None:
-    assert node.driver_problem(12, "13.0").endswith("update the driver to 580 or newer")
-    assert node.driver_problem(11, "12.8").endswith("update the driver to 525 or newer")
-    assert node.driver_problem(12, "99.0").endswith("update the driver")
+    same_wording(node.driver_problem(12, "13.0"))
+    same_wording(node.driver_problem(11, "12.8"))
+    same_wording(node.driver_problem(12, "99.0"))
 
 
 def test_amd_gpus(tmp_path: Path) -> None:
@@ -109,7 +110,8 @@ def test_amd_gpus(tmp_path: Path) -> None:
     )
     driver, card = node.amd(root)
     assert driver == Reading("AMD driver", "6.10.5")
-    assert card.what == "card0" and "96.0 GiB of 192.0 GiB free, held by python 9" in card.found and card.problem
+    assert card.what == "card0" and card.problem
+    same_wording(card.found)
 
 
 def test_nccl_that_is_not_the_one_torch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,14 +120,14 @@ def test_nccl_that_is_not_the_one_torch_asks_for(monkeypatch: pytest.MonkeyPatch
     assert node.nccl("NCCL", "2.28.9", wanted).problem == ""
     assert "LD_LIBRARY_PATH" in node.nccl("NCCL", "2.21.5", wanted).problem
     monkeypatch.setattr(node, "version", lambda package: "2.27.0")
-    assert "torch asks for 2.28.9" in node.nccl("NCCL", "2.28.9", wanted).problem
+    same_wording(node.nccl("NCCL", "2.28.9", wanted).problem)
 
 
 def test_cores_that_are_seen_and_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     root = write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"})
     (of_96,) = node.processors(root, 96)
-    assert of_96.found == "96 cores in the affinity mask, cgroup limit 4, OMP_NUM_THREADS not set"
+    same_wording(of_96.found)
     assert "96 threads on 4 CPUs" in of_96.problem
     (of_4,) = node.processors(root, 4)
     assert not of_4.problem
@@ -174,7 +176,7 @@ def test_a_machine_without_anything_to_read_says_why_and_raises_nothing(tmp_path
     found = {reading.what: reading.found for reading in node.read_node("s3x://nowhere", "http://127.0.0.1:1", tmp_path)}
     for what in ("/dev/shm", "memory", "NUMA", "network", "store", "clock"):
         assert found[what].startswith("not read: "), what
-    assert "s3x:// is not supported" in found["store"]
+    same_wording(found["store"])
 
 
 @contextmanager

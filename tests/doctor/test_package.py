@@ -15,6 +15,7 @@ from flyteidl.core.types_pb2 import INTEGER, STRUCT
 from slipstream.doctor.archive import Limits, Package
 from slipstream.doctor.findings import Finding
 from slipstream.doctor.package import Save, check_package
+from tests.support.wording import same_wording
 
 TRAIN, EVALUATE = "tasks.train.train", "tasks.export.evaluate_and_export"
 NIGHTLY = "nightly_training"
@@ -124,32 +125,33 @@ def february(package: Package) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "severity", "where", "what"),
+    ("harm", "severity", "where"),
     [
-        (no_retries, "error", TRAIN, "spot with retries 0"),
-        (short_grace, "error", TRAIN, "terminationGracePeriodSeconds 5 is shorter than a save of 6 s (measured"),
-        (no_gpus, "error", TRAIN, "accelerator nvidia-a100-80gb without a GPU"),
-        (no_disk, "warning", TRAIN, "no request for disk"),
-        (latest, "warning", TRAIN, "slipstream:latest has a movable tag"),
-        (untagged, "warning", TRAIN, "slipstream has no tag"),
-        (user_name, "error", TRAIN, "runAsUser is the name 'flyte'"),
-        (root_against_itself, "error", TRAIN, "runAsUser 0 and runAsNonRoot"),
-        (too_much, "error", TRAIN, "cpu 96500m is over the platform's 96"),
-        (no_quantity, "error", TRAIN, "memory much is not a quantity"),
-        (over_its_own_limit, "error", TRAIN, "the request 1000Gi does not fit its limit 900Gi"),
-        (overridden, "error", f"{MAIN}/n", "cpu 97 is over the platform's 96"),
-        (impatient, "warning", TRAIN, "10 retries within a timeout of 60 min"),
-        (february, "error", NIGHTLY, "'0 2 30 2 *': it never fires"),
+        (no_retries, "error", TRAIN),
+        (short_grace, "error", TRAIN),
+        (no_gpus, "error", TRAIN),
+        (no_disk, "warning", TRAIN),
+        (latest, "warning", TRAIN),
+        (untagged, "warning", TRAIN),
+        (user_name, "error", TRAIN),
+        (root_against_itself, "error", TRAIN),
+        (too_much, "error", TRAIN),
+        (no_quantity, "error", TRAIN),
+        (over_its_own_limit, "error", TRAIN),
+        (overridden, "error", f"{MAIN}/n"),
+        (impatient, "warning", TRAIN),
+        (february, "error", NIGHTLY),
     ],
 )
 def test_what_was_broken_is_found_and_nothing_else(
-    healthy: Package, harm: Callable[[Package], None], severity: str, where: str, what: str
+    healthy: Package, harm: Callable[[Package], None], severity: str, where: str
 ) -> None:
     harm(healthy)
     findings = found(healthy)
     assert findings and {finding.severity for finding in findings} == {severity}
     for finding in findings:
-        assert finding.where.startswith(where) and what in finding.what
+        assert finding.where.startswith(where)
+        same_wording(finding.what)
         assert finding.consequence and finding.fix
 
 
@@ -162,7 +164,8 @@ def test_a_single_pod_on_spot_needs_no_retries(healthy: Package) -> None:
 def test_an_unmeasured_save_is_assumed_and_said(healthy: Package) -> None:
     pod(healthy)["terminationGracePeriodSeconds"] = 20
     (finding,) = found(healthy, save=Save())
-    assert finding.severity == "warning" and "20 is shorter than a save of 30 s (assumed)" in finding.what
+    assert finding.severity == "warning"
+    same_wording(finding.what)
     pod(healthy)["terminationGracePeriodSeconds"] = 120
     report = check_package(healthy, LARGE, Save(), [])
     assert not report.findings and "grace periods against a save of 30 s (assumed)" in report.checked
@@ -175,8 +178,8 @@ def test_a_digest_does_not_move(healthy: Package) -> None:
 
 def test_flytes_own_limits_refuse_this_package_and_would_quietly_take_its_gpus(healthy: Package) -> None:
     said = {finding.what: finding.consequence for finding in found(healthy, Limits())}
-    assert said["cpu 4 is over the platform's 2"] == "registration is refused"
-    assert said["nvidia.com/gpu 8 is over the platform's 1"].endswith("propeller gives the pod 1 without a message")
+    same_wording(said["cpu 4 is over the platform's 2"])
+    same_wording(said["nvidia.com/gpu 8 is over the platform's 1"])
 
 
 def test_what_a_node_overrides_is_not_looked_at_by_admin(healthy: Package) -> None:
@@ -249,8 +252,10 @@ def test_a_path_into_a_structure_is_found_wherever_it_is_bound(
 ) -> None:
     harm(healthy)
     (finding,) = found(healthy)
-    assert finding.severity == "error" and finding.consequence.startswith("its cache never hits")
-    assert "is bound to the input " in finding.what and "/" in finding.where
+    assert finding.severity == "error"
+    same_wording(finding.consequence)
+    assert "/" in finding.where
+    same_wording(finding.what)
 
 
 def test_a_path_into_a_structure_that_a_sub_workflow_gets(healthy: Package) -> None:

@@ -13,6 +13,7 @@ from slipstream.doctor.kubectl import kubectl
 from slipstream.doctor.propeller import check_propeller
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
+from tests.support.wording import same_wording
 
 Look = Callable[..., Report]
 BINARY = "deployment flyte/flyte-binary"
@@ -54,10 +55,9 @@ def test_flyte_binary_sets_nothing_which_is_10(look: Look) -> None:
     report = look([flyte.binary()], flyte.binary_config())
     (finding,) = report.findings
     assert finding.severity == "warning" and finding.where == BINARY
-    assert finding.what == "propeller's max-workflow-retries is not set, and 10 by default"
-    assert finding.consequence.startswith("failed round 11 of an execution ends it and its pods, even during training")
-    place = "flyte-binary's configuration.inline.propeller.max-workflow-retries"
-    assert finding.fix == f"set {place} to 100000 in the chart's values"
+    same_wording(finding.what)
+    same_wording(finding.consequence)
+    same_wording(finding.fix)
     line = f"propeller's max-workflow-retries, 10, the default, by the ConfigMaps of {BINARY}"
     assert report.checked == (line,) and not report.unchecked
 
@@ -67,8 +67,7 @@ def test_flyte_cores_own_30_is_small(look: Look) -> None:
     (finding,) = report.findings
     assert finding.where == CORE and finding.what == "propeller's max-workflow-retries is 30"
     assert finding.consequence.startswith("failed round 31 ")
-    place = "flyte-core's configmap.core.propeller.max-workflow-retries"
-    assert finding.fix == f"set {place} to 100000 in the chart's values"
+    same_wording(finding.fix)
     assert report.checked == (f"propeller's max-workflow-retries, 30 by the ConfigMaps of {CORE}",)
     assert not report.unchecked
 
@@ -115,7 +114,7 @@ def test_another_release_in_another_namespace(look: Look) -> None:
     elsewhere = flyte.binary_config(inline=retries(5))
     report = look([flyte.binary(**names)], elsewhere, flyte.binary_config(**names, inline=retries(100_000)))
     assert not report.findings
-    assert report.checked[0].endswith("100000 by the ConfigMaps of deployment mlops/night-flyte-binary")
+    same_wording(report.checked[0])
 
 
 @pytest.mark.parametrize(("file", "taken"), [("999-extra-config.yaml", 7), ("050-extra-config.yaml", 20)])
@@ -167,7 +166,7 @@ def test_each_propeller_is_judged_by_its_own(look: Look) -> None:
         "deployment data/flytepropeller",
     ]
     (line,) = report.unchecked
-    assert "deployment more/flytepropeller: kubectl get configmap flyte-propeller-config --namespace more" in line
+    same_wording(line)
 
 
 # What cannot be known
@@ -175,28 +174,27 @@ def test_each_propeller_is_judged_by_its_own(look: Look) -> None:
 
 def test_without_permission_to_list_deployments_it_says_so(look: Look) -> None:
     report = look([flyte.binary()], flyte.binary_config(), refused=["deployments"])
-    assert "kubectl get deployments --all-namespaces --output json: Error from server (Forbidden)" in only(report)
+    same_wording(only(report))
 
 
 def test_without_permission_to_get_the_config_map_it_says_so(look: Look) -> None:
     report = look([flyte.binary()], flyte.binary_config(), refused=["configmap"])
-    assert f"{BINARY}: kubectl get configmap flyte-binary-config --namespace flyte" in (line := only(report))
-    assert "Error from server (Forbidden): configmap is forbidden" in line
+    same_wording(only(report))
 
 
 def test_a_config_map_that_is_not_there(look: Look) -> None:
     extra = ({"configMap": {"name": "gone"}},)
-    assert f"{BINARY}: kubectl get configmap gone" in only(look([flyte.binary(extra=extra)], flyte.binary_config()))
+    same_wording(only(look([flyte.binary(extra=extra)], flyte.binary_config())))
 
 
 def test_a_cluster_without_propeller(look: Look) -> None:
-    assert "no deployment runs propeller as Flyte's charts do" in only(look(flyte.core_others()))
+    same_wording(only(look(flyte.core_others())))
 
 
 def test_a_control_plane_has_no_propeller(look: Look) -> None:
     core = flyte.BINARY_CORE.replace("disableWebhook: false\n    disabled: false", "disabled: true")
     report = look([flyte.binary()], flyte.binary_config(core=core))
-    assert f"{BINARY} has propeller disabled" in only(report)
+    same_wording(only(report))
 
 
 def test_secrets_are_not_read(look: Look) -> None:
@@ -210,40 +208,40 @@ def test_a_configuration_of_secrets_only(look: Look) -> None:
     external = flyte.binary()
     sources = external["spec"]["template"]["spec"]["volumes"][1]["projected"]["sources"]
     sources[:] = [{"secret": {"name": "external"}}]
-    assert f"{BINARY} has its configuration from no ConfigMap" in only(look([external]))
+    same_wording(only(look([external])))
 
 
 # Odd content
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    "text",
     [
-        ("propeller: [", "is not YAML"),
-        ("\tpropeller:\n", "is not YAML"),
-        ("a: \x00", "is not YAML"),
-        ("!!python/object/apply:os.system [echo]", "is not YAML"),
-        ("a: !!int ''", "is not YAML"),
-        ("a: 2001-99-99", "is not YAML"),
-        ("a: !!timestamp soon", "is not YAML"),
-        ("a: !!bool perhaps", "is not YAML"),
-        ("? {a: b}\n: c", "is not YAML"),
-        (f"a: {'[' * 5000}", "is not YAML"),
-        (f"a: {'9' * 5000}", "is not YAML"),
-        ("a: 1\n---\na: 2\n", "is not YAML"),
-        ("- propeller", "has no settings at its top"),
-        ("propeller", "has no settings at its top"),
-        (retries("many"), "max-workflow-retries is not a number"),
-        (retries(".nan"), "max-workflow-retries is not a number"),
-        (retries(".inf"), "max-workflow-retries is not a number"),
-        (retries("[100000]"), "max-workflow-retries is not a number"),
-        (retries("{a: 1}"), "max-workflow-retries is not a number"),
-        (retries(f"0x{'f' * 5000}"), "max-workflow-retries is not a number"),
-        (retries("2020-01-01"), "max-workflow-retries is not a number"),
+        "propeller: [",
+        "\tpropeller:\n",
+        "a: \x00",
+        "!!python/object/apply:os.system [echo]",
+        "a: !!int ''",
+        "a: 2001-99-99",
+        "a: !!timestamp soon",
+        "a: !!bool perhaps",
+        "? {a: b}\n: c",
+        f"a: {'[' * 5000}",
+        f"a: {'9' * 5000}",
+        "a: 1\n---\na: 2\n",
+        "- propeller",
+        "propeller",
+        retries("many"),
+        retries(".nan"),
+        retries(".inf"),
+        retries("[100000]"),
+        retries("{a: 1}"),
+        retries(f"0x{'f' * 5000}"),
+        retries("2020-01-01"),
     ],
 )
-def test_what_no_propeller_reads_is_not_judged(look: Look, text: str, why: str) -> None:
-    assert why in only(look([flyte.binary()], flyte.binary_config(inline=text)))
+def test_what_no_propeller_reads_is_not_judged(look: Look, text: str) -> None:
+    same_wording(only(look([flyte.binary()], flyte.binary_config(inline=text))))
 
 
 @pytest.mark.parametrize(
@@ -272,4 +270,4 @@ def test_config_maps_of_odd_shapes(look: Look, data: Any) -> None:
 
 def test_a_container_of_the_same_name_that_is_not_flytes(look: Look) -> None:
     other = flyte.deployment("web", "flyte", {"name": "flyte", "image": "kite"}, [])
-    assert "no deployment runs propeller" in only(look([other]))
+    same_wording(only(look([other])))

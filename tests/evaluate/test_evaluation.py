@@ -18,6 +18,7 @@ from slipstream.evaluate.baseline import MOST_PIXELS, baseline, categorical_colu
 from slipstream.evaluate.engine import evaluate, gain_over
 from slipstream.models.trained import TrainedModel
 from tests.support.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
+from tests.support.wording import refuses
 
 
 def evaluated(directory: Path, trained: ToyTrained, data: PreparedData) -> Artifact:
@@ -99,7 +100,7 @@ def test_a_model_that_gives_nan_is_named(tmp_path: Path) -> None:
     assert isinstance(head, nn.Linear)
     with torch.no_grad():
         head.bias.fill_(torch.nan)
-    with pytest.raises(UserError, match="300 of 300 rows get NaN"):
+    with refuses(UserError):
         evaluated(tmp_path / "out", trained, data)
 
 

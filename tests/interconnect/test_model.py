@@ -12,6 +12,7 @@ from slipstream.interconnect.model.predictions import lines, model_curve, step_l
 from slipstream.interconnect.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
 from slipstream.interconnect.model.step_time import Compute
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from tests.support.wording import refuses, same_wording
 
 SIZES = [1 << n for n in range(10, 21, 2)]
 RING, TREE = SCHEMES["all_reduce"]
@@ -72,7 +73,7 @@ def test_no_time_is_negative_or_infinite() -> None:
 
 
 def test_too_few_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 sizes or more, not to 2"):
+    with refuses(ValueError):
         fit({1024: [1e-3], 2048: [1e-3]})
 
 
@@ -98,7 +99,7 @@ def test_an_operation_that_takes_twice_as_long_follows_none() -> None:
     ring = SCHEMES["reduce_scatter"][0]
     slow = evaluate_schemes("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20], factor=2.0))
     assert slow.scheme is None
-    assert str(slow) == "reduce_scatter follows none of the known schemes (ring -50%): no prediction"
+    same_wording(str(slow))
     assert evaluate_schemes("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20])).scheme == ring
 
 
@@ -124,9 +125,9 @@ def profile(transports: tuple[str, ...], cores: int) -> NetworkProfile:
 
 def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
     said = list(lines(profile(NETWORK, 2)))
-    assert said[0].startswith("a message takes 150 us and its bytes at 0.024 GB/s, if all_reduce is a ring")
-    assert said[1].startswith("broadcast follows the tree")
-    assert said[2].startswith("reduce_scatter follows none of the known schemes (ring -50%): no prediction")
+    same_wording(said[0])
+    same_wording(said[1])
+    same_wording(said[2])
     assert said[3].startswith("all_reduce of 4194304 bytes between 8 ranks: 308 ms (")
 
 
@@ -143,9 +144,9 @@ def test_the_curve_goes_through_what_was_measured_and_is_none_where_nothing_is_e
 def test_ranks_that_share_cores_over_loopback_are_not_predicted() -> None:
     assert list(lines(profile(LOOPBACK, 2))) == ["4 ranks share 2 cores over loopback: no prediction"]
     assert list(lines(profile(LOOPBACK, 8)))[-2].startswith("all_reduce of 4194304 bytes between 8 ranks: 308 ms (")
-    assert list(lines(profile(LOOPBACK, 8)))[-1] == "16 ranks share 8 cores over loopback: no prediction"
+    same_wording(list(lines(profile(LOOPBACK, 8)))[-1])
     (said,) = step_lines(profile(LOOPBACK, 2), COMPUTE)
-    assert said == "steps between more ranks are not predicted: 4 ranks share 2 cores over loopback"
+    same_wording(said)
 
 
 def test_what_a_latency_and_a_bandwidth_do_not_explain_is_not_predicted() -> None:
@@ -154,23 +155,23 @@ def test_what_a_latency_and_a_bandwidth_do_not_explain_is_not_predicted() -> Non
     bad = replace(good, measurements=tuple(wild))
     assert [line for line in lines(bad) if "do not explain" in line and "no prediction" in line] == list(lines(bad))
     (said,) = step_lines(bad, COMPUTE)
-    assert said.startswith("steps between more ranks are not predicted: a latency and a bandwidth do not explain")
+    same_wording(said)
 
 
 def test_steps_of_a_model_between_more_ranks() -> None:
     said = list(step_lines(profile(NETWORK, 2), COMPUTE))
     assert [line.partition(":")[0] for line in said] == [f"a step between {world} ranks" for world in (4, 8, 16)]
-    assert "computation takes" in said[0]
+    same_wording(said[0])
 
 
 def test_why_no_steps_are_predicted_is_said() -> None:
     good = profile(NETWORK, 2)
     (said,) = step_lines(None, COMPUTE)
-    assert said.endswith("not predicted: the history has no profile of this hardware; run the benchmark first")
+    same_wording(said)
     (said,) = step_lines(replace(good, measurements=good.measurements[:2]), COMPUTE)
-    assert said.endswith("not predicted: the profile has under 3 sizes of all_reduce")
+    same_wording(said)
     (said,) = step_lines(replace(good, fingerprint=replace(good.fingerprint, world=1)), COMPUTE)
-    assert said.endswith("not predicted: a single process has no link")
+    same_wording(said)
 
 
 def several_worlds(scheme: Scheme, factor: float = 1.0) -> NetworkProfile:
@@ -185,9 +186,8 @@ def several_worlds(scheme: Scheme, factor: float = 1.0) -> NetworkProfile:
 def test_what_all_reduce_follows_is_told_by_the_numbers_of_processes(scheme: Scheme) -> None:
     whole = several_worlds(scheme)
     said = list(lines(whole))
-    assert said[0].startswith(f"all_reduce follows the {scheme.name} (") and said[0].endswith(
-        ": each of 2, 3 and 4 ranks from the others"
-    )
+    assert said[0].startswith(f"all_reduce follows the {scheme.name} (")
+    same_wording(said[0])
     assert f"as all_reduce is a {scheme.name}" in said[1]
     # By the other scheme 8 ranks would take another time.
     (truth,) = times(scheme, "all_reduce", 8, [4 << 20])
@@ -198,7 +198,8 @@ def test_what_all_reduce_follows_is_told_by_the_numbers_of_processes(scheme: Sch
 def test_more_processes_that_follow_nothing_known_are_not_predicted() -> None:
     whole = several_worlds(RING, factor=1.5)
     (said,) = lines(whole)
-    assert said.startswith("all_reduce follows none of the known schemes (ring ") and said.endswith("prediction")
+    assert said.endswith("prediction")
+    same_wording(said)
     assert model_curve(whole) == []
     (said,) = step_lines(whole, COMPUTE)
-    assert said.startswith("steps between more ranks are not predicted: all_reduce follows none")
+    same_wording(said)

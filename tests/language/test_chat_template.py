@@ -34,6 +34,7 @@ from slipstream.language.stops import stops_of
 from slipstream.language.template_process import TemplateProcess, TemplateStopped, template_process
 from slipstream.language.tokenizer import SETTINGS, TEMPLATE, bytes_tokenizer
 from tests.support.chat_templates import FAMILIES, FEATURES
+from tests.support.wording import refuses, same_wording
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
 DATE = "2031-02-03"
@@ -124,7 +125,7 @@ def test_reasoning_reaches_the_template_by_the_names_of_transformers() -> None:
     assert isinstance(found, Rendered) and "<think>\nwhy\n</think>" in found.text and found.answers == ["whyb"]
     (found,) = ChatTemplate(OWN_TEMPLATE, TOKENS, DATE).render([talk])
     assert isinstance(found, Rendered) and "why" not in found.text and found.answers == ["b"]
-    with pytest.raises(CannotRender, match="'thinking' of a message is not text"):
+    with refuses(CannotRender):
         messages_of({"messages": [{"role": "user", "content": "a", "thinking": 3}]})
 
 
@@ -159,21 +160,22 @@ class TestLimits:
         return str(error.value)
 
     @pytest.mark.parametrize(
-        ("source", "reason"),
+        "source",
         [
-            ("{{ 10**(10**8) }}", "needed more than 2 s"),
-            ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "needed more than 2 s"),
-            ("{{ '%1000000000d' % 1 }}", "needed more than 512 MiB of memory"),
-            ("{{ (messages|string * 1000) * 1000000 }}", "needed more than 512 MiB of memory"),
-            ("{{ 'x' * 20000000 }}" + SHOWN, "made more than 16 MiB of text"),
-            ("{{ lipsum(n=1000000) }}", "uses lipsum, which gives a different result in every run"),
-            ("{{ range(1000)|random }}", "uses random, which gives a different result in every run"),
-            ("{{ [[1, 2]]|map('random')|list }}", "uses random, which gives a different result in every run"),
+            "{{ 10**(10**8) }}",
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "{{ '%1000000000d' % 1 }}",
+            "{{ (messages|string * 1000) * 1000000 }}",
+            "{{ 'x' * 20000000 }}" + SHOWN,
+            "{{ lipsum(n=1000000) }}",
+            "{{ range(1000)|random }}",
+            "{{ [[1, 2]]|map('random')|list }}",
         ],
     )
-    def test_a_template_that_exceeds_a_limit_or_is_left_to_chance(self, source: str, reason: str) -> None:
+    def test_a_template_that_exceeds_a_limit_or_is_left_to_chance(self, source: str) -> None:
         found = self.refused(source)
-        assert found.startswith(f"data.tokenizer: its chat template {reason}; expected at most ")
+        assert found.startswith("data.tokenizer:")
+        same_wording(found)
 
     @pytest.mark.parametrize(
         ("source", "reason"),
@@ -194,7 +196,7 @@ class TestLimits:
             {},
             DATE,
         )
-        with pytest.raises(TemplateStopped, match="prints the address of an object"):
+        with refuses(TemplateStopped):
             list(template.render([messages(TALKS[0])]))
         talk = messages([("user", "what is <object object at 0x7f00>"), ("assistant", "an object")])
         (found,) = ChatTemplate(SHOWN, {}, DATE).render([talk])
@@ -206,7 +208,7 @@ class TestLimits:
         talks = [messages([("user", word), ("assistant", "b")]) for word in ("a", "b", "hang", "c")]
         found = template.render(talks)
         assert [next(found).text for _ in range(2)] == ["a|b|", "b|b|"]  # type: ignore[union-attr]
-        with pytest.raises(TemplateStopped, match="needed more than 2 s"):
+        with refuses(TemplateStopped):
             next(found)
         assert template_process()._process is None
         assert [one.text for one in template.render(talks[:2])] == ["a|b|", "b|b|"]  # type: ignore[union-attr]
@@ -216,7 +218,8 @@ class TestLimits:
         half = ChatTemplate(SHOWN.replace("|", "{{ '\\ud800' if loop.index == 2 }}"), {}, DATE)
         talks = [messages([("user", word), ("assistant", "c")]) for word in "ab"]
         first, second = template.render(talks)
-        assert isinstance(first, Rendered) and str(second) == "the chat template says: no b"
+        assert isinstance(first, Rendered)
+        same_wording(str(second))
         (broken,) = half.render(talks[:1])
         assert "UnicodeEncodeError" in str(broken)
 
@@ -225,12 +228,12 @@ class TestLimits:
             [messages([("user", "🦜" + "a" * 15_000_000), ("assistant", "b")])]
         )
         assert isinstance(found, Rendered) and len(found.text) == 15_000_004
-        with pytest.raises(CannotRender, match="a conversation of 17,000,014 characters, more than 16,777,216"):
+        with refuses(CannotRender):
             until_last_answer(messages([("user", "a" * 17_000_000), ("assistant", "b")]))
 
     def test_a_model_does_not_stop_elsewhere_on_a_slow_machine(self) -> None:
         files = {**bytes_tokenizer(turns=True), TEMPLATE: "{{ '%1000000000d' % 1 }}"}
-        with pytest.raises(TemplateStopped, match="needed more than 512 MiB"):
+        with refuses(TemplateStopped):
             stops_of(files, answers=True)
 
 
@@ -249,7 +252,7 @@ class TestTheProcess:
         process = template_process()
         os.kill(process._process.pid, signal.SIGSTOP)
         process._process.kill()
-        with pytest.raises(TemplateStopped, match=r"ended its process \(exit code -9\)"):
+        with refuses(TemplateStopped):
             process._receive(10)
         assert process._process is None
 
@@ -278,7 +281,7 @@ class TestTheProcess:
         (tmp_path / "transformers.py").write_text("raise ImportError('nothing here')")
         monkeypatch.syspath_prepend(tmp_path)
         process = TemplateProcess()
-        with pytest.raises(UserError, match=r"fails: ImportError: nothing here; .* pip install 'slipstream\[text\]'"):
+        with refuses(UserError):
             process.compile({"source": "", "tokens": {}, "date": DATE, "answers": "assistant"})
         assert process._process is None
 

@@ -17,6 +17,7 @@ from slipstream.language import engine
 from slipstream.language.tokenizer import SETTINGS, TEMPLATE, Tokenizer, TokenizerFiles, bytes_tokenizer
 from slipstream.prepare.language import corpus
 from tests.support.corpora import prepare_language, story, write_lines, write_stories
+from tests.support.wording import refuses
 
 LINE = "data.tokenizer: tokenizer.json: the library tokenizers fails with it: "
 BACKTRACKS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
@@ -65,10 +66,9 @@ def test_a_panic_is_one_line(
 ) -> None:
     monkeypatch.setattr(corpus, "PIECE_FILES", 25)  # only this process cuts pieces
     where = write(tmp_path / "tokenizer", tokenizer(**PANICS[name]))
-    with pytest.raises(UserError) as error:
+    with refuses(UserError) as error:
         prepare_language(tmp_path / "data", corpus_at(tmp_path / "stories"), workers, tokenizer=where)
     assert error.value.message.startswith(LINE) and "\n" not in error.value.message
-    assert error.value.message.endswith("; choose another, or set data.tokenizer: train")
     output = capfd.readouterr()
     assert "panicked" not in output.err + output.out and "backtrace" not in output.err + output.out
     assert not (tmp_path / "data" / "manifest.json").exists()
@@ -115,7 +115,7 @@ SLOW = ("a" * 19 + "b") * 2000
 def test_an_expression_that_takes_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "SECONDS", 1)
     found = Tokenizer(tokenizer(pre_tokenizer=BACKTRACKS))
-    with pytest.raises(UserError, match=f"^{re.escape(LINE)}it took more than [12] s of CPU time; expected"):
+    with pytest.raises(UserError, match=rf"^{re.escape(LINE)}.* [12] s of CPU"):
         found.documents([SLOW])
     (ids,) = found.documents(["a" * 19 + "b"])
     assert len(ids) == 20, "the next call has a process of its own"
@@ -127,7 +127,7 @@ def test_within_the_limits_that_users_have(workers: int, tmp_path: Path) -> None
     stories = write_stories(tmp_path / "stories")
     (stories / "part-0" / "slow.md").write_text(SLOW * 10, encoding="utf-8")
     where = write(tmp_path / "own", tokenizer(pre_tokenizer=BACKTRACKS))
-    with pytest.raises(UserError, match=r"it took more than 7\d s of CPU time; expected"):
+    with pytest.raises(UserError, match=r" 7\d s of CPU"):
         prepare_language(tmp_path / "data", stories, workers, tokenizer=where)
 
 
@@ -135,12 +135,12 @@ def test_a_text_that_grows_without_end_is_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "MEMORY", 512 << 20)
     doubled = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
     files = tokenizer(normalizer={"type": "Sequence", "normalizers": [doubled] * 9})
-    with pytest.raises(UserError, match=f"^{re.escape(LINE)}its process was ended by SIGABRT"):
+    with pytest.raises(UserError, match=f"^{re.escape(LINE)}.* SIGABRT"):
         Tokenizer(files).documents(["alpha"])
 
 
 def test_settings_that_nest_without_end_are_one_line() -> None:
-    with pytest.raises(UserError, match=r"^data\.tokenizer: tokenizer_config\.json cannot be read as JSON"):
+    with pytest.raises(UserError, match=r"^data\.tokenizer: tokenizer_config\.json"):
         Tokenizer({**bytes_tokenizer(turns=False), SETTINGS: "[" * 100_000})
 
 

@@ -20,6 +20,7 @@ from slipstream.prepare.language import corpus
 from slipstream.prepare.resolve import given_tokenizer
 from tests.support.corpora import prepare_language, rows_of, story, write_lines, write_stories
 from tests.support.tokens import small_transformer, token_data, word_tokenizer
+from tests.support.wording import refuses
 
 TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
 PADDING = {
@@ -173,18 +174,18 @@ def test_what_is_copied_without_the_library_is_reset_too(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    "text",
     [
-        ("[]", "it is not a JSON object"),
-        ("[" * 100_000, "it is nested too deeply"),
-        ('{"model": 3}', "TypeError"),
-        ('{"model": {"vocab": {"a": -1}}}', "its ids are not integers of at least 0"),
-        ('{"model": {"vocab": {"a": true}}}', "its ids are not integers of at least 0"),
-        ('{"model": {"vocab": {"a": 1.5}}}', "its ids are not integers of at least 0"),
+        "[]",
+        "[" * 100_000,
+        '{"model": 3}',
+        '{"model": {"vocab": {"a": -1}}}',
+        '{"model": {"vocab": {"a": true}}}',
+        '{"model": {"vocab": {"a": 1.5}}}',
     ],
 )
-def test_what_states_no_ids(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_what_states_no_ids(text: str) -> None:
+    with refuses(ValueError):
         largest_id(text)
 
 
@@ -198,11 +199,8 @@ def test_ids_are_bounded(tmp_path: Path) -> None:
     most = (1 << 24) - 1
     assert Tokenizer(given_tokenizer(str(word_level(tmp_path / "most", most)))[0]).vocabulary == 1 << 24
     for number in (most + 1, 4294967295):
-        with pytest.raises(UserError) as error:
+        with refuses(UserError):
             given_tokenizer(str(word_level(tmp_path / str(number), number)))
-        assert error.value.message == (
-            f"data.tokenizer: tokenizer.json has the token id {number:,}; expected ids below 16,777,216"
-        )
 
 
 def test_ids_have_embeddings_in_the_model_of_their_directory(tmp_path: Path) -> None:
@@ -210,7 +208,7 @@ def test_ids_have_embeddings_in_the_model_of_their_directory(tmp_path: Path) -> 
     (where / "config.json").write_text('{"vocab_size": 41}')
     assert given_tokenizer(str(where))[1] == 41
     (where / "config.json").write_text('{"vocab_size": 40}')
-    with pytest.raises(UserError, match=r"has the token id 40, and the model of config\.json has embeddings for 40"):
+    with refuses(UserError):
         given_tokenizer(str(where))
 
 

@@ -16,6 +16,7 @@ from slipstream.machine import gpus
 from slipstream.machine.gpus import DriverHangs, in_time
 from tasks.flyte import stage
 from tests.support.fake_nvml import FakeNvml
+from tests.support.wording import line_with, same_wording
 
 ASK = """
 from slipstream.machine import gpus
@@ -34,7 +35,8 @@ def test_counting_devices_of_a_driver_that_hangs_ends(tmp_path: Path) -> None:
     assert asked().stdout == "2\n"
     nvml.play("hang nvmlDeviceGetCount_v2")
     hung = asked()
-    assert hung.returncode == 1 and "DriverHangs: NVIDIA's driver did not answer within 1 s" in hung.stderr
+    assert hung.returncode == 1
+    same_wording(line_with("NVIDIA's", hung.stderr))
 
 
 def test_what_the_question_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,5 +59,5 @@ def test_the_doctor_says_so_and_reads_on(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_on_another_node_it_is_tried_again(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "runs_locally", lambda: local)
     expected = UserError if local else stage.FlyteRecoverableException
-    with pytest.raises(expected, match="the driver hangs"), stage.mapped_errors():
+    with pytest.raises(expected, match="driver"), stage.mapped_errors():
         raise DriverHangs("the driver hangs")

@@ -12,6 +12,7 @@ from slipstream.errors import UserError
 from slipstream.machine import limits
 from slipstream.machine.limits import cpu_quota, memory_limit, parse_quantity
 from tests.support.control_groups import tree
+from tests.support.wording import refuses
 
 GIB = 1 << 30
 
@@ -117,8 +118,6 @@ def test_the_workers_leave_a_fifth_of_the_memory(node: pytest.MonkeyPatch) -> No
 
 def test_a_memory_for_not_even_one_worker_is_one_line(node: pytest.MonkeyPatch) -> None:
     node.setenv(limits.MEMORY, "1536Mi")
-    with pytest.raises(
-        UserError, match=r"^data.memory: 1.5 GiB are more than 80% of the 1.5 GiB of this pod .* to 1.2,"
-    ):
+    with refuses(UserError, match="^data.memory:"):
         pool.workers_for(10 * GIB, 1.5)
     assert pool.workers_for(1 << 20, 1.5) == 1

@@ -13,6 +13,7 @@ import pytest
 from slipstream.machine.out_of_memory import GIB, MemoryCounters, memory_counters, what_was_killed
 from tests.support import REPOSITORY
 from tests.support.control_groups import memory_group, tree
+from tests.support.wording import same_wording
 
 EVENTS = "low 0\nhigh 0\nmax 41\noom 2\noom_kill 3\noom_group_kill 0\n"
 
@@ -44,20 +45,17 @@ def test_a_kernel_that_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    "now",
     [
-        (MemoryCounters(1, GIB, GIB), ""),
-        (MemoryCounters(2, GIB, GIB), "out of memory: the kernel killed 1 process at the limit of 1 GiB (peak 1 GiB)"),
-        (MemoryCounters(3, None, 1.5 * GIB), "out of memory: the kernel killed 2 processes at the limit of 1.5 GiB"),
-        (
-            MemoryCounters(2, GIB // 2, GIB),
-            "out of memory: the kernel killed 1 process, as this node had too little memory",
-        ),
-        (MemoryCounters(2), "out of memory: the kernel killed 1 process, as this node had too little memory"),
+        MemoryCounters(1, GIB, GIB),
+        MemoryCounters(2, GIB, GIB),
+        MemoryCounters(3, None, 1.5 * GIB),
+        MemoryCounters(2, GIB // 2, GIB),
+        MemoryCounters(2),
     ],
 )
-def test_what_is_said(now: MemoryCounters, said: str) -> None:
-    assert what_was_killed(MemoryCounters(1), now) == said
+def test_what_is_said(now: MemoryCounters) -> None:
+    same_wording(what_was_killed(MemoryCounters(1), now))
 
 
 #: Moves itself into a group, starts a child that takes more than there is, and another that does not.

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from slipstream.manifests import write
 from slipstream.manifests.command import main
 from slipstream.manifests.documents import MARK
-from slipstream.profiles.profile import names
 from tests.support import REPOSITORY
+from tests.support.wording import line_with, same_wording
 
 
 def called(*arguments: object) -> Result:
@@ -42,8 +42,8 @@ def test_it_lists_what_it_wrote_and_what_each_is_for(tmp_path: Path) -> None:
     assert any(line.startswith("assumed: Amazon's nodes") for line in lines)
     assert "StaticCapacity" not in ended.output
     h100 = called("h100-efa-spot", "--out", tmp_path / "h100").output
-    assert "(needs Karpenter with its feature gate StaticCapacity)" in h100
-    assert h100.count("--replicas=2, as Karpenter does not create nodes for hugepages-2Mi\n") == 2
+    same_wording(line_with("StaticCapacity", h100))
+    assert h100.count("--replicas=2, as Karpenter makes none for hugepages-2Mi\n") == 2
 
 
 def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,17 +101,17 @@ def test_a_directory_with_others_files_is_refused_and_stays(tmp_path: Path) -> N
     (out / "apps").mkdir(parents=True)
     (out / "apps/mine.yaml").write_text("kind: Namespace\n")
     line = refused("a100-spot", "--out", out)
-    assert f"--out {out}: apps/mine.yaml was not written by slipstream manifests; choose another directory" in line
+    same_wording(line)
     assert list(contents(out)) == ["apps/mine.yaml"]
     called("a100-spot", "--out", tmp_path / "other")
     (tmp_path / "other/10-karpenter.yaml").write_text("kind: NodePool\n")
-    assert "10-karpenter.yaml was not written" in refused("a100-spot", "--out", tmp_path / "other")
+    same_wording(refused("a100-spot", "--out", tmp_path / "other"))
 
 
 def test_the_ground_that_one_stands_on_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for out in (".", tmp_path, tmp_path.parent):
-        assert "holds the working directory" in refused("a100-spot", "--out", out)
+        same_wording(refused("a100-spot", "--out", out))
     assert not list(tmp_path.iterdir()) and called("a100-spot", "--out", "below").exit_code == 0
 
 
@@ -135,10 +135,10 @@ def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(
         return rendered(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(write, "rendered", full)
-    assert "no space left" in refused("mi300x", "--out", tmp_path / "out")
+    same_wording(refused("mi300x", "--out", tmp_path / "out"))
     assert contents(tmp_path / "out") == before and len(asked) == 4
     asked.clear()
-    assert "no space left" in refused("mi300x", "--out", tmp_path / "new")
+    same_wording(refused("mi300x", "--out", tmp_path / "new"))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -159,16 +159,16 @@ def test_if_the_new_cannot_take_its_place_the_old_is_there(tmp_path: Path, monke
 @pytest.mark.parametrize("profile", ["local", "cpu-cluster"])
 def test_a_profile_without_gpu_is_one_line(profile: str, tmp_path: Path) -> None:
     line = refused(profile, "--out", tmp_path / "out")
-    assert f"profile {profile}: no stage asks for a GPU; expected a profile with profile.gpu" in line
+    same_wording(line)
     assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    assert f"no such profile; choose one of {', '.join(names())}" in refused("a100", "--out", tmp_path / "out")
-    assert "no such profile" in refused(tmp_path / "absent.toml", "--out", tmp_path / "out")
+    same_wording(refused("a100", "--out", tmp_path / "out"))
+    same_wording(refused(tmp_path / "absent.toml", "--out", tmp_path / "out"))
     (tmp_path / "file").touch()
-    assert "is not a directory" in refused("a100-spot", "--out", tmp_path / "file")
-    assert "--project: 'Churn' is not allowed" in refused("a100-spot", "--out", tmp_path / "out", "--project", "Churn")
-    assert "--cluster: '' is not allowed" in refused("a100-spot", "--out", tmp_path / "out", "--cluster", "")
+    same_wording(refused("a100-spot", "--out", tmp_path / "file"))
+    same_wording(refused("a100-spot", "--out", tmp_path / "out", "--project", "Churn"))
+    same_wording(refused("a100-spot", "--out", tmp_path / "out", "--cluster", ""))
     assert "expected --serve" in refused("a100-spot", "--out", tmp_path / "out", "--keda")
     assert not (tmp_path / "out").exists()

@@ -170,7 +170,7 @@ def test_a_wrong_profile_is_one_line(tmp_path: Path, toml: str, message: str) ->
 
 
 def test_an_unknown_profile_lists_the_known() -> None:
-    with pytest.raises(UserError, match="choose one of a100-mig, a100-spot"):
+    with pytest.raises(UserError, match="a100-mig, a100-spot"):
         load("h100")
 
 
@@ -216,14 +216,14 @@ def test_the_agent_refuses_more_processes_than_gpus_before_it_starts_any(monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     config = distributed("train")
     config.profile = Profile("p", Placement(processes=2), {})
-    with pytest.raises(UserError, match="2 processes for 1 GPU: each process needs one of its own"):
+    with pytest.raises(UserError, match="2 processes for 1 GPU"):
         DistributedTask._attempt(SimpleNamespace(task_config=config))  # type: ignore[arg-type]
 
 
 def test_a_stage_in_the_pod_of_another_has_what_that_has() -> None:
     profile = parse("p", {"stages": {"export": {"cpu": "7"}}})
     assert profile.asked("evaluate") is profile.asked("export")
-    with pytest.raises(UserError, match=r"p.stages.evaluate: runs in the pod of export; set stages.export instead"):
+    with pytest.raises(UserError, match=r"p\.stages\.evaluate: .* stages\.export "):
         parse("p", {"stages": {"evaluate": {"cpu": "7"}}})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.support.packages import package
 from tests.support.promotions import LENIENT, Models
 from tests.support.raw_tables import mixed_table
 from tests.support.toys import images
+from tests.support.wording import refuses, same_wording
 
 
 def changed(model: Path, directory: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -41,22 +41,21 @@ def changed(model: Path, directory: Path, change: Callable[[dict[str, Any]], Non
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    "change",
     [
-        (lambda s: s.update(target="z"), "the promoted model has the target 'y', but this one 'z'"),
-        (lambda s: s.update(classes=["maybe", "yes"]), "the class 'maybe' is known to this model only"),
-        (lambda s: s["holdout"]["settings"].update(seed=7), r"data\.split\.seed 0, this one with 7: it may have been"),
-        (lambda s: s["holdout"].update(by="id"), "held out by content, these by id"),
+        lambda s: s.update(target="z"),
+        lambda s: s.update(classes=["maybe", "yes"]),
+        lambda s: s["holdout"]["settings"].update(seed=7),
+        lambda s: s["holdout"].update(by="id"),
     ],
 )
 def test_another_question_or_another_split_is_no_comparison(
-    change: Callable[[dict[str, Any]], None], why: str, models: Models, served: Registry, tmp_path: Path
+    change: Callable[[dict[str, Any]], None], models: Models, served: Registry, tmp_path: Path
 ) -> None:
     other = changed(models.trained(200), tmp_path / "other", change)
     verdict = judge(other, served, models.data, LENIENT)
     assert not verdict.passed
-    assert verdict.why.startswith("it cannot be compared with version ")
-    assert re.search(why, verdict.why), verdict.why
+    same_wording(verdict.why)
 
 
 def test_a_package_that_does_not_tell_is_believed(models: Models, served: Registry, tmp_path: Path) -> None:
@@ -68,16 +67,16 @@ def test_the_split_is_the_prepared_datas_own(models: Models, served: Registry, t
     """Prepared for real with another seed, so that its test rows were trained on by the promoted one."""
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", split=SplitConfig(seed=1)))
     verdict = judge(package(tmp_path / "model", data, 5), served, data, LENIENT)
-    assert (
-        not verdict.passed and "it may have been trained on these test rows; split the data the same way" in verdict.why
-    )
+    assert not verdict.passed
+    same_wording(verdict.why)
 
 
 def test_a_promoted_model_with_an_input_that_is_gone(models: Models, served: Registry, tmp_path: Path) -> None:
     data = PreparedData.open(mixed_table(tmp_path / "data", "classification", drop=["visits"]))
     model = changed(package(tmp_path / "model", data, 5), tmp_path / "untold", lambda s: s.update(holdout=None))
     verdict = judge(model, served, data, LENIENT)
-    assert not verdict.passed and verdict.why.endswith("takes the column 'visits' as integer; here it is not an input")
+    assert not verdict.passed
+    same_wording(verdict.why)
 
 
 def test_another_preparation_of_the_same_rows(models: Models, served: Registry, tmp_path: Path) -> None:
@@ -94,13 +93,14 @@ def by_time(column: str, validation: float, test: float) -> Holdout:
 def test_later_rows_were_not_trained_on() -> None:
     old = by_time("when", 100.0, 200.0)
     check_unseen(by_time("when", 50.0, 100.0), old)
-    with pytest.raises(Incomparable, match="trained on rows from the time of these test rows; use later test rows"):
+    with refuses(Incomparable):
         check_unseen(by_time("when", 50.0, 99.0), old)
-    with pytest.raises(Incomparable, match=r"data\.time when, this one with day"):
+    with refuses(Incomparable):
         check_unseen(by_time("day", 300.0, 400.0), old)
 
 
 def test_images_and_tables_do_not_compare(served: Registry, tmp_path: Path) -> None:
     data = images(tmp_path / "data")
     verdict = judge(package(tmp_path / "model", data, 5), served, data, LENIENT)
-    assert not verdict.passed and "the promoted model has the target 'y', but this one 'third'" in verdict.why
+    assert not verdict.passed
+    same_wording(verdict.why)

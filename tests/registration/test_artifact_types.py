@@ -44,9 +44,7 @@ def one_of_a_list() -> list[str]:
 
 @pytest.mark.parametrize("wrong", [swapped, one_of_a_list])
 def test_an_evaluation_is_no_trained_model(wrong: Any) -> None:
-    with pytest.raises(
-        TypeTransformerFailedError, match="artifact: is of the stage 'evaluate'; expected the stage 'train'"
-    ):
+    with pytest.raises(TypeTransformerFailedError, match=r"'evaluate'.*'train'"):
         wrong()
 
 

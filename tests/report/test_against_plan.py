@@ -19,6 +19,7 @@ from slipstream.stages import StageRun
 from tests.support.measured_trainings import BATCH, FIGURES, LEDGER, STEPS_DONE
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
+from tests.support.wording import refuses
 
 ROWS = STEPS_DONE * BATCH
 PLANNED = Planned("p4d.24xlarge, spot", ROWS, [5.0, 5.5, 6.0], [10.0, 11.0, 12.5], 1.5)
@@ -99,23 +100,20 @@ def test_the_plan_travels_with_the_profile(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "place"),
     [
-        (
-            {"hours": [5.0, 6.0]},
-            "profile p: profile.plan.hours: [5.0, 6.0] is not allowed; expected three rising numbers",
-        ),
-        ({"dollars": [3.0, 2.0, 4.0]}, "profile.plan.dollars: .* three rising numbers of at least 0"),
-        ({"interruptions": -1.0}, "profile.plan.interruptions: -1.0 is not allowed; expected a mean"),
-        ({"rows": 0}, "profile.plan.rows: 0"),
+        ({"hours": [5.0, 6.0]}, "profile.plan.hours: "),
+        ({"dollars": [3.0, 2.0, 4.0]}, "profile.plan.dollars: "),
+        ({"interruptions": -1.0}, "profile.plan.interruptions: "),
+        ({"rows": 0}, "profile.plan.rows: "),
         ({"hour": 1.0}, "hour"),
     ],
 )
-def test_a_wrong_plan_is_named(changed: dict[str, object], message: str) -> None:
+def test_a_wrong_plan_is_named(changed: dict[str, object], place: str) -> None:
     table = {"take": "x", "rows": 1, "hours": [1, 2, 3], "dollars": [1, 2, 3], "interruptions": 0.0}
-    with pytest.raises(UserError, match=message.replace("[5", r"\[5")):
+    with refuses(UserError, match=place):
         parse("p", {"plan": {**table, **changed}})
-    with pytest.raises(UserError, match=r"profile.plan: expected a table"):
+    with refuses(UserError, match="profile.plan:"):
         parse("p", {"plan": 3})
 
 

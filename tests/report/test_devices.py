@@ -23,6 +23,7 @@ from tests.support.network_profiles import network_profile
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
 from tests.support.watched_runs import BOTTLENECK, DEVICES, watched_files
+from tests.support.wording import refuses
 
 GPU_USAGE = StageUsage("node-0", "", True, 2, 0.55, 0.9, 720_000.0)
 RUN = [StageRun("prepare", 0.0, reused=True), StageRun("train", 5_400.0, reused=False, usage=GPU_USAGE)]
@@ -131,5 +132,5 @@ def test_a_device_that_did_not_answer_leaves_a_gap() -> None:
 )
 def test_series_that_are_not_of_their_times_are_refused(spoilt: dict[str, list[float]]) -> None:
     one: PodSeries = DEVICES.pods[0]
-    with pytest.raises(ValueError, match="a share for each of 60 times"):
+    with refuses(ValueError):
         replace(one, devices=[replace(one.devices[0], **spoilt)])  # type: ignore[arg-type]

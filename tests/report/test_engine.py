@@ -16,6 +16,7 @@ from slipstream.artifacts.workspaces import workspace
 from slipstream.report import engine
 from slipstream.report.summary import figures_of
 from tests.support.report_runs import INT8, STAGES, results
+from tests.support.wording import refuses
 
 CONFIG = {"training": {"epochs": 20}}
 
@@ -78,7 +79,7 @@ def test_a_page_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
         raise RuntimeError("no page")
 
     monkeypatch.setattr(engine, "report_page", fail)
-    with pytest.raises(RuntimeError, match="no page"):
+    with refuses(RuntimeError):
         engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
     assert seen == [1]  # the model was already there when it failed
     assert list((tmp_path / "runs").iterdir()) == []

@@ -18,6 +18,7 @@ from slipstream.telemetry.push import push
 from slipstream.telemetry.totals import NodeTotals, write_node, write_totals
 from tests.support.processes import free_port
 from tests.support.sampler_process import LABELS, totals
+from tests.support.wording import same_wording
 
 
 class Gateway(BaseHTTPRequestHandler):
@@ -91,7 +92,7 @@ def warning(url: str, directory: Path, capsys: pytest.CaptureFixture[str], withi
     "url", ["gateway:9091", "ftp://gateway", "http://", "http://a:b", "http://[", "127.0.0.1:9091"]
 )
 def test_what_is_no_url_is_one_line(url: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected the URL of a gateway, such as http://pushgateway:9091" in warning(url, directory, capsys)
+    same_wording(warning(url, directory, capsys))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,8 @@ def test_secrets_travel_beside_the_address_and_reach_no_message(
         assert "SECRET" not in line and (header or "SECRET").split()[-1] not in line
     Gateway.code = 200
     dead = warning(f"http://{before}127.0.0.1:{free_port()}{after}", directory, capsys)
-    assert "does not answer" in dead and "SECRET" not in dead
+    assert "SECRET" not in dead
+    same_wording(dead)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +158,15 @@ def test_a_url_that_cannot_be_taken_apart_is_not_quoted(
     url: str, gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = warning(url.replace("{port}", gateway.rpartition(":")[2]), directory, capsys)
-    assert "cannot be parsed; expected the URL of a gateway" in line and "percent-encode / and @" in line
+    assert "percent-encode / and @" in line
+    same_wording(line)
     assert not Gateway.got and not any(part in line for part in ("SEC", "RET", "127.0.0.1", "me:"))
 
 
 def test_a_dead_gateway_is_one_line_without_its_password(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = warning(f"http://me:secret@127.0.0.1:{free_port()}", directory, capsys)
-    assert "does not answer" in line and "secret" not in line
+    assert "secret" not in line
+    same_wording(line)
 
 
 def test_a_gateway_that_refuses_is_one_line(gateway: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +199,7 @@ def test_a_gateway_that_never_ends_its_answer_is_one_line(directory: Path, capsy
         threading.Thread(target=speak, daemon=True).start()
         line = warning(f"http://127.0.0.1:{server.getsockname()[1]}", directory, capsys, within=0.4)
         ended.set()
-        assert "it has not answered within 0.4 s" in line
+        same_wording(line)
 
 
 def test_a_gateway_that_speaks_something_else_is_one_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from slipstream.telemetry.totals import read_node, write_totals
 from tests.support.fake_nvml import ROOT, FakeNvml
 from tests.support.processes import free_port, running
 from tests.support.sampler_process import device, sampling, totals, until
+from tests.support.wording import same_wording
 
 #: Modules that the sampled work needs and the sampler does not.
 HEAVY = ("torch", "numpy", "boto3", "pandas", "flytekit", "pydantic")
@@ -129,9 +130,7 @@ def test_a_disk_that_takes_no_samples_is_one_line(tmp_path: Path, capsys: pytest
     directory.rmdir()
     sampler.sample()
     sampler.sample()
-    assert capsys.readouterr().err == (
-        f"telemetry    warning: samples cannot be kept in {directory}: No such file or directory\n"
-    )
+    same_wording(capsys.readouterr().err)
     assert sampler.state.sample and sampler.state.sample.host.cpus > 0
     directory.mkdir()
     sampler.sample()
@@ -175,10 +174,7 @@ def test_a_driver_that_fails_is_one_line_and_asked_again(capsys: pytest.CaptureF
         asked.clear()
         driver.ask()
         assert driver.answer(10) == () and asked.is_set()
-    assert (
-        capsys.readouterr().err
-        == "telemetry    warning: the readings of a driver are missing: ArithmeticError('no figure')\n"
-    )
+    same_wording(capsys.readouterr().err)
 
 
 # What it takes

@@ -16,6 +16,7 @@ from slipstream.telemetry.sampler import server
 from slipstream.telemetry.sampler.server import listen, serve
 from tests.support.processes import free_port
 from tests.support.sampler_process import until
+from tests.support.wording import same_wording
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +147,11 @@ def warning(address: str, capsys: pytest.CaptureFixture[str]) -> str:
     "address", ["9400", ":9400", "localhost", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "http://127.0.0.1:9400"]
 )
 def test_a_malformed_address_is_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected an address of this machine and a port, such as 127.0.0.1:9400" in warning(address, capsys)
+    same_wording(warning(address, capsys))
 
 
 def test_an_occupied_port_is_one_line(port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot be used for listening (Address already in use); choose another one" in warning(
-        f"127.0.0.1:{port}", capsys
-    )
+    same_wording(warning(f"127.0.0.1:{port}", capsys))
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1:9400", "[2001:db8::1]:9400", f"{'x' * 64}.invalid:9400"])

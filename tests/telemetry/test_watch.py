@@ -19,6 +19,7 @@ from slipstream.telemetry.watch import watching
 from tests.support.fake_nvml import FakeNvml
 from tests.support.processes import free_port, running
 from tests.support.sampler_process import LABELS, until
+from tests.support.wording import same_wording
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_what_the_sampler_says_is_said(tmp_path: Path, capsys: pytest.CaptureFix
 
     with watching(tmp_path / "file", LABELS):
         until(is_said)
-    assert said == f"telemetry    warning: the sampler failed and takes no samples: {tmp_path}/file: File exists\n"
+    same_wording(said)
 
 
 def test_a_sampler_that_cannot_be_started_is_one_line(
@@ -112,9 +113,8 @@ def test_a_sampler_that_cannot_be_started_is_one_line(
     with watching(tmp_path, LABELS):
         done.append(1)
     (line,) = capsys.readouterr().err.splitlines()
-    assert done and line.startswith(
-        "telemetry    warning: the sampler cannot be started, and the work continues without samples: "
-    )
+    assert done
+    same_wording(line)
 
 
 def test_a_sampler_that_was_killed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,9 +122,7 @@ def test_a_sampler_that_was_killed_is_one_line(tmp_path: Path, capsys: pytest.Ca
         sampler = sampler_of(tmp_path)
         os.kill(sampler, signal.SIGKILL)
         until(lambda: not running(sampler))
-    assert (
-        capsys.readouterr().err == "telemetry    warning: the sampler ended early, with -9: later samples are missing\n"
-    )
+    same_wording(capsys.readouterr().err)
 
 
 def test_a_sampler_that_does_not_end_is_killed_after_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from tasks.config import sections_of
 from tests.support.bases import LENGTH, VOCABULARY, make_base, some_tokens, theirs, write_tokenizer
 from tests.support.corpora import prepare_language, write_stories
 from tests.support.training import refusal, trained
+from tests.support.wording import refuses, same_wording
 
 ONE_EPOCH = TrainingConfig(epochs=1, batch_size=32, learning_rate=1e-3)
 #: No step changes a weight.
@@ -52,13 +53,13 @@ def test_data_has_the_ids_of_the_model_beside_its_tokenizer(data: PreparedData, 
     assert data.signature.outputs == VOCABULARY, "more than the tokenizer has"
     tokenizer = make_base(tmp_path / "base", vocab_size=200)
     stories = write_stories(tmp_path / "stories")
-    with pytest.raises(UserError, match=r"the token id 258, and the model of config\.json has embeddings for 200"):
+    with refuses(UserError):
         prepare_language(tmp_path / "fewer", stories, tokenizer=str(tokenizer), length=LENGTH)
     other = prepare_language(tmp_path / "other", stories, length=LENGTH)
-    with pytest.raises(UserError, match=r"model\.base: .* has 200 token ids, and this data 257"):
+    with refuses(UserError, match=r"model\.base:"):
         check_training(other.artifact.directory, ModelConfig(base=str(tokenizer)), ONE_EPOCH, 1, 1)
     (tokenizer / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"data\.tokenizer: .*/config\.json cannot be read as JSON"):
+    with refuses(UserError, match=r"data\.tokenizer:"):
         prepare_language(tmp_path / "none", stories, tokenizer=str(tokenizer), length=LENGTH)
 
 
@@ -70,9 +71,7 @@ def test_another_tokenizer_with_other_ids_is_refused_before_any_data_is_read(bas
         data = {"task": "language", "length": LENGTH, "tokenizer": str(tokenizer)}
         return sections_of(RunConfig.from_dict({"model": {"base": str(base)}, "data": data}))
 
-    with pytest.raises(
-        UserError, match=rf"^data\.tokenizer: .* has 259 token ids, and model\.base .* for {VOCABULARY}"
-    ):
+    with refuses(UserError, match=r"^data\.tokenizer:"):
         sections(alone)
     (alone / CONFIG).write_text(json.dumps({"vocab_size": VOCABULARY}))
     for tokenizer in (alone, base, "bytes"):
@@ -86,20 +85,18 @@ def test_what_a_config_beside_a_tokenizer_may_not_be(tmp_path: Path) -> None:
         assert vocabulary_beside(str(tmp_path)) == ids
     for value in ("true", '"12"', "1.5", "-1", "16777217"):
         (tmp_path / CONFIG).write_text(f'{{"vocab_size": {value}}}')
-        with pytest.raises(UserError, match=r"/config\.json: vocab_size: .* is not allowed; expected an integer"):
+        with refuses(UserError, match=r"/config\.json:"):
             vocabulary_beside(str(tmp_path))
     with (tmp_path / CONFIG).open("wb") as file:  # which takes no room, and would take that of its size in memory
         file.truncate(LONGEST_JSON + 1)
-    with pytest.raises(UserError, match=r"/config\.json cannot be read as JSON: it has more than 67108864 bytes"):
+    with refuses(UserError):
         vocabulary_beside(str(tmp_path))
 
 
 def test_adapters_beside_which_something_is_compressed_are_refused_at_once(tmp_path: Path) -> None:
     model = {"base": str(make_base(tmp_path / "base")), "lora": {"rank": 2}}
     config = RunConfig.from_dict({"model": model, "compression": {"method": "prune"}})
-    with pytest.raises(
-        UserError, match=r"^compression\.method: prune cannot be combined with the adapters of model\.lora"
-    ):
+    with refuses(UserError, match=r"^compression\.method:"):
         sections_of(config)
     assert sections_of(config, "prune").size == "searched", "of another model"
     assert sections_of(replace(config, model=replace(config.model, lora=LoraConfig()))).size == "searched"
@@ -144,7 +141,8 @@ def test_another_base_is_another_training(data: PreparedData, tmp_path: Path) ->
     attempt(model, directory=tmp_path / "run" / "second")
     line = (tmp_path / "run" / "second.refused0").read_text()
     now = fingerprint_base(str(base))
-    assert now != before and f'was made with base "{before}", this run has "{now}"' in line and "\n" not in line
+    assert now != before and "\n" not in line
+    same_wording(line)
     # Where it lies is nothing to it.
     content[-1] ^= 1
     (base / WHOLE).write_bytes(content)
@@ -161,10 +159,10 @@ def test_a_bad_base_is_refused_before_any_process_starts(data: PreparedData, bas
     assert to_dict(ModelConfig(base=str(base)))["arguments"] == {}
     cut = make_base(tmp_path / "cut")
     (cut / WHOLE).write_bytes((cut / WHOLE).read_bytes()[:-4])
-    with pytest.raises(UserError, match=r"model\.base: .*/cut/model\.safetensors: is cut or damaged: .* 4 bytes after"):
+    with refuses(UserError, match=r"model\.base:"):
         check_training(directory, ModelConfig(base=str(cut)), ONE_EPOCH, 1, 1)
     short = make_base(tmp_path / "short", max_position_embeddings=LENGTH - 1)
-    with pytest.raises(UserError, match=r"has positions for 23 tokens, and a row has 24"):
+    with refuses(UserError):
         check_training(directory, ModelConfig(base=str(short)), ONE_EPOCH, 1, 1)
 
 
@@ -178,7 +176,7 @@ def test_without_a_check_the_processes_refuse_it_together(data: PreparedData, tm
 
 def test_machines_have_the_same_base() -> None:
     assert same_origin("base", ["a", "", "a", ""]) == "a"
-    with pytest.raises(UserError, match=r"model\.base: base: machines have 2 different bases there"):
+    with refuses(UserError, match=r"model\.base:"):
         same_origin("base", ["a", "", "b", ""])
 
 

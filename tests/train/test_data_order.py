@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.train.data_order import ORDER_VERSION, GlobalOrder, StoredBlocks, StoredOrder, share, shuffled
+from tests.support.wording import refuses
 
 WORLDS = (1, 2, 3, 4, 8, 64)
 
@@ -169,7 +170,7 @@ def test_any_batch_of_fifty_million_rows_is_found_in_milliseconds() -> None:
 def test_a_start_between_batches_is_refused() -> None:
     order = GlobalOrder(StoredBlocks((1000,), 64), 300, seed=0)
     assert [order.consumed(step) for step in (0, 3, 4, 5)] == [0, 900, 1000, 1300]
-    with pytest.raises(ValueError, match="no batch of 300 rows starts after 1400 samples"):
+    with refuses(ValueError):
         next(order.plans(0, 1, 1400))
 
 

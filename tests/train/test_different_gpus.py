@@ -15,6 +15,7 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support import training
 from tests.support.training import log, refusal, table_of_numbers, trained
+from tests.support.wording import refuses, same_wording
 
 A100, T4, CPU = Ability(gpu=True, bf16=True), Ability(gpu=True, bf16=False), Ability(gpu=False, bf16=False)
 
@@ -38,7 +39,7 @@ def test_one_precision_that_all_have(wanted: str, ranks: list[Ability], found: s
 
 def test_what_one_gpu_cannot_is_refused() -> None:
     for ranks in ([A100, T4], [T4, CPU]):
-        with pytest.raises(UserError, match=r"training\.precision: bf16 takes a GPU of"):
+        with refuses(UserError, match=r"training\.precision:"):
             common_precision("bf16", ranks)
 
 
@@ -68,4 +69,4 @@ def test_a_pipeline_between_gpus_over_gloo_is_refused_without_flyte_as_well(tmp_
     config = TrainingConfig(batch_size=64, backend="gloo", parallel=ParallelConfig(pipeline=2))
     trained(prepared, tmp_path / "x", 2, config, body=rank_of_two_kinds)
     for rank in range(2):
-        assert refusal(tmp_path / "x", rank).startswith("training.backend: gloo cannot send from one stage")
+        same_wording(refusal(tmp_path / "x", rank))

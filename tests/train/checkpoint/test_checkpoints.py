@@ -25,6 +25,7 @@ from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.checkpoint.staging import assign_writers
 from slipstream.train.checkpoint.state import join, split
 from tests.support.small_run import Run, names, same
+from tests.support.wording import refuses, same_wording
 
 
 @pytest.fixture(autouse=True)
@@ -150,17 +151,17 @@ def test_a_later_attempt_is_newer_whatever_its_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "message"),
+    "identity",
     [
-        ({"training": {"seed": 1}, "data": "abc"}, "made with training.seed 0, this run has 1"),
-        ({"training": {"seed": 0}, "data": "xyz"}, 'made with data "abc", this run has "xyz"'),
+        {"training": {"seed": 1}, "data": "abc"},
+        {"training": {"seed": 0}, "data": "xyz"},
     ],
 )
-def test_another_run_is_refused_by_its_first_difference(identity: dict, message: str, tmp_path: Path) -> None:
+def test_another_run_is_refused_by_its_first_difference(identity: dict, tmp_path: Path) -> None:
     first = Run(tmp_path)
     first.steps(1)
     first.save(1)
-    with pytest.raises(UserError, match=message):
+    with refuses(UserError):
         Run(tmp_path, identity=identity).checkpoints.restore()
     assert Run(tmp_path, identity=identity, resume="never").checkpoints.restore() is None
 
@@ -169,7 +170,7 @@ def test_another_model_is_refused_by_its_first_tensor(tmp_path: Path) -> None:
     first = Run(tmp_path, width=8)
     first.steps(1)
     first.save(1)
-    with pytest.raises(UserError, match=r"another model: .* is float32 \(8,\) there and float32 \(9,\) here"):
+    with refuses(UserError):
         Run(tmp_path, width=9).checkpoints.restore()
 
 
@@ -188,7 +189,7 @@ def test_a_newer_format_is_refused_and_not_passed_over(tmp_path: Path, monkeypat
     first.steps(1)
     monkeypatch.setattr(publish, "CONTENT", publish.CONTENT + 1)
     first.save(1)
-    with pytest.raises(UserError, match="newer version"):
+    with refuses(UserError):
         Run(tmp_path).checkpoints.restore()
 
 
@@ -244,7 +245,8 @@ def test_a_store_that_stays_away_is_borne_however_often_and_each_snapshot_takes_
         assert run.checkpoints.finish() == Name(1, 5)
     assert len(failed) == 6
     said = capsys.readouterr().err
-    assert "no checkpoint could be saved at" in said and "(away)" in said and "checkpoint at step 5 saved" in said
+    assert "(away)" in said
+    same_wording(said)
     assert names(tmp_path) == ["step-000000000005.a0001"]
     resumed = Run(tmp_path)
     assert resumed.checkpoints.restore() is not None
@@ -266,7 +268,7 @@ def test_an_index_that_leads_out_of_its_checkpoint_is_damage(
     manifest["files"]["index.json"] = vars(hash_file(index))  # as any writer of the directory could
     (shard.parent / "manifest.json").write_text(json.dumps(manifest))
     assert Run(tmp_path).checkpoints.restore() is None
-    assert "is in '../elsewhere.bin', which the manifest does not list" in capsys.readouterr().err
+    same_wording(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("world", [0, 2, -1, 10**18])
@@ -283,7 +285,7 @@ def test_a_manifest_that_lists_other_ranks_than_it_says_is_damage(
     path.write_text(json.dumps(manifest))
     restored = Run(tmp_path).checkpoints.restore()
     assert restored and restored.step == 3
-    assert f"lists the files of 1 ranks, but {world}" in capsys.readouterr().err
+    same_wording(capsys.readouterr().err)
 
 
 def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:
@@ -302,7 +304,7 @@ def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:
 
 def test_a_home_that_cannot_be_written_is_found_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match="cannot be written"):
+    with refuses(UserError):
         Run(tmp_path / "file" / "home")
 
 
@@ -352,7 +354,7 @@ def test_a_setting_that_an_older_checkpoint_does_not_know_counts_as_its_default(
     newer = Run(tmp_path, identity=defaults, defaults=defaults)
     assert newer.checkpoints.restore() is not None
     other = Run(tmp_path, identity={**defaults, "training": {"seed": 0, "ema": 0.9}}, defaults=defaults)
-    with pytest.raises(UserError, match=r"was made with training\.ema 0\.0, this run has 0\.9"):
+    with refuses(UserError):
         other.checkpoints.restore()
 
 

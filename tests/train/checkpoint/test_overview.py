@@ -18,6 +18,7 @@ from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.lease import Lease
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run
+from tests.support.wording import line_with, same_wording
 
 DAY_S = 86400.0
 
@@ -165,8 +166,8 @@ def test_what_a_process_holds_is_kept_however_old_it_looks(invoke: Callable[...,
     aged(below, 15)
     said = invoke("--free").output
     assert "waiting 1 s (the timeout of a lease)" in said
-    assert "kept .slipstream/checkpoints/held: a process holds its lock, so it is in use" in said
-    assert "freed .slipstream/checkpoints/lost: " in said and "freed 1 of 2 checkpoint directories, " in said
+    same_wording(line_with("slipstream/checkpoints/held", said))
+    assert "freed .slipstream/checkpoints/lost: " in said and "freed 1 of 2, " in said
     assert [path.name for path in below.iterdir()] == ["held"] and (below / "held/claims/0001").exists()
     lock.release()
     aged(below, 15)
@@ -193,7 +194,9 @@ def test_nothing_there_is_no_error_and_an_absent_bucket_is_one_line(
     invoke: Callable[..., Result], store: FaultyS3
 ) -> None:
     nothing = invoke()
-    assert nothing.exit_code == 0 and "no checkpoints below .slipstream" in nothing.output
+    assert nothing.exit_code == 0
+    same_wording(nothing.output)
     absent = invoke("s3://absent/prefix")
-    assert absent.exit_code == 1 and "there is no bucket 'absent'" in absent.output
+    assert absent.exit_code == 1
+    same_wording(absent.output)
     assert len(absent.output.strip().splitlines()) == 1

@@ -18,6 +18,7 @@ from slipstream.train.checkpoint import staging
 from slipstream.train.checkpoint.staging import Buffers
 from tests.support.asked_of_cuda import Cuda, OnGpu, Runtime
 from tests.support.small_run import Run, same
+from tests.support.wording import refuses
 
 MAIN = threading.main_thread().ident
 LONG = 30.0
@@ -80,7 +81,7 @@ def test_weights_that_something_else_changes_meanwhile_are_no_checkpoint(
     with torch.no_grad():
         first.weight.mul_(2)
     allowed.set()
-    with pytest.raises(RuntimeError, match=r"^model/0.weight changed while a checkpoint was taken"):
+    with refuses(RuntimeError):
         run.checkpoints.finish()
     assert Run(tmp_path).checkpoints.restore() is None
 
@@ -151,7 +152,7 @@ def test_what_is_pinned_is_what_the_tensors_take_and_is_given_back(monkeypatch: 
     gc.collect()
     assert not runtime.pinned
     runtime.status = 2
-    with pytest.raises(RuntimeError, match="bytes of host memory for checkpoints cannot be pinned: CUDA error 2"):
+    with refuses(RuntimeError):
         Buffers(tensors, dict.fromkeys(tensors, 0), 0)
 
 

@@ -34,6 +34,7 @@ from slipstream.train.setup import TrainingRequest
 from tests.support.forked import may_have_children
 from tests.support.tokens import LENGTH, SIZES, token_data
 from tests.support.training import log, rank_body, refusal, table_of_numbers, trained
+from tests.support.wording import refuses, same_wording
 
 MODEL = ModelConfig("transformer", {**SIZES, "vocab_size": 48})
 AUTO = TrainingConfig(accumulation="auto", batch_size=24, epochs=1, checkpoint_every=8)
@@ -86,9 +87,7 @@ def test_it_is_the_fewest_that_fit_found_in_few_traces(monkeypatch: pytest.Monke
 
 def test_without_another_layout_that_can_be_traced_a_line_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic, "trace_all", lambda jobs: [Traced(each, Untraced("not tried")) for each in jobs])
-    assert automatic.cheapest_first(job(accumulation=24), 10).endswith(
-        "; expected more processes, or devices with more memory"
-    )
+    same_wording(automatic.cheapest_first(job(accumulation=24), 10))
 
 
 def test_it_is_one_if_all_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +208,5 @@ def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None
 
 def test_what_cannot_be_traced_asks_for_a_number() -> None:
     offload = replace(AUTO, parallel=replace(AUTO.parallel, shard="weights", offload=True))
-    with pytest.raises(
-        UserError, match=r"training.accumulation: auto is not possible, as the step cannot be traced \("
-    ):
+    with refuses(UserError, match="training.accumulation:"):
         fewest_that_fit(Job(MODEL, rows_of_tokens(MODEL, LENGTH), offload, 2), 2**30)

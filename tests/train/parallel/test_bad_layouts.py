@@ -18,61 +18,62 @@ from slipstream.train.loop.probe import Traits
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import Layout, check_plan
 from tests.support.layout_runs import SIGNATURE, SIZES
+from tests.support.wording import refuses
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"shard": "all"}, r'shard: "all" is not allowed; expected one of "none", "optimizer"'),
-        ({"replicas": 2}, "replicas: 2 is not allowed; expected 0: without training.parallel.shard"),
-        ({"offload": True}, "offload: true is not allowed"),
-        ({"schedule": "interleaved", "pipeline": 2}, "stages_per_rank: 1 is not allowed; expected at least 2"),
-        ({"stages_per_rank": 2, "pipeline": 2}, "stages_per_rank: 2 is not allowed; expected 1 for schedule 1f1b"),
-        ({"schedule": "interleaved", "stages_per_rank": 2}, "stages_per_rank: 2 .*without training.parallel.pipeline"),
-        ({"tensor": 0}, "tensor: 0 is not allowed; expected at least 1"),
+        {"shard": "all"},
+        {"replicas": 2},
+        {"offload": True},
+        {"schedule": "interleaved", "pipeline": 2},
+        {"stages_per_rank": 2, "pipeline": 2},
+        {"schedule": "interleaved", "stages_per_rank": 2},
+        {"tensor": 0},
     ],
 )
-def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_settings_that_contradict_each_other(settings: dict[str, Any]) -> None:
+    with refuses(UserError):
         ParallelConfig(**settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "world", "message"),
+    ("settings", "world"),
     [
-        ({"pipeline": 2, "tensor": 2}, 6, "pipeline 2 x tensor 2 does not divide the 6 processes"),
-        ({"shard": "weights", "replicas": 3}, 4, "replicas: 3 does not divide the 4 data-parallel processes"),
+        ({"pipeline": 2, "tensor": 2}, 6),
+        ({"shard": "weights", "replicas": 3}, 4),
     ],
 )
-def test_sizes_that_do_not_multiply(settings: dict[str, Any], world: int, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_sizes_that_do_not_multiply(settings: dict[str, Any], world: int) -> None:
+    with refuses(UserError):
         ParallelConfig(**settings).sizes(world)
 
 
 @pytest.mark.parametrize(
     ("settings", "micro_batches", "message"),
     [
-        ({"tensor": 4}, 1, "training.parallel.tensor: 4 does not divide the model's num_key_value_heads, 2"),
-        ({"tensor": 3}, 1, "training.parallel.tensor: 3 does not divide the model's num_attention_heads, 4"),
-        ({"pipeline": 5}, 8, "training.parallel.pipeline: 5 stages for 4 blocks"),
-        ({"pipeline": 4}, 3, "training.accumulation: 3 micro-batches for a pipeline of 4 stages"),
+        ({"tensor": 4}, 1, "training.parallel.tensor:"),
+        ({"tensor": 3}, 1, "training.parallel.tensor:"),
+        ({"pipeline": 5}, 8, "training.parallel.pipeline:"),
+        ({"pipeline": 4}, 3, "training.accumulation:"),
         (
             {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2},
             5,
-            "training.accumulation: 5 micro-batches for an interleaved pipeline of 2 processes; expected a multiple",
+            "training.accumulation:",
         ),
     ],
 )
 def test_a_model_that_cannot_be_divided_so(settings: dict[str, Any], micro_batches: int, message: str) -> None:
     network = build(ModelConfig("transformer", SIZES), SIGNATURE, 0, empty=True).network
-    with pytest.raises(UserError, match=message):
+    with refuses(UserError, match=message):
         check_plan(ParallelConfig(**settings), plan_of(network), micro_batches)
 
 
 def test_a_sequence_that_cannot_be_divided() -> None:
     odd = Signature((TensorSpec("tokens", "int64", (15,)),), "next token", "next token", buckets=256)
     network = build(ModelConfig("transformer", SIZES), odd, 0, empty=True).network
-    with pytest.raises(UserError, match=r"sequence: tensor 2 does not divide rows of 15 tokens; expected false"):
+    with refuses(UserError):
         check_plan(ParallelConfig(tensor=2), plan_of(network), 1)
     check_plan(ParallelConfig(tensor=2, sequence=False), plan_of(network), 1)
 
@@ -84,7 +85,7 @@ def test_a_model_without_a_plan_is_only_sharded() -> None:
     resnet = build(ModelConfig("resnet", {"depth": 2}), images, 0).network
     for setting in ("tensor", "pipeline"):
         settings: dict[str, Any] = {setting: 2}
-        with pytest.raises(UserError, match=rf"training.parallel.{setting}: this model states no plan"):
+        with refuses(UserError, match=f"training.parallel.{setting}:"):
             check_plan(ParallelConfig(**settings), plan_of(resnet), 4)
     check_plan(ParallelConfig(shard="weights"), plan_of(resnet), 1)
     assert blocks_of(resnet) == tuple(f"blocks.{number}" for number in range(6))
@@ -98,7 +99,7 @@ def test_a_layout_that_does_not_fit_the_profile_ends_before_any_stage(monkeypatc
     fits = RunConfig(training=TrainingConfig(parallel=ParallelConfig(shard="weights", tensor=8)))
     assert read_config.task_function(config=fits).training.parallel.tensor == 8
     wrong = RunConfig(training=TrainingConfig(parallel=ParallelConfig(tensor=3)))
-    with pytest.raises(Exception, match=r"training.parallel: pipeline 1 x tensor 3 does not divide the 16 processes"):
+    with refuses(Exception, match="training.parallel:"):
         read_config.task_function(config=wrong)
 
 
@@ -106,11 +107,11 @@ def test_what_no_layout_can_divide() -> None:
     from slipstream.train.checks import check_divisible
 
     sharded = TrainingConfig(parallel=ParallelConfig(shard="weights"))
-    with pytest.raises(UserError, match=r"training.parallel: this model has batch normalisation"):
+    with refuses(UserError, match="training.parallel:"):
         check_divisible(sharded, Traits(has_batch_statistics=True), "fp32")
-    with pytest.raises(UserError, match=r"training.precision: fp16 is not allowed with training.parallel"):
+    with refuses(UserError, match="training.precision:"):
         check_divisible(sharded, Traits(), "fp16")
-    with pytest.raises(UserError, match=r"training.ema: 0.9 is not allowed; expected 0 with training.parallel"):
+    with refuses(UserError, match="training.ema:"):
         TrainingConfig(parallel=ParallelConfig(shard="weights"), ema=0.9)
     check_divisible(TrainingConfig(), Traits(has_batch_statistics=True), "fp16")
 

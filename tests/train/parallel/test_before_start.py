@@ -23,6 +23,7 @@ from tasks.flyte.elastic import DistributedTask
 from tasks.train import train
 from tests.support.layout_runs import SIZES, token_rows
 from tests.support.training import table_of_numbers
+from tests.support.wording import refuses
 
 TRANSFORMER = ModelConfig("transformer", SIZES)
 MLP, BATCH_NORM = ModelConfig(), ModelConfig("tests.support.nets:batch_norm")
@@ -232,7 +233,7 @@ def test_the_limit_of_the_export_is_part_of_no_key(data: dict[str, Path], monkey
 def test_more_processes_than_gpus(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     on_processes(monkeypatch, 2)
-    with pytest.raises(UserError, match="2 processes for 1 GPU: each process needs one of its own"):
+    with refuses(UserError):
         begin(data["table"], MLP, {})
 
 
@@ -246,8 +247,7 @@ def test_a_pipeline_between_gpus_over_gloo(
     on_processes(monkeypatch, 2)
     refused = gpus > 0 and backend == "gloo"
     # Otherwise it is the model that has no stages.
-    said = "backend: gloo cannot send from one stage" if refused else "pipeline: this model states no plan"
-    with pytest.raises(UserError, match=said):
+    with refuses(UserError, match="training.backend:" if refused else "training.parallel.pipeline:"):
         begin(data["table"], MLP, {**BATCH, **training})
 
 
@@ -255,7 +255,7 @@ def test_bf16_on_a_gpu_without_it(data: dict[str, Path], monkeypatch: pytest.Mon
     monkeypatch.setattr(checks, "visible_gpus", lambda: 1)
     monkeypatch.setattr(checks, "bf16_gpus", lambda: False)
     on_processes(monkeypatch, 1)
-    with pytest.raises(UserError, match=r"training.precision: bf16 takes a GPU of NVIDIA's compute capability 8\.0"):
+    with refuses(UserError, match="training.precision:"):
         begin(data["table"], MLP, {"precision": "bf16"})
     with pytest.raises(Started):
         begin(data["table"], MLP, {"precision": "auto"})
@@ -279,29 +279,25 @@ def test_what_is_computed_in(wanted: str, gpu: bool, bf16: bool, found: str) -> 
 def test_compile_without_a_compiler(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     on_processes(monkeypatch, 1)
     monkeypatch.setenv("CXX", "/nowhere/g++ -O2")
-    with pytest.raises(
-        UserError, match=r"training.compile: there is no /nowhere/g\+\+; expected false, or install one"
-    ):
+    with refuses(UserError, match="training.compile:"):
         begin(data["table"], MLP, {"compile": True})
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        UserError, match=r"there is no (g\+\+|clang\+\+); expected false, or install one, or name another in CXX"
-    ):
+    with pytest.raises(UserError, match=r"(g\+\+|clang\+\+).* CXX"):
         begin(data["table"], MLP, {"compile": True})
 
 
 def test_compile_for_a_gpu_takes_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="Triton, which compiles for GPUs, is not installed"):
+    with refuses(UserError):
         checks.check_compiler(gpu=True)
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(UserError, match="there is no gcc or clang"):
+    with refuses(UserError):
         checks.check_compiler(gpu=True)
 
 
 def test_fp8_is_not_a_precision() -> None:
-    with pytest.raises(UserError, match=r'training.precision: "fp8" is not allowed; expected one of "auto", "fp32"'):
+    with refuses(UserError, match="training.precision:"):
         TrainingConfig.from_dict({"precision": "fp8"})

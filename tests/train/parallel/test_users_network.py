@@ -21,6 +21,7 @@ from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
 from tests.support.nets import Planned
 from tests.support.training import trained
+from tests.support.wording import refuses
 
 SIGNATURE = Signature(
     (TensorSpec("numeric", "float32", (5,)), TensorSpec("codes", "int32", (3,))),
@@ -104,7 +105,7 @@ def test_a_function_may_make_it() -> None:
 @pytest.mark.parametrize("constant", ["buffer", "attribute"])
 def test_a_constant_that_would_have_no_value_is_one_line(constant: str) -> None:
     """A network that states its deviations is built without memory, its constants, too."""
-    with pytest.raises(UserError, match=rf"{PLANNED} has initial_std.*its tensor 'mask' would have no values"):
+    with refuses(UserError):
         build(ModelConfig(PLANNED, {"constant": constant}), SIGNATURE, 0)
 
 
