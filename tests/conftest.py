@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -113,6 +114,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_call() -> Iterator[None]:
     yield
     wording.end()
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Raise an AssertionError if a test leaves other variables of the environment than it found."""
+    before = dict(os.environ)
+    yield
+    left = {name for name, _ in dict(os.environ).items() ^ before.items()} - {"PYTEST_CURRENT_TEST"}
+    os.environ |= {name: before[name] for name in left & before.keys()}
+    for name in left - before.keys():
+        del os.environ[name]
+    assert not left, f"variables that the test did not restore: {', '.join(sorted(left))}"
 
 
 @pytest.fixture(scope="session")

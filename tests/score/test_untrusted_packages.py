@@ -156,8 +156,9 @@ def test_a_file_that_grows_after_the_check_is_not_copied_whole(
         return found
 
     monkeypatch.setattr(copies, "check_files", check_then_grow)
-    with refuses(BadPackage, match=r"^model\.onnx:"):
+    with pytest.raises(BadPackage) as refused:
         copy_package(str(model), tmp_path / "copy")
+    same_wording(str(refused.value).replace(f"{size:,}", "<size>"))
     assert (tmp_path / "copy/model.onnx").stat().st_size == size
 
 
@@ -220,5 +221,6 @@ def test_of_a_store_nothing_is_fetched_that_no_manifest_lists(
     same_wording(refusal(tmp_path, package=address))
     s3.client().delete_object(Bucket="bucket", Key=f"{tmp_path.name}/model/z.bin")
     put("model.onnx", b"0" * 1000)
-    same_wording(refusal(tmp_path, package=address))
+    size = (model / "model.onnx").stat().st_size
+    same_wording(refusal(tmp_path, package=address).replace(str(size), "<size>"))
     assert not fetched
