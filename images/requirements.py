@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def name_of(requirement: str) -> str:
-    """``torch`` of ``torch>=2.13``, in the form in which names are compared."""
+    """``torch`` of ``torch>=2.11``, in the form in which names are compared."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 
