@@ -65,7 +65,7 @@ def wrap_in_ddp(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     """
     named = inspect.signature(DistributedDataParallel.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
-    return DistributedDataParallel(model, **{buffers: False}, **settings)
+    return DistributedDataParallel(model, **{**settings, buffers: False})
 
 
 def collective(name: str, older_name: str) -> Callable[..., Any]:

@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 
 from slipstream.artifacts.prepared.data import Signature
+from slipstream.models import tables_and_images, transformer
 from slipstream.models.adapters.layers import LoraLinear
 from slipstream.models.tables_and_images import MLP, ResNet
-from slipstream.models.transformer import Block, Transformer
+from slipstream.models.transformer import Transformer
 
 
 def is_trained(*modules: nn.Module | None) -> bool:
@@ -61,7 +62,7 @@ def transformer_flops(model: Transformer, _: Signature) -> int:
     passes, decoder, length = Passes(), model.model, model.length
     follows = is_trained(decoder.embed_tokens)
     for block in decoder.layers.values():
-        assert isinstance(block, Block)
+        assert isinstance(block, transformer.Block)
         attention, mlp = block.self_attn, block.mlp
         normed = follows or is_trained(block.input_layernorm)
         projections = (
@@ -107,6 +108,7 @@ def resnet_flops(model: ResNet, signature: Signature) -> int:
     image, follows = passes.convolution(model.stem, (height, width), False)
     follows = follows or is_trained(model.norm)
     for block in model.blocks:
+        assert isinstance(block, tables_and_images.Block)
         smaller, first = passes.convolution(block.conv1, image, follows)
         _, second = passes.convolution(block.conv2, smaller, first or is_trained(block.norm1))
         if isinstance(block.shortcut, nn.Conv2d):

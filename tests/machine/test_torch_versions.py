@@ -46,6 +46,14 @@ def test_an_older_version_is_refused(version: str) -> None:
         check_torch(version)
 
 
+def test_without_network_the_tests_on_the_oldest_torch_are_not_run(tmp_path: Path) -> None:
+    command = ["make", "--no-print-directory", "test-torch-oldest", f"OLDEST={tmp_path / 'oldest'}"]
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2 and "not run: no environment with torch 2.11\n" in ended.stdout
+    assert "gpu-proof" not in ended.stdout and "torch==2.11.*" in (tmp_path / "oldest/constraints.txt").read_text()
+
+
 def stderr_of(command: str, rank: str, tmp_path: Path) -> str:
     """Run a subcommand under a torch that says it is 2.99."""
     (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.99.0'\n")

@@ -79,7 +79,7 @@ def without_base(signature: Signature, arguments: dict[str, Any], targets: tuple
     """Build a transformer with adapters whose frozen weights are random."""
     config = ModelConfig("transformer", arguments)
     model = build(config, signature, 0)
-    add_adapters(model.network, LoraConfig(rank=4, targets=list(targets)))
+    add_adapters(model.network, LoraConfig.from_dict({"rank": 4, "targets": targets}))
     if quantise:
         quantise_frozen(model.network)
     return model
