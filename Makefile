@@ -9,9 +9,9 @@ INDEX := $(if $(TORCH_WHEELS),--extra-index-url '$(TORCH_WHEELS)')
 
 # OpenMP's threads wait for work by spinning. Beside other tests' processes on the same cores they keep the processors
 # from them: fitting a small model took 40 s instead of 2.
-test prove: export OMP_WAIT_POLICY := passive
+test prove test-torch-oldest: export OMP_WAIT_POLICY := passive
 
-.PHONY: run test check prove rehearse bench docs clean cluster-proof gpu
+.PHONY: run test check prove test-torch-oldest rehearse bench docs clean cluster-proof gpu
 
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
@@ -28,7 +28,19 @@ check: $(READY)
 # Two at a time but for those that compare times. All are run, whatever fails.
 prove: $(READY)
 	$(BIN)/python -m pytest -m "prove and not alone" --numprocesses 2 --dist worksteal; shared=$$?; \
-	$(BIN)/python -m pytest -m "prove and alone" && exit $$shared
+	$(BIN)/python -m pytest -m "prove and alone"; alone=$$?; \
+	$(MAKE) --no-print-directory test-torch-oldest && exit $$((shared + alone))
+
+# The rehearsal of `make gpu` and the tests of models, trainings and exports, with the oldest torch that pyproject.toml
+# allows. Its wheel comes from TORCH_INDEX, an index or a folder, or from PyPI (CUDA build: 4 GB with its libraries).
+OLDEST := .venv-oldest
+TORCH_INDEX ?=
+OLDEST_TORCH := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+test-torch-oldest:
+	@$(MAKE) --no-print-directory $(OLDEST)/.ready || { echo "not run: no environment with torch $(OLDEST_TORCH)"; exit 2; }
+	$(OLDEST)/bin/python -m slipstream gpu-proof --quick --output runs/torch-oldest; checks=$$?; \
+	$(OLDEST)/bin/python -m pytest -m "not prove" --numprocesses 2 --dist loadfile tests/models tests/train tests/export \
+	&& exit $$checks
 
 # The main workflow of a profile, pod by pod on this machine, with pods that are lost; draws runs/rehearsal.html.
 PROFILE ?= a100-spot
@@ -60,4 +72,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Slipstream needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLDEST)
+	sed 's/^torch==.*/torch==$(OLDEST_TORCH).*/' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --retries 1 --constraint $(OLDEST)/constraints.txt --editable '.[dev]' \
+		$(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)' --find-links '$(TORCH_INDEX)')
 	touch $@

@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def name_of(requirement: str) -> str:
-    """Return the normalised package name, such as ``torch`` for ``torch>=2.13``."""
+    """Return the normalised package name, such as ``torch`` for ``torch>=2.11``."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 

@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
-from croniter import croniter
-from croniter.croniter import CroniterBadDateError, CroniterError
-
 NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -32,6 +29,8 @@ YEARS = 5
 
 def flaw(expression: str) -> str:
     """Return the flaw of an expression, as "expected …" or "it never …"; empty if there is none."""
+    from croniter.croniter import CroniterBadDateError, CroniterError
+
     if expression not in NICKNAMES:
         fields = expression.split()
         if len(fields) != len(FIELDS):
@@ -77,6 +76,9 @@ def next_times(expression: str, after: datetime, count: int) -> list[datetime]:
 
 def times_after(expression: str, after: datetime) -> Iterator[datetime]:
     """Yield all times at which it fires, in order. Raises croniter's errors."""
+    # Not at the top: reports are written on GPU images, which lack croniter.
+    from croniter import croniter
+
     times = croniter(expression, after, ret_type=datetime, max_years_between_matches=YEARS)
     while True:
         yield times.get_next()

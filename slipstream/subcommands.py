@@ -71,6 +71,10 @@ class Subcommands(click.Group):
                 f"slipstream {cmd_name}: the directory {error.name} is missing here; run the command in a clone of "
                 "the project"
             ) from None
+        if "torch" in sys.modules:
+            from slipstream.machine.torch_versions import warn_if_untested
+
+            warn_if_untested()
         # A module without click parses its arguments itself.
         return found if isinstance(found, click.Command) else click.Command(cmd_name)
 

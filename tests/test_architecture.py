@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages": set(),
     "settings": ERRORS,
     "storage": ERRORS | {"untrusted_files"},
-    "machine": ERRORS,
+    "machine": ERRORS | {"logs"},
     "distributed": ERRORS | {"machine"},
     "profiles": BASE | {"stages", "text_table", "toml_file", "machine"},
     "artifacts": BASE | {"logs", "stages", "storage", "distributed", "untrusted_files"},
@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     "manifests": FOUNDATIONS,
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
-    "subcommands": ERRORS,
+    "subcommands": ERRORS | {"machine"},
     "__main__": {"subcommands", "export", "distributed"},
 }
 #: Commands read the configuration of a run, which names the settings of every stage.

@@ -22,6 +22,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.artifacts.records import write_record
+from slipstream.machine.torch_versions import wrap_in_ddp
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.prepare.shuffle import block_rows
@@ -142,7 +143,7 @@ class HandWritten(Contender):
         super().__init__(data, workload)
         self.inputs, self.target = tensors_of(data)
         self.optimizer = make_optimizer(self.model, self.config)
-        self.ddp = DistributedDataParallel(self.model, forward_sync_buffers=False)
+        self.ddp = wrap_in_ddp(self.model)
         self.rows: list[Tensor] = []
 
     def prepare(self) -> None:

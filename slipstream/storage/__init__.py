@@ -78,10 +78,14 @@ DOWNLOADS = 8
 
 
 def store_of(uri: str) -> RequestStore:
-    """Return the module for a URI that starts with one of ``STORES``."""
+    """Return the module for a URI that starts with one of ``STORES``; raises ``UserError`` if its client is missing."""
     if uri.startswith(S3):
-        from slipstream.storage import s3
-
+        try:
+            from slipstream.storage import s3
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{uri}: boto3 is missing ({error}); expected an installed one: pip install boto3"
+            ) from None
         return s3
     from slipstream.storage import object_store
 

@@ -23,6 +23,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
 from slipstream.machine.gpus import DriverHangs
+from slipstream.machine.torch_versions import warn_if_untested
 from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun, StageUsage
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
@@ -75,11 +76,15 @@ def mapped_errors() -> Iterator[None]:
 
 
 def map_errors(work: Work) -> Work:
-    """Wrap a task's function in :func:`mapped_errors`. Every task has it; the Elastic task wraps its agent's work."""
+    """Wrap a task's function in :func:`mapped_errors`, and warn of an untested torch.
+
+    Every task has it; the Elastic task wraps its agent's work.
+    """
 
     @functools.wraps(work)
     def mapped(*arguments: Any, **named: Any) -> Any:
         with mapped_errors():
+            warn_if_untested()
             return work(*arguments, **named)
 
     return cast(Work, mapped)

@@ -10,12 +10,10 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from click.testing import CliRunner, Result
 
-from slipstream.errors import UserError
 from tests.support import REPOSITORY
-from tests.support.gpu_proof import command, older_torch
+from tests.support.gpu_proof import command, torch_names
 from tests.support.gpu_proof.check import CHECKS, Check, Figure
 from tests.support.gpu_proof.check import Result as Found
 from tests.support.gpu_proof.one import place_for, run
@@ -110,27 +108,15 @@ def test_what_is_quoted_in_the_page_is_text() -> None:
     assert not re.search("<(b|script)>", page("<b>", [quoted], 1.0, quick=False))
 
 
-def test_torch_that_is_too_old_or_lacks_something_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"2\.9\.1\+cu128 .* 2\.11"):
-        older_torch.check_torch("2.9.1+cu128")
-    older_torch.check_torch("2.11.0+cu130")
+def test_names_of_torch_that_the_engines_use_and_it_lacks_are_found(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(
         "import torch\nimport torch.distributed as dist\nfrom torch import Tensor, nothing\n"
         "from torch.nowhere import thing\n"
         "dist.all_reduce, dist.gone, torch.cuda.lost, Tensor.anything, torch.nn.Linear\n"
     )
     names = ["torch.cuda.lost", "torch.distributed.gone", "torch.nothing", "torch.nowhere.thing"]
-    assert sorted(older_torch.lacking(tmp_path)) == names
-    assert older_torch.lacking() == []
-
-
-def test_what_was_renamed_is_called_as_the_engines_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in older_torch.RENAMED:
-        monkeypatch.delattr(dist, name)
-    assert older_torch.lacking() == ["torch.distributed.all_gather_single", "torch.distributed.reduce_scatter_single"]
-    older_torch.adapt()
-    assert older_torch.lacking() == []
-    assert vars(dist)["all_gather_single"] is dist.all_gather_into_tensor
+    assert sorted(torch_names.lacking(tmp_path)) == names
+    assert torch_names.lacking() == []
 
 
 def test_what_the_end_of_all_time_cuts_off_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,6 @@ def install(fault: Fault, fired: Path) -> None:
     """Make ``fault`` happen in this process: wrap the function that is passed at that moment."""
     from slipstream.artifacts.format import MANIFEST, Artifact
     from slipstream.storage.local import LocalStorage
-    from slipstream.storage.s3 import S3Storage
     from slipstream.train import data_loader as loader
     from slipstream.train.checkpoint import shards
     from slipstream.train.checkpoint.home import Home
@@ -237,6 +236,8 @@ def install(fault: Fault, fired: Path) -> None:
         setattr(holder, name, wrapped)
 
     def put(suffix: str) -> None:
+        from slipstream.storage.s3 import S3Storage
+
         for storage in (LocalStorage, S3Storage):
             before(storage, "put", lambda _self, key, *_: suffix in key)
 

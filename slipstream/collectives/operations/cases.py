@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.collectives.operations.reference_data import DTYPES, POISON, ReferenceData, pieces
+from slipstream.machine.torch_versions import all_gather_single, reduce_scatter_single
 
 ROOT = 0
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
@@ -164,7 +165,7 @@ def all_gather(kind: Kind, rank: int, world: int, size: int, device: torch.devic
     share = max(1, elements(kind, size) // world)
     target = empty(kind, share * world, device)
     source = target[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
-    start = lambda: [dist.all_gather_single(target, source, async_op=True)]  # noqa: E731
+    start = lambda: [all_gather_single(target, source, async_op=True)]  # noqa: E731
     after = [Span(peer * share, share, peer, 0) for peer in range(world)]
     return make_case(
         kind, target.nbytes, world, start, Buffer(source, [Span(0, share, rank, 0)]), Buffer(target, after)
@@ -175,7 +176,7 @@ def reduce_scatter(kind: Kind, rank: int, world: int, size: int, device: torch.d
     share = max(1, elements(kind, size) // world)
     source, op = empty(kind, share * world, device), REDUCTIONS[kind.reduction]
     target = source[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
-    start = lambda: [dist.reduce_scatter_single(target, source, op, async_op=True)]  # noqa: E731
+    start = lambda: [reduce_scatter_single(target, source, op, async_op=True)]  # noqa: E731
     before, after = [Span(0, share * world, rank, 0)], [Span(0, share, None, rank * share)]
     return make_case(kind, source.nbytes, world, start, Buffer(source, before), Buffer(target, after))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.models.adapters.network import numbers_in, numbers_trained
 from slipstream.models.factory import Predictor, zeros
+from slipstream.models.flops import training_flops
 from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
 
 #: Attention kernels. Torch does not count the CPU's, and counts the recomputation of the others.
@@ -25,11 +26,13 @@ ROWS = 2
 
 
 def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
-    return sdpa_flop_count(query, key, value)
+    """Count attention with the heads of keys and values repeated: torch 2.11 cannot count shared ones."""
+    heads = query[1]
+    return sdpa_flop_count(query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:]))
 
 
 def attention_backward_flops(_: object, *arguments: Sequence[int], **__: object) -> int:
-    return 2 * sdpa_flop_count(*arguments[:3])
+    return 2 * attention_flops(*arguments[:3])
 
 
 def flop_counter() -> FlopCounterMode:
@@ -55,7 +58,8 @@ class Traits:
     changing: tuple[str, ...] = ()
     #: True if the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
     has_batch_statistics: bool = False
-    #: Floating-point operations of forward and backward pass per row, see :func:`flop_counter`.
+    #: Floating-point operations of forward and backward pass per row, from the shapes of a built-in model
+    #: (:mod:`slipstream.models.flops`), else by :func:`flop_counter`.
     flops_per_row: float = 0.0
     #: Number of elements in all parameters (shared ones counted once), and in the trained ones.
     parameters: int = 0
@@ -69,9 +73,9 @@ def probe(model: Predictor, device: torch.device) -> Traits:
     """
     with unchanged_after(model):
         before = {name: (buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
-        counter = flop_counter()
+        counter, flops = flop_counter(), training_flops(model.network, model.signature)
         try:
-            with counter:
+            with counter if flops is None else nullcontext():
                 model(*zeros(model.signature, ROWS, device)).sum().backward()
         except Exception as error:
             if meaning_of(error) is Meaning.BROKEN:
@@ -93,7 +97,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         tuple(unused),
         tuple(changing),
         has_batch_statistics,
-        flops_per_row=counter.get_total_flops() / ROWS,
+        flops_per_row=counter.get_total_flops() / ROWS if flops is None else float(flops),
         parameters=numbers_in(model),
         trained=numbers_trained(model),
     )

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
-from torch.distributed.pipelining.schedules import _PipelineSchedule
-from torch.distributed.pipelining.stage import InferenceMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.distributed.process_group import Group
 from slipstream.errors import UserError
+from slipstream.machine.torch_versions import shapes_known_to_pipelines
 from slipstream.models.adapters.network import hold_frozen
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, zeros
@@ -136,27 +135,18 @@ def footprint(step: TracedStep) -> Footprint:
 
 @contextmanager
 def exchanging_nothing(step: TracedStep) -> Iterator[None]:
-    """Provide a process group whose collectives do nothing.
-
-    Pipelines skip their exchange about known shapes, which needs real values.
-    """
-    before, warm_up = os.environ.get("LOCAL_WORLD_SIZE"), _PipelineSchedule._warmup_p2p
+    """Provide a process group whose collectives do nothing."""
+    before = os.environ.get("LOCAL_WORLD_SIZE")
     os.environ["LOCAL_WORLD_SIZE"] = str(step.world // step.nodes)
-
-    def known(schedule: _PipelineSchedule, stages: Sequence[Any], *_: object) -> None:
-        for stage in stages:
-            stage._inference_mode = InferenceMode.STATIC
-
-    _PipelineSchedule._warmup_p2p = known  # type: ignore[method-assign, assignment]
     exchange = schedules._batch_p2p
     schedules._batch_p2p = lambda operations, desc=None: [Sent(each.tensor) for each in operations]  # type: ignore
     dist.init_process_group("fake", rank=step.rank, world_size=step.world, store=dist.HashStore())
     try:
-        yield
+        with shapes_known_to_pipelines():
+            yield
     finally:
         dist.destroy_process_group()
         schedules._batch_p2p = exchange
-        _PipelineSchedule._warmup_p2p = warm_up  # type: ignore[method-assign]
         if before is None:
             del os.environ["LOCAL_WORLD_SIZE"]
         else:

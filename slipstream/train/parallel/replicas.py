@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from slipstream.distributed.process_group import Group
 from slipstream.logs import logger
+from slipstream.machine.torch_versions import wrap_in_ddp
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.trained import Weights
 from slipstream.train.loop.probe import ROWS, Traits, running_statistics, unchanged_after
@@ -104,10 +105,9 @@ def replicate(
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
     settings = settings or GradientsConfig()
-    ddp = DistributedDataParallel(
+    ddp = wrap_in_ddp(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
-        forward_sync_buffers=False,
         find_unused_parameters=bool(traits.unused),
         bucket_cap_mb=settings.bucket_cap_mb or None,
         gradient_as_bucket_view=settings.gradient_as_bucket_view,

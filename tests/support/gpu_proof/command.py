@@ -19,10 +19,10 @@ import click
 import torch
 
 from slipstream.errors import UserError
+from slipstream.machine.torch_versions import check_torch
 from slipstream.one_line import one_line
 from tests.support import REPOSITORY
 from tests.support.gpu_proof.check import CHECKS, Check, Figure, Result
-from tests.support.gpu_proof.older_torch import check_torch
 from tests.support.gpu_proof.page import fill, page
 
 JSON, PAGE = "gpu.json", "gpu.html"

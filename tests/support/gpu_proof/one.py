@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from slipstream.one_line import one_line
-from tests.support.gpu_proof import older_torch
 from tests.support.gpu_proof.check import Check, NotHere, Place, Result
 
 
@@ -38,7 +37,6 @@ def run(check: Check, place: Place) -> Result:
 
 
 def main(check: Check, directory: Path, kept: Path, target: Path, *, quick: bool) -> None:
-    older_torch.adapt()
     target.write_text(json.dumps(asdict(run(check, place_for(directory, kept, quick)))))
 
 

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.measurements import measure_group
-from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.other_benchmarks import compare_with_installed
-from slipstream.interconnect.profile import NetworkProfile, merged
-from tests.support.gpu_proof import older_torch
+from slipstream.interconnect.profile import merged
 from tests.support.gpu_proof.check import Figure, NotHere, Place
 from tests.support.layout_runs import Case, distance, divided
 
@@ -29,19 +27,13 @@ CASES = {
 }
 
 
-def measured(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
-    """In a worker, which was forked from a process with its own torch."""
-    older_torch.adapt()
-    return measure_group(worker, config)
-
-
 def collectives(place: Place) -> Iterator[Figure]:
     """By a process for each device; of a single one collectives are copies."""
     config = CollectivesConfig(**(SMALL_SIZES if place.small else {"largest": 64 << 20, "launches": 2}))
     # What a machine of one GPU runs is rehearsed, too.
     for processes in (1, place.devices) if place.small else (place.devices,):
         group = WorkerGroup.local(processes, timeout=60)
-        profile = merged([group.launch(measured, config) for _ in range(config.launches)])
+        profile = merged([group.launch(measure_group, config) for _ in range(config.launches)])
         assert profile.measurements, "nothing was measured"
         yield Figure("backend", profile.fingerprint.backend)
         yield Figure("processes", float(processes))

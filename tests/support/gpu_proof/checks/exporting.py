@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import numpy as np
 import onnxruntime
@@ -22,6 +23,8 @@ def parity(place: Place) -> Sequence[Figure]:
     provider = place.device.type
     if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         raise NotHere("ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu in place of onnxruntime")
+    if find_spec("onnxscript") is None:
+        raise NotHere("torch's exporter needs onnxscript: pip install onnxscript")
     data = table(place.directory / "table", "classification")
     model, rows = trained_on(data).load(), data.split("test")[:ROWS]
     inputs, path = inputs_of(data.signature, rows), place.directory / "model.onnx"

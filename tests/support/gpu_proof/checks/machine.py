@@ -17,7 +17,7 @@ from slipstream.doctor.node import driver_problem, torch_cuda
 from slipstream.machine.gpus import ask_nvml, visible_gpus
 from tests.support import REPOSITORY
 from tests.support.gpu_proof.check import Figure, NotHere, Place
-from tests.support.gpu_proof.older_torch import lacking
+from tests.support.gpu_proof.torch_names import lacking
 
 GIB = 1 << 30
 

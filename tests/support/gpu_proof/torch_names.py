@@ -1,8 +1,4 @@
-"""Torch before the version that the project asks for, as images for GPUs bring it.
-
-What is adapted stands here, and nowhere else: the names that two collectives have had since 2.13. Every name of torch
-that the engines use is looked for, and the check "machine" says which are missing.
-"""
+"""Names of torch that the engines use; the check "machine" reports those that the installed torch lacks."""
 
 from __future__ import annotations
 
@@ -11,33 +7,16 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
-from slipstream.errors import UserError
 from tests.support import REPOSITORY
 
-LEAST = (2, 11)
-#: Functions of ``torch.distributed`` by what they were called before.
-RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
-
-
-def adapt() -> None:
-    """Give functions of this process's torch the names that the engines call them by."""
-    for name, before in RENAMED.items():
-        if not hasattr(dist, name):
-            vars(dist)[name] = getattr(dist, before)
-
-
-def check_torch(version: str = torch.__version__) -> None:
-    """Raise ``UserError`` if torch is older than any that was thought of."""
-    if tuple(int(part) for part in version.split(".")[:2]) < LEAST:
-        raise UserError(f"torch {version} is installed; expected {LEAST[0]}.{LEAST[1]} or newer")
+#: The module that looks for names before it uses them.
+DIFFERENCES = REPOSITORY / "slipstream/machine/torch_versions.py"
 
 
 def lacking(folder: Path = REPOSITORY / "slipstream") -> list[str]:
     """What the engines use of torch that this torch does not have."""
-    wanted = {name for path in sorted(folder.rglob("*.py")) for name in used_of_torch(ast.parse(path.read_text()))}
+    paths = [path for path in sorted(folder.rglob("*.py")) if path != DIFFERENCES]
+    wanted = {name for path in paths for name in used_of_torch(ast.parse(path.read_text()))}
     return [f"{module}.{name}" for module, name in sorted(wanted) if not has(module, name)]
 
 

@@ -1,0 +1,101 @@
+"""Supported versions of torch, and every difference between them that this project meets.
+
+A difference is found by looking for the newer name, not by the version: vendors' builds may have it earlier.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.errors import UserError
+from slipstream.logs import logger
+
+#: The oldest supported version, and the newest that was tested, which ``constraints.txt`` installs.
+OLDEST, NEWEST = (2, 11), (2, 13)
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return ``(2, 13)`` of ``2.13.0a0+rocm7.1``; raises ``UserError``."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise UserError(f"torch {version}: is no version; expected torch {dotted(OLDEST)} or newer")
+    return int(found[1]), int(found[2])
+
+
+def dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def check_torch(version: str = torch.__version__) -> str:
+    """Return a warning if torch is newer than the tested versions, else "".
+
+    Raises ``UserError`` if it is older than the supported versions.
+    """
+    if release(version) < OLDEST:
+        raise UserError(f"torch {version}: is too old; expected {dotted(OLDEST)} or newer; upgrade torch")
+    if release(version) <= NEWEST:
+        return ""
+    oldest, newest = dotted(OLDEST), dotted(NEWEST)
+    return f"torch {version}: is newer than the tested versions {oldest} to {newest}; if it fails, install {newest}"
+
+
+@cache
+def warn_if_untested() -> None:
+    """Log the warning of :func:`check_torch` once per process; under torchrun on rank 0 only."""
+    warning = check_torch()
+    if warning and os.environ.get("RANK", "0") == "0":
+        logger("torch").warning("%s", warning)
+
+
+def wrap_in_ddp(model: nn.Module, **settings: Any) -> DistributedDataParallel:
+    """Wrap ``model`` in DDP that never broadcasts its buffers.
+
+    The setting was called ``broadcast_buffers`` before ``forward_sync_buffers``.
+    """
+    named = inspect.signature(DistributedDataParallel.__init__).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
+    return DistributedDataParallel(model, **{**settings, buffers: False})
+
+
+def collective(name: str, older_name: str) -> Callable[..., Any]:
+    return getattr(dist, name, None) or getattr(dist, older_name)
+
+
+all_gather_single = collective("all_gather_single", "all_gather_into_tensor")
+reduce_scatter_single = collective("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+@contextmanager
+def shapes_known_to_pipelines() -> Iterator[None]:
+    """Skip the exchange about known shapes with which a pipeline's first step begins; it needs real values.
+
+    Older versions have no such exchange if the shapes are given.
+    """
+    from torch.distributed.pipelining import stage
+    from torch.distributed.pipelining.schedules import _PipelineSchedule
+
+    warm_up = getattr(_PipelineSchedule, "_warmup_p2p", None)
+    if warm_up is None:
+        yield
+        return
+
+    def known(schedule: _PipelineSchedule, stages: list[Any], *_: object) -> None:
+        for each in stages:
+            each._inference_mode = stage.InferenceMode.STATIC
+
+    _PipelineSchedule._warmup_p2p = known  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        _PipelineSchedule._warmup_p2p = warm_up  # type: ignore[method-assign]

@@ -1,0 +1,58 @@
+"""`make gpu` needs the packages that docs/gpu.md lists, and no others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPOSITORY
+from tests.support.bare_image import hidden_modules, listed_packages, write_blocker
+from tests.support.gpu_proof.check import CHECKS, Check
+from tests.support.gpu_proof.command import in_process
+
+#: Packages that the code of this project imports and GPU images lack.
+CLIENTS = {"boto3", "botocore", "croniter", "flyteidl", "flytekit"}
+CHECK_MODULES = sorted({f"tests.support.gpu_proof.checks.{check.function.split(':')[0]}" for check in CHECKS})
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hide all other packages from the processes that the test starts."""
+    (tmp_path / "image").mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(write_blocker(tmp_path / "image")), str(REPOSITORY)]))
+    return tmp_path
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{REPOSITORY / 'benchmarks'}"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+
+
+def test_clients_of_stores_and_of_flyte_are_hidden(image: Path) -> None:
+    assert set(hidden_modules()) >= CLIENTS and not set(hidden_modules()) & {*listed_packages()}
+    for name in CLIENTS:
+        assert f"No module named '{name}'" in run_python(f"import {name}").stderr
+
+
+def test_every_check_and_the_command_line_are_imported(image: Path) -> None:
+    modules = [*CHECK_MODULES, "tests.support.gpu_proof.command", "slipstream.train.command", "slipstream.cron"]
+    ended = run_python("\n".join(f"import {module}" for module in modules))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_store_without_its_client_is_one_line(image: Path) -> None:
+    ended = run_python("from slipstream.storage import storage_for\nstorage_for('s3://bucket/key')")
+    assert "UserError: s3://bucket/key: boto3 is missing" in ended.stderr
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_a_check_holds(check: Check, image: Path) -> None:
+    found = in_process(check, image, check.limit_s, quick=True)
+    lacks = {"graphs": "a CPU has no graphs", "export": "torch's exporter needs onnxscript: pip install onnxscript"}
+    expected = ("not run", lacks[check.name]) if check.name in lacks else ("held", "")
+    assert (found.state, found.reason) == expected

@@ -1,0 +1,116 @@
+"""The supported range of torch, and its differences by the names that older and newer versions have."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.errors import UserError
+from slipstream.machine import torch_versions
+from slipstream.machine.torch_versions import NEWEST, OLDEST, check_torch, dotted, wrap_in_ddp
+from tests.support import REPOSITORY
+
+
+def test_the_range_is_that_of_the_package_and_of_the_constraints() -> None:
+    dependencies = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"torch>={dotted(OLDEST)}" in dependencies
+    assert re.search(rf"^torch=={re.escape(dotted(NEWEST))}\.\d+$", (REPOSITORY / "constraints.txt").read_text(), re.M)
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.12.1", "2.13.0", "2.13.0a0+git1c6d2f"])
+def test_versions_in_the_range_cause_no_warning(version: str) -> None:
+    assert check_torch(version) == ""
+
+
+@pytest.mark.parametrize("version", ["2.14.0", "2.14.0a0+gitabc", "3.0.1"])
+def test_a_newer_version_causes_a_warning(version: str) -> None:
+    assert f"torch {version}: is newer than the tested versions 2.11 to 2.13" in check_torch(version)
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.9.1+cu128", "1.13.1", "unknown"])
+def test_an_older_version_is_refused(version: str) -> None:
+    with pytest.raises(UserError, match=r"expected (torch )?2\.11 or newer"):
+        check_torch(version)
+
+
+def test_without_network_the_tests_on_the_oldest_torch_are_not_run(tmp_path: Path) -> None:
+    command = ["make", "--no-print-directory", "test-torch-oldest", f"OLDEST={tmp_path / 'oldest'}"]
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2 and "not run: no environment with torch 2.11\n" in ended.stdout
+    assert "gpu-proof" not in ended.stdout and "torch==2.11.*" in (tmp_path / "oldest/constraints.txt").read_text()
+
+
+def stderr_of(command: str, rank: str, tmp_path: Path) -> str:
+    """Run a subcommand under a torch that says it is 2.99."""
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.99.0'\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "RANK": rank}
+    ended = subprocess.run(
+        [sys.executable, "-m", "slipstream", command, "--help"], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
+def test_a_command_warns_once_and_only_on_rank_0(tmp_path: Path) -> None:
+    assert stderr_of("train", "0", tmp_path).count("torch 2.99.0: is newer") == 1
+    assert stderr_of("train", "1", tmp_path) == ""
+
+
+def test_a_process_warns_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with patch.object(torch_versions, "check_torch", return_value="newer"), patch.dict(os.environ, {"RANK": "0"}):
+        torch_versions.warn_if_untested.cache_clear()
+        torch_versions.warn_if_untested()
+        torch_versions.warn_if_untested()
+    torch_versions.warn_if_untested.cache_clear()
+    assert capsys.readouterr().err.count("newer") == 1
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_ddp_leaves_buffers_alone(alone: None) -> None:
+    ddp = wrap_in_ddp(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), bucket_cap_mb=1)
+    assert isinstance(ddp, DistributedDataParallel) and not ddp.will_sync_module_buffers()
+    assert DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))).will_sync_module_buffers()
+
+
+def test_ddp_of_an_older_torch_takes_the_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Older:
+        def __init__(self, module: nn.Module, broadcast_buffers: bool = True, bucket_cap_mb: int | None = None) -> None:
+            self.given = broadcast_buffers, bucket_cap_mb
+
+    monkeypatch.setattr(torch_versions, "DistributedDataParallel", Older)
+    assert vars(wrap_in_ddp(nn.Linear(2, 2), bucket_cap_mb=1))["given"] == (False, 1)
+
+
+def test_collectives_are_found_by_either_name(alone: None) -> None:
+    here, there = torch.arange(3.0), torch.zeros(3)
+    torch_versions.all_gather_single(there, here)
+    assert torch.equal(here, there)
+    torch_versions.reduce_scatter_single(here, 2 * there)
+    assert torch.equal(here, 2 * there)
+    assert torch_versions.collective("not_yet", "all_reduce") is dist.all_reduce
+
+
+def test_pipelines_of_an_older_torch_exchange_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(_PipelineSchedule, "_warmup_p2p", raising=False)
+    with torch_versions.shapes_known_to_pipelines():
+        assert not hasattr(_PipelineSchedule, "_warmup_p2p")
