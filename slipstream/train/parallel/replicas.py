@@ -84,6 +84,11 @@ class ReplicatedModel(ParallelModel):
         return Weights.of(tensors)
 
 
+def uses_ddp(world: int, settings: GradientsConfig) -> bool:
+    """Return True if ``world`` replicas exchange gradients, or a hook changes those of one."""
+    return world > 1 or settings.hook != "none"
+
+
 def replicate(
     model: Predictor,
     traits: Traits,
@@ -94,6 +99,7 @@ def replicate(
 ) -> ReplicatedModel:
     """Wrap the model in DDP with the gradient exchange of ``settings``.
 
+    A single process has no DDP, which would copy its gradients into buckets, unless a hook changes their numbers.
     Training passes are ``compiled`` if given. DDP's broadcast of all buffers, constant ones too, before every forward
     pass is switched off; :func:`~slipstream.train.loop.step.broadcast_buffers` handles those that change.
 
@@ -104,6 +110,12 @@ def replicate(
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
     settings = settings or GradientsConfig()
+    context = compiled.context if compiled else nullcontext
+    blocks = compiled.blocks if compiled else nullcontext
+    if not uses_ddp(group.world, settings):
+        alone = ReplicatedModel(model, traits)
+        alone.compiled = blocks
+        return alone
     ddp = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
@@ -115,8 +127,6 @@ def replicate(
     )
     powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
     inputs = compiled.inputs if compiled else zeros(model.signature, ROWS, group.device)
-    context = compiled.context if compiled else nullcontext
-    blocks = compiled.blocks if compiled else nullcontext
 
     def pass_over_zeros() -> None:
         with unchanged_after(model):
