@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
 from slipstream.distributed.process_group import Group
+from slipstream.distributed.user_errors import SOMETIMES_UNUSED
+from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.trained import Weights
@@ -84,6 +86,21 @@ class ReplicatedModel(ParallelModel):
         return Weights.of(tensors)
 
 
+class SingleModel(ReplicatedModel):
+    """Model of a single process, with DDP's requirement on parameters, so that it can be trained by several too."""
+
+    def __init__(self, model: Predictor, traits: Traits) -> None:
+        super().__init__(model, traits)
+        self._required = [] if traits.unused else [p for p in self._parameters if p.requires_grad]
+
+    def accumulate(
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+    ) -> None:
+        super().accumulate(inputs, pieces, loss_of, forward)
+        if any(parameter.grad is None for parameter in self._required):
+            raise UserError(SOMETIMES_UNUSED)
+
+
 def uses_ddp(world: int, settings: GradientsConfig) -> bool:
     """Return True if ``world`` replicas exchange gradients, or a hook changes those of one."""
     return world > 1 or settings.hook != "none"
@@ -113,7 +130,7 @@ def replicate(
     context = compiled.context if compiled else nullcontext
     blocks = compiled.blocks if compiled else nullcontext
     if not uses_ddp(group.world, settings):
-        alone = ReplicatedModel(model, traits)
+        alone = SingleModel(model, traits)
         alone.compiled = blocks
         return alone
     ddp = DistributedDataParallel(
