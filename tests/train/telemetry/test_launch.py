@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ def verdicts(place: Path, sizes: Sequence[int]) -> list[causes.Bottleneck]:
         for size in sizes:
             prepared = write_tokens(place / f"rows {size}", 4 * size, length=256)
             model = ModelConfig("transformer", arguments)
-            settings = {"epochs": 2, "batch_size": size, "evaluate_every": 10**6, "checkpoint_every": 10**6}
+            settings: dict[str, Any] = {"epochs": 2, "batch_size": size, "evaluate_every": 10**6, "checkpoint_every": 10**6}
             attempt = read_attempt(train(place / f"model {size}", prepared, model, **settings))
             assert attempt.bottleneck is not None
             found.append(attempt.bottleneck)
