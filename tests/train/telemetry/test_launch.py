@@ -157,8 +157,8 @@ def verdicts(place: Path, sizes: Sequence[int]) -> list[causes.Bottleneck]:
         for size in sizes:
             prepared = write_tokens(place / f"rows {size}", 4 * size, length=256)
             model = ModelConfig("transformer", arguments)
-            settings: dict[str, Any] = {"epochs": 2, "batch_size": size, "evaluate_every": 10**6, "checkpoint_every": 10**6}
-            attempt = read_attempt(train(place / f"model {size}", prepared, model, **settings))
+            settings: dict[str, Any] = {"evaluate_every": 10**6, "checkpoint_every": 10**6}
+            attempt = read_attempt(train(place / f"model {size}", prepared, model, epochs=2, batch_size=size, **settings))
             assert attempt.bottleneck is not None
             found.append(attempt.bottleneck)
     return found
