@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
+#: Refusal of parameters without a gradient in some steps.
+SOMETIMES_UNUSED = (
+    "model.name: some of its parameters take part in the loss of some batches only; let them take part in all, "
+    "multiplied by 0 where they do not count"
+)
+
+
 class AgreedUserError(Agreed, UserError):
     """User error that one rank found and all raise."""
 
@@ -72,8 +79,5 @@ def explained(error: BaseException) -> UserError | None:
             "it to false, which makes runs differ in their last bits"
         )
     if message.startswith("Expected to have finished reduction in the prior iteration"):
-        return UserError(
-            "model.name: some of its parameters take part in the loss of some batches only; let them take part in all, "
-            "multiplied by 0 where they do not count"
-        )
+        return UserError(SOMETIMES_UNUSED)
     return None

@@ -71,8 +71,8 @@ class Around:
     evaluation: float = 0.0
     checkpoint: float = 0.0
     late_pods: float = 0.0
-    #: Seconds of a forward and backward pass over two rows (processor time on a CPU); 0 if unknown.
-    two_rows: float = 0.0
+    #: Seconds of a forward and backward pass that do not depend on its rows (processor time on a CPU); 0 if unknown.
+    overhead: float = 0.0
     #: Micro-batches per step.
     pieces: int = 1
     #: True if passes are timed in processor time: wall-clock time on a CPU includes other processes.
@@ -175,18 +175,18 @@ def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
 
 
 def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> tuple[float, str]:
-    """Return the seconds of passes that even two rows would take, and a sentence about them.
+    """Return the seconds of passes that do not depend on their rows, and a sentence about them.
 
-    The host spends this time on launches; it does not depend on the rows.
+    The host spends this time on launches.
     """
     passes = total.steps * around.pieces
     each = float(columns["compute_cpu" if around.on_cpu else COMPUTE][0]) / passes
-    if not around.two_rows or not each:
+    if not around.overhead or not each:
         return 0.0, ""
-    share = min(1.0, around.two_rows / each)
+    share = min(1.0, around.overhead / each)
     return (
         float(statistics.median(columns[COMPUTE])) * share,
-        f"a pass over two rows takes {1e3 * around.two_rows:.3g} ms, one over a micro-batch {1e3 * each:.3g}",
+        f"of the {1e3 * each:.3g} ms of a pass over a micro-batch, {1e3 * share * each:.3g} do not depend on its rows",
     )
 
 

@@ -61,7 +61,7 @@ from slipstream.train.parallel.layout import Layout, nodes
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import ReplicatedModel, check_exchange, replicate
-from slipstream.train.telemetry.launch import two_row_seconds
+from slipstream.train.telemetry.launch import overhead_seconds
 
 LOG = logger("train")
 #: Conditions that determine how a global batch is divided into micro-batches.
@@ -193,9 +193,9 @@ class Setup:
     parallel: ParallelModel
     #: Compiled model, if ``training.compile`` is set.
     compiled: CompiledTraining | None
-    #: Micro-batches of a step, and the seconds of a pass over two rows; 0 if those do not predict other passes.
+    #: Micro-batches of a step, and the seconds of a pass that do not depend on its rows; 0 if unknown.
     pieces: int
-    two_rows: float
+    overhead: float
     #: :func:`fingerprint_origin` of the base and adapter that training starts from; empty without them.
     origin: str
 
@@ -243,10 +243,16 @@ class Setup:
             if training.recompute == "full":
                 recompute_blocks(predictor.network)
             digest = fingerprint_origin(architecture.config) if first_of_machine(group) else ""
-            two_rows = 0.0
+            overhead = 0.0
             if not training.compile and not training.parallel.divides:
-                forward, on_cpu = partial(autocast, precision, group.device), group.device.type == "cpu"
-                two_rows = two_row_seconds(predictor, forward, clock_of(group.device), on_cpu=on_cpu)
+                overhead = overhead_seconds(
+                    predictor,
+                    partial(autocast, precision, group.device),
+                    clock_of(group.device),
+                    pieces[0].stop,
+                    on_cpu=group.device.type == "cpu",
+                    has_batch_statistics=traits.has_batch_statistics,
+                )
             compiled = None
             if training.compile and not training.parallel.divides:
                 compiled = compile_for(ReplicatedModel(predictor, traits), pieces[:1], precision, group)
@@ -283,7 +289,7 @@ class Setup:
             parallel=parallel,
             compiled=compiled,
             pieces=len(pieces),
-            two_rows=two_rows,
+            overhead=overhead,
             origin=origin,
         )
 

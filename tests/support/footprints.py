@@ -29,7 +29,7 @@ from slipstream.train.parallel.divide import divide
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import recompute_blocks
-from slipstream.train.parallel.replicas import ReplicatedModel, replicate
+from slipstream.train.parallel.replicas import replicate
 from tests.support.allocations import allocated, in_use, most_in_use
 from tests.support.layout_runs import on_ranks
 
@@ -56,10 +56,8 @@ def begun(step: TracedStep, group: Group) -> TrainingState:
         size = {"micro_batches": step.micro_batches, "rows": step.rows}
         values = initial_values(step.model, model.network, 0)
         parallel = divide(model, layout, CPU, values, **size, precision=training.precision)
-    elif group.world > 1:
-        parallel = replicate(model, traits, group, training.gradients)
     else:
-        parallel = ReplicatedModel(model, traits)
+        parallel = replicate(model, traits, group, training.gradients)
     averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
     scaler = LossScaler(CPU, enabled=False)
     optimizer = make_optimizer(parallel.model, training)

@@ -36,7 +36,7 @@ def blocks_of(
 
 
 def verdict_of(blocks: StepBlocks, around: Around | None = None) -> Bottleneck:
-    observed = observe(blocks, around or Around(two_rows=0.0004))
+    observed = observe(blocks, around or Around(overhead=0.0004))
     assert observed is not None
     found = judge([observed])
     assert found is not None
@@ -97,8 +97,8 @@ def test_a_divided_model_has_no_straggler_and_says_that_it_cannot_be_told_apart(
     same_wording(found.sentence)
 
 
-def test_passes_that_take_as_long_over_two_rows() -> None:
-    found = verdict_of(blocks_of({}, {}), Around(two_rows=0.009, pieces=2))
+def test_passes_that_take_as_long_over_fewer_rows() -> None:
+    found = verdict_of(blocks_of({}, {}), Around(overhead=0.009, pieces=2))
     assert found.verdict == causes.LAUNCH
     assert found.shares[causes.LAUNCH] == pytest.approx(0.9, abs=0.05), "a pass of 9 ms for each of two micro-batches"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
@@ -20,7 +20,8 @@ from slipstream.train.loop.probe import probe
 from slipstream.train.loop.state import weights_of
 from slipstream.train.loop.step import micro_batches, padded_rows, whole_micro_batches
 from tests.support import nets
-from tests.support.processes import FORK, free_port
+from tests.support.groups import on_cpu
+from tests.support.layout_runs import on_ranks
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 
@@ -111,24 +112,18 @@ def test_a_probe_finds_what_a_model_needs_and_leaves_it_as_it_was() -> None:
     )
 
 
-def buffers_body(port: int) -> None:
-    from slipstream.distributed.process_group import process_group
+def check_buffers() -> None:
     from slipstream.train.parallel.replicas import replicate
 
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     signature = numbers_signature()
-    with process_group() as group:
-        for network in (MLP(signature), nets.batch_norm(signature), nets.with_unused(signature)):
-            model = Predictor(signature, network)
-            ddp = replicate(model, probe(model, CPU), group).ddp
-            assert ddp and [*ddp.buffers()] and not ddp.will_sync_module_buffers()
+    for network in (MLP(signature), nets.batch_norm(signature), nets.with_unused(signature)):
+        model = Predictor(signature, network)
+        ddp = replicate(model, probe(model, CPU), on_cpu(dist.get_rank(), 2)).ddp
+        assert ddp and [*ddp.buffers()] and not ddp.will_sync_module_buffers()
 
 
-def test_no_buffer_is_broadcast_before_every_forward_pass() -> None:
-    process = FORK.Process(target=buffers_body, args=(free_port(),), daemon=True)
-    process.start()
-    process.join(timeout=60)
-    assert process.exitcode == 0
+def test_no_buffer_is_broadcast_before_every_forward_pass(tmp_path: Path) -> None:
+    on_ranks(2, check_buffers, tmp_path)
 
 
 def test_a_larger_model_is_evaluated_on_fewer_rows() -> None:

@@ -18,7 +18,7 @@ from slipstream.train.parallel.layout import nodes
 from slipstream.train.setup import TrainingRequest
 
 
-def job_of(request: TrainingRequest, precision: str, processes: int) -> Job:
+def job_of(request: TrainingRequest, precision: str, processes: int, device: str) -> Job:
     """Return the job to trace for a training.
 
     Raises ``UserError`` for a training that cannot be traced.
@@ -31,15 +31,16 @@ def job_of(request: TrainingRequest, precision: str, processes: int) -> Job:
     data, training = open_prepared(request.prepared), with_precision(request.training, precision)
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     model = shaped_for(request.model, data.signature)
-    return Job(model, data.signature, replace(training, batch_size=largest), processes, nodes(processes))
+    asked = replace(training, batch_size=largest)
+    return Job(model, data.signature, asked, processes, nodes(processes), device)
 
 
-def found_by_trace(request: TrainingRequest, precision: str, processes: int, memory: int) -> Traced:
+def found_by_trace(request: TrainingRequest, precision: str, processes: int, memory: int, device: str) -> Traced:
     """Return the trace with the fewest micro-batches for devices of ``memory`` bytes.
 
     Raises as :func:`fewest_that_fit`.
     """
-    return fewest_that_fit(job_of(request, precision, processes), memory)
+    return fewest_that_fit(job_of(request, precision, processes, device), memory)
 
 
 def fewest_that_fit(job: Job, memory: float) -> Traced:
@@ -73,12 +74,12 @@ def fewest_that_fit(job: Job, memory: float) -> Traced:
     return best
 
 
-def leaner(request: TrainingRequest, precision: str, processes: int, memory: float) -> str:
+def leaner(request: TrainingRequest, precision: str, processes: int, memory: float, device: str) -> str:
     """Return remedies for a training that ran out of memory, as the end of a line.
 
     They take less memory than its step, whatever the trace claims. Raises ``UserError`` if it cannot be traced.
     """
-    (now,) = trace_all([job_of(request, precision, processes)])
+    (now,) = trace_all([job_of(request, precision, processes, device)])
     if isinstance(now.found, Untraced):
         raise UserError(now.found.reason)
     peak, held = now.peak or 0, ""

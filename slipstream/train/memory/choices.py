@@ -29,13 +29,14 @@ def with_precision(training: TrainingConfig, precision: str) -> TrainingConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """Training with known ``precision`` on a number of devices."""
+    """Training with known ``precision`` on a number of devices of type ``device``."""
 
     model: ModelConfig
     signature: Signature
     training: TrainingConfig
     devices: int
     nodes: int = 1
+    device: str = "cuda"
 
     @property
     def share(self) -> int:
@@ -56,7 +57,16 @@ class Job:
         share = padded_rows(self.share, number)
         rows = -(-share // number)  # as `micro_batches` divides it, whose list may be too long
         plain = replace(self.training, compile=False)
-        return TracedStep(self.model, self.signature, plain, -(-share // rows), rows, self.devices, self.nodes)
+        return TracedStep(
+            self.model,
+            self.signature,
+            plain,
+            -(-share // rows),
+            rows,
+            self.devices,
+            self.nodes,
+            device=self.device,
+        )
 
     def with_(
         self, *, shard: Shard | None = None, recompute: Recompute | None = None, number: int | None = None

@@ -132,7 +132,7 @@ def with_micro_batches(
         job = data_and_model(request) if group.rank == 0 else ("", "")
     job = peers.gather(job)[0]
     made_for = MadeFor.of(training, group.world, precision, min(memory for _, memory in found), job)
-    number = run_and_gather(peers, lambda: decide(request, made_for) if group.rank == 0 else 0)[0]
+    number = run_and_gather(peers, lambda: decide(request, made_for, group.device.type) if group.rank == 0 else 0)[0]
     return replace(request, training=replace(training, accumulation=number)), made_for
 
 
@@ -156,7 +156,7 @@ def device_memory(group: Group) -> int:
     return int(FOR_TENSORS * (memory_allowed() or psutil.virtual_memory().total) / processes)
 
 
-def decide(request: TrainingRequest, made_for: MadeFor) -> int:
+def decide(request: TrainingRequest, made_for: MadeFor, device: str) -> int:
     """Return the micro-batch count from the checkpoint directory, else from the settings.
 
     For "auto" without a stored count, find one and write it. Raises ``UserError`` if none fits, or if this execution
@@ -176,7 +176,7 @@ def decide(request: TrainingRequest, made_for: MadeFor) -> int:
     # The import takes half a second, and most trainings do not need it.
     from slipstream.train.memory.automatic import found_by_trace
 
-    found = found_by_trace(request, made_for.precision, made_for.processes, made_for.memory)
+    found = found_by_trace(request, made_for.precision, made_for.processes, made_for.memory, device)
     number = found.job.training.micro_batches
     Decision(number, made_for, found.peak).write(home)
     LOG.info(

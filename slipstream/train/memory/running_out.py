@@ -48,7 +48,7 @@ def after_running_out(
     refusal = refuse(f"{what}; {EXPECTED}", request, Decision(now, made_for, ran_out=now), checkpoints)
     if first_of_machine(setup.group):
         with suppress(MemoryError):
-            better = f"{what}; {what_helps(request, made_for)}"
+            better = f"{what}; {what_helps(request, made_for, setup.group.device.type)}"
             refusal = refuse(better, request, Decision(now, made_for, ran_out=now), checkpoints)
     return UserError(refusal)
 
@@ -100,12 +100,12 @@ def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
     return left
 
 
-def what_helps(request: TrainingRequest, made_for: MadeFor) -> str:
+def what_helps(request: TrainingRequest, made_for: MadeFor, device: str) -> str:
     """Return settings whose traced step takes less memory, as the end of a line."""
     from slipstream.train.memory.automatic import leaner
 
     try:
-        return leaner(request, made_for.precision, made_for.processes, made_for.memory)
+        return leaner(request, made_for.precision, made_for.processes, made_for.memory, device)
     except (UserError, *NOT_WRITTEN) as error:
         why = one_line(str(error)) or type(error).__name__
         return f"settings that take less memory are unknown, as the step cannot be traced ({why}); {EXPECTED}"

@@ -37,13 +37,14 @@ from slipstream.train.loop.probe import Traits
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
 from slipstream.train.memory.buckets import BucketedModel
+from slipstream.train.memory.cuda_operators import cuda_operators
 from slipstream.train.memory.tracker import Kind, Tracker
 from slipstream.train.parallel.divide import DividedModel, parts_of
 from slipstream.train.parallel.layout import Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline
 from slipstream.train.parallel.recompute import recompute_blocks
-from slipstream.train.parallel.replicas import ReplicatedModel
+from slipstream.train.parallel.replicas import ReplicatedModel, uses_ddp
 
 CPU = torch.device("cpu")
 #: A step of equal micro-batches reaches its peak by the second.
@@ -65,6 +66,8 @@ class TracedStep:
     world: int = 1
     nodes: int = 1
     rank: int = 0
+    #: Type of the device whose operators are traced.
+    device: str = "cuda"
 
     def of_rank(self, rank: int) -> TracedStep:
         return replace(self, rank=rank)
@@ -110,7 +113,8 @@ def footprint(step: TracedStep) -> Footprint:
         divides = training.parallel.divides
         parts = parts_of(model, layout, training.precision) if divides else [model]
         tracker = Tracker()
-        with FakeTensorMode(allow_non_fake_inputs=True), tracker:
+        its_operators = cuda_operators() if step.device == "cuda" else nullcontext()
+        with FakeTensorMode(allow_non_fake_inputs=True), tracker, its_operators:
             with tracker.making("parameters"):
                 for part in parts:
                     part.to_empty(device=CPU)
@@ -210,7 +214,7 @@ def traits_without_values(model: nn.Module) -> Traits:
 def undivided(model: Predictor, step: TracedStep, tracker: Tracker) -> ParallelModel:
     traits = traits_without_values(model)
     label_gradients([model], tracker)
-    if step.world == 1:
+    if not uses_ddp(step.world, step.training.gradients):
         return ReplicatedModel(model, traits)
     return BucketedModel(model, traits, step.training.gradients, tracker)
 

@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
 from slipstream.distributed.process_group import Group
+from slipstream.distributed.user_errors import SOMETIMES_UNUSED
+from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.torch_versions import wrap_in_ddp
 from slipstream.models.factory import Predictor, zeros
@@ -85,6 +87,26 @@ class ReplicatedModel(ParallelModel):
         return Weights.of(tensors)
 
 
+class SingleModel(ReplicatedModel):
+    """Model of a single process, with DDP's requirement on parameters, so that it can be trained by several too."""
+
+    def __init__(self, model: Predictor, traits: Traits) -> None:
+        super().__init__(model, traits)
+        self._required = [] if traits.unused else [p for p in self._parameters if p.requires_grad]
+
+    def accumulate(
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+    ) -> None:
+        super().accumulate(inputs, pieces, loss_of, forward)
+        if any(parameter.grad is None for parameter in self._required):
+            raise UserError(SOMETIMES_UNUSED)
+
+
+def uses_ddp(world: int, settings: GradientsConfig) -> bool:
+    """Return True if ``world`` replicas exchange gradients, or a hook changes those of one."""
+    return world > 1 or settings.hook != "none"
+
+
 def replicate(
     model: Predictor,
     traits: Traits,
@@ -95,6 +117,7 @@ def replicate(
 ) -> ReplicatedModel:
     """Wrap the model in DDP with the gradient exchange of ``settings``.
 
+    A single process has no DDP, which would copy its gradients into buckets, unless a hook changes their numbers.
     Training passes are ``compiled`` if given. DDP's broadcast of all buffers, constant ones too, before every forward
     pass is switched off; :func:`~slipstream.train.loop.step.broadcast_buffers` handles those that change.
 
@@ -105,6 +128,12 @@ def replicate(
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
     settings = settings or GradientsConfig()
+    context = compiled.context if compiled else nullcontext
+    blocks = compiled.blocks if compiled else nullcontext
+    if not uses_ddp(group.world, settings):
+        alone = SingleModel(model, traits)
+        alone.compiled = blocks
+        return alone
     ddp = wrap_in_ddp(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
@@ -115,8 +144,6 @@ def replicate(
     )
     powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
     inputs = compiled.inputs if compiled else zeros(model.signature, ROWS, group.device)
-    context = compiled.context if compiled else nullcontext
-    blocks = compiled.blocks if compiled else nullcontext
 
     def pass_over_zeros() -> None:
         with unchanged_after(model):

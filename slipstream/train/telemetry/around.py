@@ -40,7 +40,7 @@ def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Obser
         evaluation=seconds[EVALUATION],
         checkpoint=seconds[STALL],
         late_pods=float(os.environ.get(WAITED_FOR_PODS) or 0.0),
-        two_rows=setup.two_rows,
+        overhead=setup.overhead,
         pieces=setup.pieces,
         on_cpu=setup.group.device.type == "cpu",
         exchanged_bytes=0 if divided else bytes_each * setup.traits.trained,

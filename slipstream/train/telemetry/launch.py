@@ -1,34 +1,94 @@
-"""Fixed cost of a pass, independent of its rows: kernel launches."""
+"""Overhead of a pass, independent of its rows: kernel launches."""
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
+from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.errors import Interrupted
 from slipstream.models.factory import Predictor, zeros
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.loop.probe import ROWS, unchanged_after
 from slipstream.train.parallel.model import Forward
 
-#: Timed passes; the fastest counts. A first one is not timed, since it allocates memory and selects kernels.
-PASSES = 3
+#: Timed passes of either size; the fastest counts.
+PASSES = 5
+#: Seconds of a pass from which on no larger one is timed.
+LONG_ENOUGH = 0.5
 
 
-def two_row_seconds(model: Predictor, forward: Forward, clock: DeviceClock, *, on_cpu: bool) -> float:
-    """Return the seconds of a forward and backward pass over two rows.
+def overhead_seconds(
+    model: Predictor, forward: Forward, clock: DeviceClock, rows: int, *, on_cpu: bool, has_batch_statistics: bool
+) -> float:
+    """Return the seconds of a forward and backward pass that do not depend on its rows.
+
+    They are 2·t(r/2) - t(r) for r rows, at most the ``rows`` of a micro-batch. A single row of tokens is halved in
+    length. The result is 0 if it is less than the noise of repeated passes, or if it cannot be measured: too little
+    memory, a row that cannot be halved, or halves too small for batch statistics.
 
     It is device time; on a CPU this thread's CPU time, as other processes may run meanwhile. The model is restored.
     """
-    rows = zeros(model.signature, ROWS, next(model.parameters()).device)
 
-    def seconds() -> float:
+    def seconds(batch: Sequence[Tensor]) -> float:
+        model.zero_grad(set_to_none=True)
         began, cpu = clock.mark(), time.thread_time()
         with forward():
-            outputs = model(*rows)
-        outputs.float().sum().backward()
+            outputs = model(*batch)
+        outputs.sum().backward()
         used, ended = time.thread_time() - cpu, clock.mark()
         first = began.wait()
         return used if on_cpu else ended.wait() - first
 
+    device = next(model.parameters()).device
     with unchanged_after(model):
-        seconds()
-        return min(seconds() for _ in range(PASSES))
+        try:
+            if rows > 1:
+                least = ROWS if has_batch_statistics else 1
+                halves = halvings(rows // 2, least)
+                return of_sizes(lambda number: seconds(zeros(model.signature, number, device)), halves)
+            if model.signature.task == "next token" and not has_batch_statistics:
+                (tokens,) = zeros(model.signature, 1, device)
+                halves = halvings(tokens.shape[1] // 2, 1)[-1:]
+                return of_sizes(lambda length: seconds([tokens[:, :length]]), halves)
+        except Interrupted:
+            raise
+        except Exception as error:
+            # A model may require the full length. A step that takes too much memory has remedies of its own.
+            if rows > 1 and meaning_of(error) is not Meaning.MEMORY:
+                raise
+    return 0.0
+
+
+def halvings(largest: int, least: int) -> list[int]:
+    """Return ``largest``, its half, a quarter and so on, down to ``least``; the smallest first."""
+    sizes = []
+    while largest >= least:
+        sizes.append(largest)
+        largest //= 2
+    return sizes[::-1]
+
+
+def of_sizes(seconds: Callable[[int], float], halves: Sequence[int]) -> float:
+    """Return the overhead by passes of the largest of ``halves`` and twice its size; 0 if there are none.
+
+    Smaller ones come first, and are taken if a pass is long enough.
+    """
+    if not halves:
+        return 0.0
+    seconds(halves[0])  # allocates memory and selects kernels
+    for half in halves:
+        if seconds(2 * half) >= LONG_ENOUGH:
+            break
+    timed = [(seconds(half), seconds(2 * half)) for _ in range(PASSES)]
+    return beyond_noise([each for each, _ in timed], [each for _, each in timed])
+
+
+def beyond_noise(halves: Sequence[float], wholes: Sequence[float]) -> float:
+    """Return the overhead of passes over half and all of the rows, 0 if it is within the noise of the fastest."""
+    overhead = 2 * min(halves) - min(wholes)
+    noise = 2 * (statistics.median(halves) - min(halves)) + statistics.median(wholes) - min(wholes)
+    return overhead if overhead > noise else 0.0

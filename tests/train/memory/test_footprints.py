@@ -50,7 +50,8 @@ def of_tokens(
     world: int, micro_batches: int, parallel: dict[str, Any], more: Sequence[dict[str, Any]]
 ) -> list[TracedStep]:
     return [
-        TracedStep(TRANSFORMER, TOKENS, training(parallel=parallel, **each), micro_batches, 4, world) for each in more
+        TracedStep(TRANSFORMER, TOKENS, training(parallel=parallel, **each), micro_batches, 4, world, device="cpu")
+        for each in more
     ]
 
 
@@ -120,7 +121,7 @@ def test_transformers_without_a_layout(tmp_path: Path, world: int) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("world", [1, 2])
 def test_tables(tmp_path: Path, world: int) -> None:
-    steps = [TracedStep(MLP, TABLE, training(**each), 2, 512, world) for each in (*ALL, {"ema": 0.9})]
+    steps = [TracedStep(MLP, TABLE, training(**each), 2, 512, world, device="cpu") for each in (*ALL, {"ema": 0.9})]
     check(steps, tmp_path, 0.02)
 
 
@@ -130,7 +131,7 @@ def test_tables(tmp_path: Path, world: int) -> None:
 def test_images(tmp_path: Path, world: int, norm: str) -> None:
     """In fp32: the kernels of convolutions in bf16 take memory on a CPU that no operation shows."""
     model = ModelConfig("resnet", {**RESNET.arguments, "norm": norm})
-    steps = [TracedStep(model, IMAGES, training(**each), 2, 32, world) for each in BOTH]
+    steps = [TracedStep(model, IMAGES, training(**each), 2, 32, world, device="cpu") for each in BOTH]
     check(steps, tmp_path, 0.02, onednn=False)
 
 

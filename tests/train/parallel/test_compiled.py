@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -45,7 +46,8 @@ def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
     found = None
     if compiled:
         found = compile_blocks(ReplicatedModel(model), (tokens,), [slice(0, 4)], nullcontext)
-    replicated = replicate(model, Traits(), on_cpu(0, 1), compiled=found)
+    replicated = replicate(model, Traits(), on_cpu(dist.get_rank(), 2), compiled=found)
+    assert replicated.ddp
     for name in BLOCKS:
         block = model.network.get_submodule(name)
 
@@ -62,9 +64,9 @@ def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
 @needs_compiler
 def test_gradients_of_compiled_blocks_come_while_the_backward_pass_goes_on(tmp_path: Path) -> None:
     """They come before the gradient reaches the previous block, so DDP overlaps sending them with its pass."""
-    order, gradients = on_ranks(1, partial(backward_pass, compiled=True), tmp_path / "compiled")[0]
+    order, gradients = on_ranks(2, partial(backward_pass, compiled=True), tmp_path / "compiled")[0]
     assert order == [event for name in reversed(BLOCKS) for event in (name, f"{name}, weights")]
-    _, plain = on_ranks(1, partial(backward_pass, compiled=False), tmp_path / "plain")[0]
+    _, plain = on_ranks(2, partial(backward_pass, compiled=False), tmp_path / "plain")[0]
     assert gradients.keys() == plain.keys()
     assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 * plain[name].abs().max() for name in plain)
 

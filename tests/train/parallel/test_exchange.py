@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +30,6 @@ from slipstream.train.parallel.powersgd import PowerSGD
 from slipstream.train.parallel.replicas import check_exchange, replicate
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import LENGTH, Case, model_of, on_ranks, token_rows
-from tests.support.processes import FORK, free_port
 from tests.support.toys import table
 from tests.support.training_runs import Fault, Job, attempt, outcome
 from tests.support.wording import refuses
@@ -188,38 +186,32 @@ def test_killed_and_resumed_is_bit_for_bit_with(name: str, world: int, prepared:
     check_killed_and_resumed(prepared, tmp_path, world, EXCHANGES[name])
 
 
-def settings_body(port: int, out: Path) -> None:
+def settings_of_ddp() -> dict[str, list[object]]:
     from slipstream.artifacts.prepared.data import Signature, TensorSpec
-    from slipstream.distributed.process_group import process_group
     from slipstream.models.factory import Predictor
     from slipstream.models.tables_and_images import MLP
     from slipstream.train.loop.probe import probe
-    from slipstream.train.parallel.replicas import replicate
 
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-    found = {}
-    with process_group() as group:
-        for name, exchange in {"default": {}, **EXCHANGES}.items():
-            model = Predictor(signature, MLP(signature))
-            ddp = replicate(model, probe(model, CPU), group, GradientsConfig(**exchange)).ddp
-            assert ddp
-            hooks = [(hook.__name__, type(state).__name__) for hook, state in ddp._comm_hooks]
-            found[name] = [ddp.bucket_bytes_cap, ddp.gradient_as_bucket_view, ddp.static_graph, hooks]
-    out.write_text(json.dumps(found))
+    group, found = on_cpu(dist.get_rank(), dist.get_world_size()), dict[str, list[object]]()
+    for name, exchange in {"default": {}, **EXCHANGES}.items():
+        model = Predictor(signature, MLP(signature))
+        ddp = replicate(model, probe(model, CPU), group, GradientsConfig(**exchange)).ddp
+        hooks = [(hook.__name__, type(state).__name__) for hook, state in ddp._comm_hooks] if ddp else []
+        found[name] = [ddp.bucket_bytes_cap, ddp.gradient_as_bucket_view, ddp.static_graph, hooks] if ddp else []
+    return found
 
 
 def test_the_settings_reach_ddp(tmp_path: Path) -> None:
-    process = FORK.Process(target=settings_body, args=(free_port(), tmp_path / "found"), daemon=True)
-    process.start()
-    process.join(timeout=60)
-    found = json.loads((tmp_path / "found").read_text())
-    assert found == {
+    several = {
         "default": [25 << 20, True, False, []],
         "buckets": [1 << 20, False, True, []],
-        "fp16": [25 << 20, True, False, [["fp16_compress_hook", "NoneType"]]],
-        "powersgd": [25 << 20, True, False, [["<lambda>", "PowerSGD"]]],
+        "fp16": [25 << 20, True, False, [("fp16_compress_hook", "NoneType")]],
+        "powersgd": [25 << 20, True, False, [("<lambda>", "PowerSGD")]],
     }
+    assert on_ranks(2, settings_of_ddp, tmp_path / "two")[0] == several
+    # A single process has none, except for a hook, which changes its gradients.
+    assert on_ranks(1, settings_of_ddp, tmp_path / "one")[0] == {**several, "default": [], "buckets": []}
 
 
 @pytest.mark.parametrize(

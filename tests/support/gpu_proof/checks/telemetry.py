@@ -216,7 +216,7 @@ class Cause:
 CAUSES = {
     "slow loader": Cause(bottleneck.DATA, "most time on gathering", 256, (32,), gathering_s=0.1),
     "slow copies to the device": Cause(bottleneck.DATA, "most time on copy", 256, (32,), copying_s=0.1),
-    "tiny batches": Cause(bottleneck.LAUNCH, "over two rows", 8, (16,) * 60),
+    "tiny batches": Cause(bottleneck.LAUNCH, "do not depend on its rows", 8, (16,) * 60),
 }
 STEPS, EPOCHS = 10, 2
 
