@@ -45,7 +45,7 @@ def aged(directory: Path, days: float) -> None:
 
 
 @pytest.fixture
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_leases(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases that expire after 0.9 s, and heartbeats every 0.1 s."""
     monkeypatch.setattr(lease, "PERIOD_S", 0.1)
     monkeypatch.setattr(lease, "GLANCE_S", 0.02)
