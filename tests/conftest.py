@@ -90,6 +90,10 @@ LONGER = (
 TIMED = "collectives"
 
 
+#: Variables that tell a process its place in a process group.
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 def directory_of(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
@@ -117,15 +121,14 @@ def pytest_runtest_call() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """Raise an AssertionError if a test leaves other variables of the environment than it found."""
-    before = dict(os.environ)
+def no_rank_is_left() -> Iterator[None]:
+    """Raise an AssertionError if a test leaves other variables of a process group than it found."""
+    before = {name: os.environ.get(name) for name in RANK_VARIABLES}
     yield
-    left = {name for name, _ in dict(os.environ).items() ^ before.items()} - {"PYTEST_CURRENT_TEST"}
-    os.environ |= {name: before[name] for name in left & before.keys()}
-    for name in left - before.keys():
-        del os.environ[name]
-    assert not left, f"variables that the test did not restore: {', '.join(sorted(left))}"
+    left = [name for name in RANK_VARIABLES if os.environ.get(name) != before[name]]
+    for name in left:
+        os.environ.pop(name, None)
+    assert not left, f"variables of the environment that the test did not restore: {', '.join(left)}"
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import hashlib
 import json
 import tempfile
@@ -23,7 +24,6 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
 from slipstream.machine.gpus import DriverHangs
-from slipstream.machine.torch_versions import warn_if_untested
 from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun, StageUsage
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
@@ -84,7 +84,10 @@ def map_errors(work: Work) -> Work:
     @functools.wraps(work)
     def mapped(*arguments: Any, **named: Any) -> Any:
         with mapped_errors():
-            warn_if_untested()
+            if "torch" in sys.modules:  # Other tasks' pods load it later, or not at all.
+                from slipstream.machine.torch_versions import warn_if_untested
+
+                warn_if_untested()
             return work(*arguments, **named)
 
     return cast(Work, mapped)
