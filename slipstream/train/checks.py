@@ -196,9 +196,9 @@ def check_compiler(gpu: bool) -> None:
 
 
 def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, precision: str) -> None:
-    """Raise ``UserError`` if parameters, optimiser state and the like do not fit this process's device.
+    """Raise ``UserError`` if parameters, gradients and optimiser state do not fit this process's device.
 
-    Also checks free memory of this process's GPU, but not of others, whose processes may already use theirs.
+    Also checks free memory of this process's GPU. Other GPUs' processes may have started, so they are not checked.
     """
     state, on = ModelState.of(predictor, training), nodes(group.world)
     layout = training.parallel, group.world, on, precision

@@ -27,8 +27,8 @@ class StepProfileConfig(Settings):
     section = "training.profile"
 
     steps: Natural = 0
-    """Number of steps to profile, from the sixth step on. The report shows their operations and links a trace; 0
-    disables profiling."""
+    """Number of steps to profile, from the sixth step on. The report shows their operations, with a trace; 0 disables
+    profiling."""
 
 
 @settings

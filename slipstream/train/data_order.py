@@ -87,9 +87,11 @@ class StoredBlocks:
         self.block_rows = block_rows
         self.rows = sum(segments)
         self.count = sum(counts)
-        #: int64 ``[blocks]``: the file of each block, its number in the file, and its number of rows.
+        #: int64 ``[blocks]``: the number of each block's file.
         self.segment = np.repeat(np.arange(len(segments)), counts)
+        #: int64 ``[blocks]``: the number of each block in its file.
         self.within = np.concatenate([np.arange(count) for count in [*counts, 0]])
+        #: int64 ``[blocks]``: the number of rows of each block.
         self.length = np.minimum(block_rows, np.asarray(segments, np.int64)[self.segment] - self.within * block_rows)
         #: int64 ``[blocks]``: the row number of each block's first row.
         self.first = np.cumsum(self.length) - self.length

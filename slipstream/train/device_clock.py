@@ -17,7 +17,7 @@ class Mark(Protocol):
 
 
 class Past(NamedTuple):
-    """Mark that the device has passed, at the time ``at``."""
+    """Position that the device has passed, with the time ``at``."""
 
     at: float
 

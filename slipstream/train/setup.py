@@ -111,7 +111,7 @@ class TrainingRequest:
 class Lineage:
     """Start model and teacher of a training; either may be None.
 
-    ``start`` gives the architecture and the initial weights. ``teacher`` is distilled, in addition to learning from the
+    ``start`` gives the architecture and the initial weights. ``teacher`` adds a distillation loss to that of the
     labels.
     """
 

@@ -32,7 +32,7 @@ def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[No
 
 
 def write(path: Path, so_far: TrainingSoFar) -> None:
-    """Replace the file atomically."""
+    """Replace the file at ``path`` atomically."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_bytes(to_json(so_far))
     beside.replace(path)

@@ -201,7 +201,7 @@ class BackgroundSave:
     def failing(self) -> bool:
         """Return True if training should not wait for the save in progress.
 
-        The store does not answer this rank, or the previous save was late, too.
+        The store does not answer this rank, or an earlier wait for a save was in vain.
         """
         return self._active is not None and (self._was_late or failed_since(self._active.started))
 
@@ -295,7 +295,7 @@ class BackgroundSave:
     def _take_outcome(self, *, tolerate: bool = True) -> None:
         """Record the result of the last save, which has ended on all ranks.
 
-        Raises its error, unless ``tolerate`` is True and the error is retryable.
+        Raises its error, unless ``tolerate`` is True and another try may succeed.
         """
         save, self._active = self._active, None
         if save is None:

@@ -32,7 +32,7 @@ from slipstream.train.checkpoint.home import (
 )
 from slipstream.train.checkpoint.lease import Sign, is_locked, is_unlocked, sign_of
 
-#: Names in a checkpoint directory, besides those of checkpoints; they mark where its path ends.
+#: Names in a checkpoint directory besides its checkpoints, by which :func:`split_path` recognises the directory.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
 COLUMNS = ("training", "size", "last written", "step", "state", "holder")
 
@@ -43,7 +43,7 @@ class HomeSummary:
 
     #: Address of the directory.
     uri: str
-    #: Its path below the common root: project, domain and key, or the key alone.
+    #: Path of the directory below the common root: project, domain and key, or the key alone.
     name: str
     files: Mapping[str, ObjectInfo]
     bytes: int
@@ -52,7 +52,7 @@ class HomeSummary:
     #: Step of the newest checkpoint; None without any.
     step: int | None
     holder: Holder
-    #: "finished", "ended" (by an exit record), "at work", or "lost" (neither heartbeats nor an exit record).
+    #: "finished", "ended" (exit record, or no lease at all), "at work", or "lost" (no heartbeats, no exit record).
     state: str
 
 

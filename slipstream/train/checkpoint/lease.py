@@ -32,7 +32,7 @@ PERIOD_S = 5.0
 HASTE_S = 1.0
 #: Periods of :data:`PERIOD_S` without a heartbeat after which a lease expires.
 SILENT_PERIODS = 9
-#: Periods of :data:`HASTE_S` after which a lease with fast heartbeats expires; a successor waits for them.
+#: Periods of :data:`HASTE_S` after which a lease with fast heartbeats expires; few, because a successor waits.
 SILENT_IN_HASTE = 4
 #: Fraction of the current timeout after which the requests of a heartbeat or claim are cut off, so that another
 #: heartbeat follows in time. A store may retry a request for minutes.
@@ -41,7 +41,7 @@ SHARE_OF_TIMEOUT = 0.5
 GLANCE_S = 0.2
 #: Seconds between checks for another process's heartbeats in a store.
 POLL_S = 1.0
-#: The same on a local disk, where the end of a process shows at once.
+#: Seconds between these checks on a local disk, where the lock shows the end of a process at once.
 POLL_IN_HASTE_S = 0.1
 
 LOG = logger("checkpoint")
@@ -55,11 +55,11 @@ class Sign:
 
     #: Number of heartbeats that the attempt has written.
     beat: int = 0
-    #: Step of its last checkpoint.
+    #: Step of the attempt's last checkpoint.
     step: int = 0
-    #: Name of the checkpoint that it is about to write; "" if none.
+    #: Name of the checkpoint that the attempt is about to write; "" if none.
     announced: str = ""
-    #: True if its machine has a preemption notice: the attempt ends within its grace period.
+    #: True if the attempt's machine has a preemption notice: the attempt ends within its grace period.
     leaving: bool = False
     #: True if the training is finished, and its result is being uploaded to Flyte's output location.
     delivering: bool = False
@@ -256,7 +256,7 @@ class Lease:
 
 
 def process_lock(storage: Storage) -> FileLock | None:
-    """Return the acquired lock that shows other processes on this machine that this one lives.
+    """Return the acquired lock of a local checkpoint directory, which shows that this process lives.
 
     None if the directory cannot be locked, or if another process holds the lock.
     """

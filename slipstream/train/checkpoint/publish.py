@@ -129,7 +129,7 @@ class Publisher:
         self.staging_directory = run_and_gather(self.peers, self.make_staging)[self.peers.rank]
 
     def make_staging(self) -> Path:
-        """Return a new staging directory, and delete this rank's earlier ones on this machine."""
+        """Return a new staging directory; delete those of this rank's earlier attempts on this machine."""
         scratch, prefix = self.storage.scratch(), staging_prefix(self.storage, self.peers.rank)
         for directory in scratch.glob(f"{prefix}*"):
             number = number_in_name(directory.name.removeprefix(prefix).partition("-")[0], 4)
@@ -222,8 +222,8 @@ class Publisher:
     def point_to(self, name: Name, manifest: bytes) -> None:
         """Write ``latest.json``, which points to the checkpoint, and delete expired checkpoints.
 
-        If the store is unavailable, the next save does so. Does nothing if a successor has started, which then owns the
-        directory.
+        If the store is unavailable, the next save repeats both. Does nothing if a successor has started, which then
+        owns the directory.
         """
         digest = hashlib.sha256(manifest).hexdigest()
         pointer = {"checkpoint": str(name), "attempt": name.attempt, "step": name.step, "manifest_sha256": digest}

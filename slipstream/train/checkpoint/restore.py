@@ -283,9 +283,9 @@ def abbreviated(value: object) -> str:
 
 
 def newest_identity(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
-    """Return the identity of the newest checkpoint that this policy allows; None if there is none.
+    """Return the identity of the newest checkpoint that ``holder`` may resume from; None if there is none.
 
-    ``version`` is a code version. Damaged checkpoints and storage errors are not reported: the later restore does so.
+    ``resume`` is the setting of that name, ``version`` a code version. Errors are left to the later restore to report.
     """
     policy, home = ResumePolicy({}, holder=holder, resume=resume, version=version), Home(storage_for(address))
     with suppress(StorageUnavailable):
@@ -376,7 +376,7 @@ def unreadable_is_damaged(artifact: Artifact) -> Iterator[None]:
 
 
 def open_verified(peers: Peers, directory: Path) -> Artifact:
-    """Open the checkpoint and verify all files except tensor files.
+    """Open the checkpoint in ``directory`` and verify all files except tensor files.
 
     All ranks raise if any rank finds damage.
     """
@@ -393,7 +393,7 @@ def open_verified(peers: Peers, directory: Path) -> Artifact:
 def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
     """Return ``live`` without the optimiser state of parameters that have none in the checkpoint.
 
-    Such parameters had received no gradient when it was written.
+    Such parameters had received no gradient when the checkpoint was written.
     """
     state = "optimizer/state/"
     stepped = {name.rpartition("/")[0] for name in index if name.startswith(state)}

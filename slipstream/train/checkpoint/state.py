@@ -65,7 +65,7 @@ class AppState:
     def initialize(self) -> Callable[[], None]:
         """Create the optimiser's state tensors without taking a step, if there are none yet.
 
-        Returns a function that removes them. Training from scratch must call it, because the step counters would start
+        Returns a function that removes them, to call before training from scratch: otherwise step counters would start
         at 1.
         """
         if self.optimizer.state:
@@ -150,7 +150,7 @@ def merge(first: object, second: object) -> object:
 
 
 def join(tree: object, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that :func:`split` has split.
+    """Return the original value from the tree and tensors that :func:`split` returned.
 
     Tensors missing from ``tensors`` belong to other ranks; mappings omit them.
     """

@@ -62,7 +62,7 @@ class GoodputRecorder:
         self._failed = False
         self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
         self.record.began_at = time.time() - (time.perf_counter() - started)
-        #: Callback for the current observations, called whenever the record is written.
+        #: Callback that returns observations for the bottleneck diagnosis, called whenever the record is written.
         self.observe: Callable[[], Observed | None] = nothing
 
     def begin(self, step: int) -> None:

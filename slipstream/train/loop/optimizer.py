@@ -59,7 +59,7 @@ def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
 # further collective, and stays on the device. On a CPU the host reads the norm, because tensor arithmetic on scalars
 # would take longer.
 def judge(norm: Tensor) -> Verdict:
-    """Return the norm with the decision to skip the step if it is not finite."""
+    """Return the :class:`Verdict` for a gradient norm: skip the step if the norm is not finite."""
     if known_to_host(norm):
         return Verdict(norm, USE if math.isfinite(norm) else SKIP)
     # A non-finite number minus itself is NaN; ``isfinite`` launches three times as many kernels.
@@ -74,8 +74,8 @@ def may_exceed(norm: Tensor, largest: float) -> bool:
 def update(optimizer: torch.optim.Optimizer, verdict: Verdict) -> None:
     """Run the optimiser's step unless ``verdict.skip`` is 1.
 
-    If the host cannot read ``skip``, a fused optimiser decides on the device. Otherwise the host decides, because the
-    device would have to revert its step count.
+    If the host cannot read ``skip``, a fused optimiser decides on the device. Otherwise the host decides, which is
+    cheaper: a fused optimiser must revert its step count.
     """
     if not known_to_host(verdict.skip) and all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = verdict.skip  # type: ignore[attr-defined]  # as GradScaler does
@@ -116,7 +116,7 @@ class AveragedWeights:
     def update(self, step: int, skip: Tensor) -> None:
         """Update the averages after step number ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
 
-        If the host knows ``skip`` to be 1, it does not touch the averages: a checkpoint may be copying them, and only
+        If the host knows that ``skip`` is 1, the averages are not even read: a checkpoint may be copying them, and only
         the optimiser's step, which is skipped, waits for the copy.
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))

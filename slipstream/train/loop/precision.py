@@ -70,7 +70,7 @@ class LossScaler:
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[Tensor]) -> None:
-        """Divide the gradients by the scale."""
+        """Divide the gradients of ``parameters`` by the scale, in place."""
         if not self.enabled:
             return
         gradients = [p.grad for p in parameters if p.grad is not None]

@@ -104,7 +104,7 @@ class TrainingState:
             self.best_weights[name].copy_(tensor)
 
     def rank_state(self) -> dict[str, object]:
-        """Return the state that differs between ranks."""
+        """Return this rank's loss sums and pending history points, which differ between ranks."""
         return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.pending_points]}
 
     def apply(self, restored: Restored, group: Group) -> None:

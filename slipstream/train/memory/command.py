@@ -114,7 +114,7 @@ def main(  # noqa: PLR0913 - an argument for each option
 def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
     """Return the signature of rows of ``length`` tokens for a transformer.
 
-    Raises ``UserError`` if ``length`` is None, or if the model's settings have no vocabulary size.
+    Raises ``UserError`` for another model, without ``length``, or if the model's settings have no vocabulary size.
     """
     if length is None or model.name not in ("auto", "transformer"):
         raise UserError(

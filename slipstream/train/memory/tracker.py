@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "communication"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: Namespaces of operators whose results count as communication; tensor parallelism's count as activations.
+#: Namespaces of operators whose results count as communication. Results of tensor parallelism's collectives, from
+#: another namespace, count as activations.
 EXCHANGES = ("c10d", "fsdp")
 #: Exception: a tensor sent to the next pipeline stage counts as an activation.
 SENDS = ("send",)

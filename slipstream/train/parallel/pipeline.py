@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
-    """Return this process's stages, cut from copies of the model with evenly distributed blocks."""
+    """Return this process's pipeline stages, as reduced copies of the model, with blocks evenly distributed."""
     held_by = processes_of_parameters(model, layout)
     stages = []
     for stage in layout.stages:
@@ -157,7 +157,7 @@ class Pipeline:
 
 
 class Shared(NamedTuple):
-    """Parameter held by several pipeline processes, such as a tied embedding; ``first`` on the earliest."""
+    """Parameter held by several pipeline processes, such as a tied embedding; ``first`` is True on the earliest."""
 
     parameter: nn.Parameter
     group: dist.ProcessGroup

@@ -49,9 +49,10 @@ class Memory:
         self.shapes = [Shape.of(gradient, rank) for gradient in gradients]
         dtype, device = gradients[0].dtype, gradients[0].device
         compressed = [shape for shape in self.shapes if shape.rank]
-        #: Compression errors of all compressed gradients, flat. The right factors ``q`` are equal on all ranks.
+        #: Compression errors of all compressed gradients, flat.
         self.error = torch.zeros(sum(shape.rows * shape.columns for shape in compressed), dtype=dtype, device=device)
         q = torch.randn(sum(shape.columns * shape.rank for shape in compressed), generator=generator)
+        #: Right factors of all compressed gradients, flat; equal on all ranks.
         self.q = q.to(device, dtype)
         self.next: tuple[Tensor, Tensor] | None = None
 

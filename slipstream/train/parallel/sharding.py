@@ -3,11 +3,13 @@
 Sources: Rajbhandari et al. 2020; Shoeybi et al. 2019; Korthikanti et al. 2022. For one optimiser step of M
 micro-batches and P parameter groups (one per block, and one for other parameters) FSDP2 has:
 
-===========  ===================================  ===========  ================ shard        unsharded on a device
-all-gathers  reduce-scatters ===========  ===================================  ===========  ================ optimizer
-weights and gradients, during steps  P            P gradients    weights, during a micro-batch        M P          M P
-weights      the weights of one block             2 M P        M P ===========  ===================================
-===========  ================
+===========  ===================================  ===========  ================
+shard        unsharded on a device                all-gathers  reduce-scatters
+===========  ===================================  ===========  ================
+optimizer    weights and gradients, during steps  P            P
+gradients    weights, during a micro-batch        M P          M P
+weights      the weights of one block             2 M P        M P
+===========  ===================================  ===========  ================
 
 With tensor parallelism plain tensors pass between modules: hidden states, replicated or, with sequence parallelism,
 divided along the sequence. Every parameter becomes a ``DTensor``, because fused optimisers accept no mixture.
@@ -105,7 +107,7 @@ def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
 
 
 class Embedding(RowwiseParallel):
-    """Embedding that waits for its collective's result.
+    """Parallel style of an embedding that waits for its collective's result.
 
     If the collective is unfinished, torch's compiler (2.13) sends the gradient to the wrong tensor.
     """
@@ -140,7 +142,7 @@ class Region(ParallelStyle):
 
 
 class TiedHead(Region):
-    """Region that also gathers its output, divided along the last dimension."""
+    """Parallel style of an output layer with tied weight: a :class:`Region` that also gathers its divided output."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def join(_: nn.Module, inputs: tuple[Tensor, ...], output: DTensor) -> Tensor:

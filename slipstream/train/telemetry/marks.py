@@ -1,7 +1,7 @@
 """Timestamps between the phases of a step, without waiting for the device.
 
 A callback at the end of the backward graph marks the last gradient. It is queued when the backward pass starts, so it
-runs before DDP's callback, which waits for the exchange of gradients. So the time after the mark is that wait.
+runs before DDP's callback, which waits for the exchange of gradients. So the remaining pass is only that wait.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ GROUPS, GROUPS_OF_ALL = 64, 2048
 class LoaderTimes:
     """Seconds spent by the data loader's threads, by activity.
 
-    They wait for blocks from a store, verify blocks, gather rows, and copy them to the device.
+    They wait for blocks from a store (``store``), verify blocks, gather rows, and copy them to the device.
     """
 
     store: float = 0.0
