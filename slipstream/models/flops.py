@@ -55,7 +55,7 @@ class Passes:
     def attention(self, length: int, width: int, follows: bool) -> bool:
         """Add attention of all heads, with ``width`` numbers per token in total.
 
-        Neither matmul has a weight: the gradient is that of both inputs.
+        Its two matmuls have no weights; the backward pass computes gradients of both inputs.
         """
         self.flops += 4 * length * length * width * (3 if follows else 1)
         return follows

@@ -129,7 +129,7 @@ class UntrustedFactory(UserError):
 class Architecture:
     """Contents of ``model.json``: all that a model is built from except its weights.
 
-    ``config`` is the user's own, or names only a factory that the user's configuration names.
+    ``config`` is the user's own; in an opened model its factory was compared with the user's.
     """
 
     config: ModelConfig

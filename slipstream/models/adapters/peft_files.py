@@ -19,7 +19,7 @@ from slipstream.models.base.tensors import TYPES, Base
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from slipstream.settings import LARGEST
 
-#: Prefix of tensor names in peft's files, whose model wraps the base twice.
+#: Prefix of tensor names in peft's files, because peft's model wraps the base twice.
 PREFIX = "base_model.model."
 #: Settings of peft that change an adapter's function or train other parameters; adapters with any are refused.
 FOREIGN = (
@@ -55,7 +55,7 @@ class Adapter:
     """Adapter to write.
 
     ``tensors`` have the network's names: ``….q_proj.lora_A.weight`` ``[rank, in]`` and ``….q_proj.lora_B.weight``
-    ``[out, rank]``. ``base`` is written as the address of its base.
+    ``[out, rank]``. ``base`` is the name or address of the base to write into the files.
     """
 
     lora: LoraConfig

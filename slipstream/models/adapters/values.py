@@ -28,9 +28,9 @@ class AdaptedValues:
     base: InitialValues
     seed: int
     start: InitialValues | None = None
-    #: Name, first row and number of rows quantised last, and the result (``_parts``). It is kept because codes and
-    #: scales are requested one after the other.
+    #: Name of the weight, first row and number of rows that were quantised last.
     _rows: tuple[str, int, int] = ("", 0, 0)
+    #: Result for these rows, kept because codes and scales are requested one after the other.
     _parts: Quantised | None = field(default=None, repr=False)
 
     @torch.no_grad()

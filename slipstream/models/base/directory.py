@@ -67,7 +67,7 @@ class BaseDirectory:
         return f"{self.purpose.setting}: {self.address.rstrip('/')}/{name}"
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file, an object; raises ``UserError``, ``StorageUnavailable``."""
+        """Return the JSON object in a file; raises ``UserError``, ``StorageUnavailable``."""
         info = self.files[name]
         try:
             if info.size > LONGEST_JSON:
