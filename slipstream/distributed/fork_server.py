@@ -45,7 +45,7 @@ def start(modules: Sequence[str]) -> None:
     """Start this process's server, which loads ``modules`` in the background.
 
     A running server is kept, whatever it has loaded, unless a variable that libraries read while loading has changed.
-    Then it is killed with its children, and a new server starts.
+    The old server is then killed with its children, and a new one starts.
     """
     global _started_with
     counts = read_when_loaded(os.environ)

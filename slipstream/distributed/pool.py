@@ -110,7 +110,7 @@ class Workers:
                     self._pool.submit(os.getpid)
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """Yield results in the order of the jobs, with at most ``count`` jobs in flight to limit memory."""
+        """Yield results in the order of the jobs, with at most ``count + 1`` jobs in flight to limit memory."""
         if self._pool is None:
             yield from map(work, jobs)
             return
