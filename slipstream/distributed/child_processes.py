@@ -1,7 +1,7 @@
 """Child processes that start fast and end with their parent.
 
-Otherwise workers survive when their parent is killed, and continue to write during the next attempt: workers of torch
-elastic do not notice its death, and workers of a process pool keep each other's pipes open.
+Otherwise workers survive if their parent is killed, and continue to write during the next attempt: workers of torch
+elastic do not detect the parent's death, and workers of a process pool keep each other's pipes open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: From <linux/prctl.h>: the signal that the kernel sends when the parent dies.
+#: Option of prctl (<linux/prctl.h>) that sets the signal sent to this process when its parent dies.
 PR_SET_PDEATHSIG = 1
 
 
@@ -25,10 +25,10 @@ def end_with_torch_elastic() -> None:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent dies; do nothing except on Linux.
+    """Have the kernel kill this process when its parent dies; does nothing except on Linux.
 
-    ``parent`` is the expected parent's process id (default: the current one). If it is dead already, this process ends
-    at once.
+    ``parent`` is the expected parent's process id (default: the current parent). If that process is already dead, this
+    process ends at once.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -41,9 +41,9 @@ def end_with_parent(parent: int | None = None) -> None:
 
 @contextmanager
 def no_main_module() -> Iterator[None]:
-    """Let processes start without importing this one's main module.
+    """Let child processes start without importing this process's main module.
 
-    They need nothing of a command such as ``pyflyte``, whose import takes seconds.
+    They do not need it, and importing a command such as ``pyflyte`` takes seconds.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,8 +1,8 @@
 """Classification of errors of torch, a device or a network: out of memory, broken device, lost peer.
 
-The types are too general: all CUDA errors are ``AcceleratorError``, NCCL's are ``DistBackendError``, and gloo's plain
-``RuntimeError``. So the message decides. Sources of the texts: ``cudaGetErrorString`` of the CUDA runtime, torch's
-``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
+Exception types are too general: all CUDA errors are ``AcceleratorError``, NCCL's are ``DistBackendError``, and gloo's
+plain ``RuntimeError``. So the message decides. Sources of the texts: ``cudaGetErrorString`` of the CUDA runtime,
+torch's ``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from slipstream.errors import Interrupted
 
 
 class Meaning(Enum):
-    #: On the same devices it would happen again.
+    #: Repeating the work on the same devices would fail again.
     MEMORY = "too little memory"
-    #: Another attempt may get another device.
+    #: Another attempt may run on another device.
     BROKEN = "a broken device"
-    #: Another attempt may have all peers.
+    #: Another attempt may succeed with all peers present.
     PEER = "a lost peer"
 
 
-#: Meaning by a part of the message; the first match counts. A device's own error precedes NCCL's wrapper of it.
+#: Pairs of a substring of the message and its meaning; the first match counts. An NCCL error that wraps a device's
+#: error matches the device's.
 MESSAGES: tuple[tuple[str, Meaning], ...] = (
     ("out of memory", Meaning.MEMORY),
     ("Cuda failure 2 ", Meaning.MEMORY),
@@ -38,7 +39,7 @@ MESSAGES: tuple[tuple[str, Meaning], ...] = (
 
 
 def meaning_of(error: BaseException) -> Meaning | None:
-    """Return the meaning of an error, or None for any other, most likely a bug."""
+    """Return the meaning of an error; None for any other, which is most likely a bug."""
     import torch.distributed as dist
 
     if isinstance(error, MemoryError):

@@ -1,6 +1,6 @@
-"""Shutdown of a job whose rank 0 works longest; the other ranks wait for it in the store.
+"""Shutdown of a job whose rank 0 works longest, while the other ranks poll the store.
 
-In a collective NCCL's watchdog would kill them after ten minutes, and writing a large model takes longer.
+If they waited in a collective, NCCL's watchdog would kill them after ten minutes; writing a large model takes longer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DONE = "done"
 def leave_after_rank_0(
     store: dist.Store, rank: int, world: int, refused: str = "", timeout: timedelta = timedelta(minutes=10)
 ) -> None:
-    """Wait, without a timeout, until rank 0 has called this too.
+    """Wait, without a timeout, until rank 0 has called this function, too.
 
-    Rank 0, which may host the store, shuts down last: all others have to confirm within ``timeout``.
+    Rank 0, which may host the store, shuts down last: it waits up to ``timeout`` for all other ranks.
 
-    Raises ``AgreedUserError`` on all ranks with the message ``refused`` that rank 0 passes if its work was refused; and
-    ``torch.distributed.DistError`` if the store, or on rank 0 another rank, is lost.
+    If rank 0 passes a message ``refused``, because its work was refused, all ranks raise ``AgreedUserError`` with it.
+    Raises ``torch.distributed.DistError`` if the store, or on rank 0 another rank, is lost.
     """
     if rank == 0:
         store.set(DONE, refused)

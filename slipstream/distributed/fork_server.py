@@ -1,7 +1,7 @@
-"""Fork server that has loaded its children's libraries: torch and flytekit alone take 4 s.
+"""Fork server that preloads libraries for child processes: torch and flytekit alone take 4 s.
 
-The first child starts the server, which loads all libraries once; later children start in a hundredth of a second. The
-server does no work, so it has no threads and has touched no GPU: a forked child is a fresh process.
+The first child starts the server, which imports all libraries once; later children start in 10 ms. The server does no
+work, so it has no threads and has used no GPU, and forking it is safe.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 from slipstream.distributed.child_processes import no_main_module
 
 CONTEXT = multiprocessing.get_context("forkserver")
-#: Loaded first: ends the server with the process that started it.
+#: Module to load first: it ends the server with the process that started the server.
 FIRST = "slipstream.distributed.forked"
-#: Loaded last: excludes all loaded objects from garbage collection.
+#: Module to load last: it excludes all loaded objects from garbage collection.
 LAST = "slipstream.distributed.frozen"
-#: Prefixes of variables that libraries read while they are loaded.
+#: Prefixes of environment variables that libraries read while they are loaded.
 READ_WHEN_LOADED = (
     *("ATEN_", "CUDA_", "GLOO_", "GOMP_", "HIP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_"),
     *("OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH_"),
@@ -37,7 +37,7 @@ READ_WHEN_LOADED = (
 LONGEST_TMPDIR = 107 - 32
 SYSTEMS_OWN = "/tmp"
 
-#: Those variables, as :func:`start`'s server read them.
+#: Values of the variables with these prefixes when :func:`start` started the server; None before.
 _started_with: dict[str, str] | None = None
 
 
@@ -45,11 +45,11 @@ def start(modules: Sequence[str]) -> None:
     """Start this process's server, which loads ``modules`` in the background.
 
     A running server is kept, whatever it has loaded, unless a variable that libraries read while loading has changed.
-    Then it is killed with its children.
+    The old server is then killed with its children, and a new one starts.
     """
     global _started_with
     counts = read_when_loaded(os.environ)
-    # multiprocessing can only end its server by waiting for all its children.
+    # Private attributes, because multiprocessing can only end its server by waiting for all its children.
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None and _started_with != counts:
         with suppress(ProcessLookupError):
@@ -59,7 +59,7 @@ def start(modules: Sequence[str]) -> None:
         server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
     CONTEXT.set_forkserver_preload([FIRST, *modules, LAST])
     make_room_for_sockets()
-    # No module of the user's working directory is one of these, whatever its name.
+    # Otherwise a module in the user's working directory could be loaded instead of one with the same name.
     safe = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -73,10 +73,9 @@ def start(modules: Sequence[str]) -> None:
 
 
 def make_room_for_sockets() -> None:
-    """Make room for multiprocessing's socket names: a socket's path has at most 107 bytes.
+    """Shorten multiprocessing's temporary directory if socket paths in it would exceed 107 bytes.
 
-    They are below the temporary directory. If ``TMPDIR`` is too long, use the system's own (as in Python 3.14,
-    gh-132124).
+    If ``TMPDIR`` is too long, the directory is created in ``/tmp`` (as in Python 3.14, gh-132124).
     """
     if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_TMPDIR:
         return
@@ -91,7 +90,7 @@ def read_when_loaded(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
-    """Start a process that runs ``target(*arguments)`` with the current environment: :class:`AsNow`."""
+    """Start a child process that runs ``target(*arguments)`` with the current environment (:class:`AsNow`)."""
     child = CONTEXT.Process(target=AsNow(target), args=arguments)
     with no_main_module():
         child.start()
@@ -99,9 +98,9 @@ def process(target: Callable[..., object], arguments: tuple[object, ...]) -> Bas
 
 
 class AsNow:
-    """Function that runs in a forked process with this process's environment and standard streams.
+    """Function that runs in a forked process with the caller's environment and standard streams.
 
-    The server has those of its own start.
+    Otherwise the child would inherit those that the server had at its start.
     """
 
     def __init__(self, target: Callable[..., object]) -> None:
@@ -109,7 +108,7 @@ class AsNow:
         self.target = target
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state, which is pickled when a process starts."""
+        """Return the state to pickle when a process starts, with environment and streams."""
         sys.stdout.flush()
         sys.stderr.flush()
         return {"target": self.target, "environment": dict(os.environ), "streams": [DupFd(1), DupFd(2)]}
@@ -124,7 +123,7 @@ class AsNow:
         for number, stream in enumerate(self._streams, start=1):
             os.dup2(stream, number)
             os.close(stream)
-        # torch elastic sets variables with each worker's rank in the worker.
+        # Keep variables that torch elastic has set in this child, such as its rank.
         told = {name: value for name, value in os.environ.items() if forked.ENVIRONMENT.get(name) != value}
         os.environ.clear()
         os.environ.update(self._environment | told)

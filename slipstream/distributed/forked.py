@@ -1,7 +1,7 @@
 """First module of a fork server; see :mod:`slipstream.distributed.fork_server`.
 
-It ends the server with the process that started it, whose end the server would not notice: its children hold the other
-end of the pipe.
+It ends the server with the process that started it. The server would not detect that process's end by its pipe, which
+its children keep open.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 
 from slipstream.distributed.child_processes import end_with_parent
 
-# c10d warns at length of lost peers, which this project reports in one line. Read when torch is loaded.
+# c10d logs long warnings about lost peers, which this project reports in one line. torch reads this when it is loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-#: Environment of the server.
+#: Environment of the server at its start.
 ENVIRONMENT = dict(os.environ)
 
 end_with_parent()

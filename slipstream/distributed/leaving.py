@@ -1,4 +1,4 @@
-"""Shutdown of a process that its peers do not expect.
+"""Shutdown of a process while its peers still expect it.
 
 Destroying a process group waits for the peers: NCCL's shutdown does not return while they wait for this process in a
 collective, until its watchdog kills them all after ten minutes. So a group is destroyed only if all ranks end together.
@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 
 def group_stands() -> bool:
-    """Return True if this process has a process group, whose peers may wait for it."""
+    """Return True if this process has a process group, so that peers may wait for it."""
     return dist.is_available() and dist.is_initialized()
 
 
 def leave() -> NoReturn:
-    """Flush the output and end this process with exit code 1, without destructors or waiting for threads."""
+    """Flush the output and end this process with exit code 1, without destructors or joining threads."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

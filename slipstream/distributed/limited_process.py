@@ -1,6 +1,6 @@
 """Child process with limits on CPU time and memory, for a library that reads untrusted files.
 
-On such a file a library may panic, crash, hang or exhaust memory. In a child, any of these becomes one exception of the
+On such a file a library may panic, crash, hang or exhaust memory. In a child, all these become an exception in the
 parent, and the library's output is dropped. Calls and results are pickled only between a process and its own child.
 """
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: Spawned, not forked: a fork would break the threads and locks of libraries.
+#: Children are spawned, not forked: a fork would break the threads and locks of libraries.
 SPAWN = multiprocessing.get_context("spawn")
-#: Never caught: they ask the process to end.
+#: Exceptions that end the child process instead of being reported to the parent.
 ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class CallFailed(Exception):
-    """Reason why a call has no result."""
+    """Raised if a call failed or its child ended; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ class Limits:
 
 
 class LimitedProcess(Generic[T]):
-    """Child process that holds ``make(*arguments)`` and calls functions on it.
+    """Child process that holds the object ``make(*arguments)`` and calls functions on it.
 
-    It starts with the first call, and with the next one after it was lost. It ends with this object or the parent.
+    It starts with the first call, and again with the next call after it was lost. It ends with this object or the
+    parent.
     """
 
     def __init__(self, make: Callable[..., T], *arguments: object) -> None:
@@ -62,7 +63,7 @@ class LimitedProcess(Generic[T]):
     def call(
         self, limits: Limits, function: Callable[Concatenate[T, P], Result], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        """Return ``function(held, *args)``, computed by the child within the limits.
+        """Return ``function(held, *args, **kwargs)``, computed by the child on its object within the limits.
 
         Raises ``CallFailed`` if the function failed or the child ended.
         """
@@ -91,7 +92,7 @@ class LimitedProcess(Generic[T]):
             process.join()
             self._lose()
             raise CallFailed(why_ended(process.exitcode, limits)) from None
-        except BaseException:  # After an interrupt the result of this call must not become that of the next.
+        except BaseException:  # After an interrupt the next call must not receive the result of this call.
             self._lose()
             raise
         if failed:
@@ -106,14 +107,14 @@ class LimitedProcess(Generic[T]):
 
 
 def end(process: BaseProcess, connection: Connection) -> None:
-    """Kill a child, whatever it is doing."""
+    """Kill a child process and close its connection."""
     connection.close()
     process.kill()
     process.join()
 
 
 def why_ended(exitcode: int | None, limits: Limits) -> str:
-    """Return why a child ended within a call."""
+    """Return the reason why a child ended during a call, as text."""
     if exitcode is None or exitcode >= 0:
         return f"its process ended with exit code {exitcode}"
     if -exitcode == signal.SIGXCPU:
@@ -125,9 +126,9 @@ def why_ended(exitcode: int | None, limits: Limits) -> str:
 
 
 def serve(connection: Connection) -> None:
-    """Answer calls until the parent closes the connection.
+    """Answer calls, in the child, until the parent closes the connection.
 
-    The first call makes the object that the others receive.
+    The first call makes the object that all other calls receive.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides whether its Ctrl-C ends this process.
     silence()
@@ -151,12 +152,12 @@ def serve(connection: Connection) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as text, since its own pickling may fail."""
+    """Return an error as text, since pickling the error itself may fail."""
     return str(error) or type(error).__name__
 
 
 def silence() -> None:
-    """Drop output of libraries, such as a panic's backtrace, and write no core dump."""
+    """Redirect stdout and stderr to null (libraries print panics and the like), and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
@@ -165,7 +166,7 @@ def silence() -> None:
 
 
 def keep(limits: Limits) -> None:
-    """Have the kernel end this process when it exceeds the next call's limits."""
+    """Have the kernel end this process if the next call exceeds its limits."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + limits.cpu_seconds
     for which, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, limits.memory)):

@@ -1,8 +1,8 @@
 """Host name lookup without a name server, for connections between processes on this machine.
 
 torch's TCP sockets look up the name of every address that they connect to, for error messages (2.13, c10d/socket.cpp).
-On one machine that is ``::ffff:127.0.0.1``, IPv4 within IPv6, which glibc does not find in ``/etc/hosts``; so it asks a
-remote name server for ``1.0.0.127.in-addr.arpa``.
+On one machine the address is ``::ffff:127.0.0.1``, IPv4 within IPv6, which glibc does not find in ``/etc/hosts``; so it
+asks a remote name server for ``1.0.0.127.in-addr.arpa``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path("/etc/nsswitch.conf")
-#: glibc's default without a file.
+#: glibc's default if the file is missing.
 DEFAULT = "files dns"
 
 
 @contextmanager
 def names_of_this_machine(host: str) -> Iterator[None]:
-    """Look up names in ``/etc/hosts`` only, in the whole process, if it maps ``host`` to this machine.
+    """Look up names in ``/etc/hosts`` only, in the whole process, if ``host`` is this machine.
 
-    Without glibc it changes nothing.
+    Without glibc this does nothing.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
     if configure is None:
@@ -40,14 +40,14 @@ def names_of_this_machine(host: str) -> Iterator[None]:
 
 
 def sources() -> str:
-    """Return the sources of host names in ``nsswitch.conf``."""
+    """Return the sources of host names configured in ``nsswitch.conf``, such as "files dns"."""
     text = SOURCES.read_text(encoding="utf-8") if SOURCES.exists() else ""
     match = re.search(r"^\s*hosts:([^#\n]*)", text, re.M)
     return match[1].strip() if match else DEFAULT
 
 
 def is_here(host: str) -> bool:
-    """Return True if all addresses of ``host`` are this machine's: sockets can only be bound to local ones."""
+    """Return True if all addresses of ``host`` are this machine's: a socket can be bound only to those."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as tried:

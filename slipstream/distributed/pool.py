@@ -1,4 +1,4 @@
-"""Worker pool: the same work on any number of processes, with results in the order of the jobs.
+"""Worker pool: the same function on any number of processes, with results in the order of the jobs.
 
 Jobs and results are pickled only between a process and its own children.
 """
@@ -29,9 +29,10 @@ from slipstream.machine.limits import memory_allowed, usable_cores
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-#: Variables that libraries read when they start. By default Arrow's allocator and glibc's (NumPy's) return a batch's
-#: memory to the system, which clears the same pages for the next batch: half of a prepare's page faults are glibc's.
-#: And every process would start a thread per core for linear algebra, which compete with all workers.
+#: Environment variables for workers, read by libraries at their start. By default the allocators of Arrow and of glibc
+#: (for NumPy) return a batch's memory to the system, which clears the same pages for the next batch: half of the page
+#: faults of data preparation are glibc's. And every process would start a linear-algebra thread per core, and all
+#: these threads would compete with the workers.
 FOR_LIBRARIES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MIMALLOC_PURGE_DELAY": "-1",
@@ -41,26 +42,24 @@ FOR_LIBRARIES = {
 
 
 class WorkerLost(UserError):
-    """Worker process was killed; finished results are valid."""
+    """Raised if a worker process was killed; results yielded so far are valid."""
 
 
 def begin(parent: int, module: str) -> None:
     """Initialise a worker process: end with the ``parent``, and import ``module`` before the first job."""
     end_with_parent(parent)
     importlib.import_module(module)
+    # Arrow imports pandas with its first array, in case it receives pandas data: 340 modules and half a second in every
+    # process. If the import fails, Arrow works without pandas until it must make something for pandas.
     with importing_nothing_of("pandas"):
-        pa.array([0])  # Arrow looks for pandas now, and not again.
-    # Imported objects stay, so the collector need not visit them.
+        pa.array([0])
+    # Imported objects are never freed, so garbage collection need not visit them.
     gc.freeze()
 
 
 @contextmanager
 def importing_nothing_of(package: str) -> Iterator[None]:
-    """Hide the ``package`` within the block, unless it has been imported before.
-
-    Arrow imports pandas with its first array, in case it receives pandas data: 340 modules and half a second in every
-    process. If that fails it works without, until it must make something for pandas.
-    """
+    """Make importing ``package`` fail within the block, unless it is already imported."""
     absent = Absent(package)
     sys.meta_path.insert(0, absent)
     try:
@@ -93,9 +92,9 @@ def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class Workers:
-    """Pool of ``count`` processes that live until :meth:`close`; with one, this process.
+    """Pool of ``count`` processes that live until :meth:`close`; if ``count`` is 1, this process works.
 
-    They start at once and import ``module`` (full name), whose functions they will receive.
+    They start at once and import ``module`` (full name), which defines the functions to call.
     """
 
     def __init__(self, count: int, module: str = __name__) -> None:
@@ -107,11 +106,11 @@ class Workers:
             self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
             with variables_for_children(FOR_LIBRARIES), no_main_module():
                 for _ in range(count):
-                    # Starts all of them now, while this process examines the data.
+                    # Makes the pool start all workers now, while this process examines the data.
                     self._pool.submit(os.getpid)
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """Yield results in the order of the jobs, with few jobs in flight so that memory stays flat."""
+        """Yield results in the order of the jobs, with at most ``count + 1`` jobs in flight to limit memory."""
         if self._pool is None:
             yield from map(work, jobs)
             return
@@ -137,17 +136,17 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
 
-#: Below this size one process finishes before others have started.
+#: Bytes of data up to which one process finishes before others have started.
 WORTH_SPREADING = 256 << 20
-#: Fraction of the memory limit for the processes' data; the rest is for their code and the system.
+#: Fraction of the memory limit for the processes' data; the remainder is for their code and the system.
 FOR_DATA = 0.8
 
 
 def workers_for(size: int, memory: float) -> int:
     """Return the number of processes worth starting for ``size`` bytes of data.
 
-    That is one for little data, else one per core, or fewer so that all may take ``memory`` GiB. Raises ``UserError``
-    if not even one fits.
+    It is 1 for little data, else the number of cores, or fewer if memory is limited: each may take ``memory`` GiB.
+    Raises ``UserError`` if not even one process fits.
     """
     if size <= WORTH_SPREADING:
         return 1

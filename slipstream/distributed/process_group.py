@@ -22,8 +22,8 @@ from slipstream.errors import Agreed
 
 T = TypeVar("T")
 #: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, which may
-#: wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch 2.13): if
-#: the reducer dropped the last reference, both would deadlock.
+#: wait for the GIL to free a tensor. If DDP's reducer dropped the last reference, it would hold the GIL (torch 2.13),
+#: and both would deadlock.
 _destroyed: list[dist.ProcessGroup | None] = []
 
 
@@ -42,25 +42,23 @@ def all_are_here() -> bool:
 
 
 def names_while_connecting() -> AbstractContextManager[None]:
-    """Look up names on this machine only, if all processes are on it.
+    """Look up host names on this machine only, if all processes run on it; for use while connecting.
 
-    Otherwise connecting may take minutes, in which the watcher for preemption notices must resolve its server's name.
+    With several machines connecting may take minutes, in which the preemption watcher must resolve its server's name.
     """
     return names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_are_here() else nullcontext()
 
 
 def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
-    """Return the environment's store in which all processes meet; rank 0 hosts it unless torch elastic does.
-
-    An agent keeps its store for restarted workers, which would read old addresses. On one machine all agree on the
-    number of restarts, so every restart has its own part of the store. Agents of several machines count their own
-    (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives every round a store there).
-    """
+    """Return the store from the environment in which all processes meet; rank 0 or torch elastic hosts it."""
     with names_while_connecting():
         store, rank, world = next(dist.rendezvous("env://"))
         if all_are_here():
+            # torchrun's agent keeps its store for restarted workers, which would read old addresses. On one machine
+            # all workers know the same number of restarts, so it prefixes their keys. Agents of several machines count
+            # separately (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` gives every restart a new store there).
             store = dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            # The store's thread looks up the name of every process that connects to it.
+            # Wait for all within the block, because the store's thread looks up the name of every connecting process.
             store.set(f"connected/{rank}", "")
             store.wait([f"connected/{other}" for other in range(world)], timeout)
     return store
@@ -70,15 +68,15 @@ def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
 def process_group(
     timeout: timedelta = timedelta(minutes=10), store: dist.Store | None = None, backend: str = "auto"
 ) -> Iterator[Group]:
-    """Initialise the process group.
+    """Initialise the process group, and destroy it at the end of the block.
 
     The backend is NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names one. The processes
     meet in ``store``, by default the environment's.
 
-    An exception in the block leaves the group undestroyed, unless it is :class:`~slipstream.errors.Agreed` or there are
-    no peers: see :mod:`slipstream.distributed.leaving`.
+    After an exception in the block the group is kept, unless the exception is :class:`~slipstream.errors.Agreed` or
+    there are no peers: see :mod:`slipstream.distributed.leaving`.
 
-    Raises ``UserError`` if a machine has GPUs, but fewer than processes, or if NCCL has none.
+    Raises ``UserError`` if a machine has GPUs, but fewer than processes, or if ``backend`` is NCCL without GPUs.
     """
     gpus = torch.cuda.device_count()
     check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), gpus)
@@ -106,7 +104,7 @@ def process_group(
 
 
 def host_group(group: Group) -> dist.ProcessGroup | None:
-    """Return a group of all ranks whose collectives need no GPU memory; for the main thread.
+    """Return a gloo group of all ranks, which needs no GPU memory, for the main thread.
 
     All ranks must call this.
     """
@@ -121,24 +119,24 @@ def destroy() -> None:
 
 @dataclass(frozen=True)
 class Peers:
-    """This process's rank, and a gloo group for one thread of every rank; ``group`` is None for a single process.
+    """Rank of this process, and a gloo group for one thread of every rank; ``group`` is None for a single process.
 
-    Every thread needs a separate group: on a shared one, collectives of a background thread and of the step loop could
-    be matched with each other, and both would deadlock.
+    Every thread needs a separate group: on a shared group, collectives of a background thread and of the training loop
+    could be matched with each other, and both threads would deadlock.
     """
 
     rank: int
     world: int
     group: dist.ProcessGroup | None
-    #: Last collective of :meth:`any`, kept until the next one, because releasing it right after its end takes a
-    #: millisecond.
+    #: Last collective of :meth:`any`, kept until the next call, because releasing a collective right after its end
+    #: takes a millisecond.
     _asked: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
 
     @classmethod
     def connect(cls, timeout: timedelta) -> Peers:
         """Create the group; all ranks must call this.
 
-        Without an initialised process group it is a single process.
+        Without an initialised process group, returns a single process.
         """
         if not dist.is_available() or not dist.is_initialized():
             return cls(0, 1, None)
@@ -153,7 +151,7 @@ class Peers:
         return values
 
     def any(self, *here: bool) -> Callable[[], list[bool]]:
-        """Start to reduce flags with MAX over all ranks; return a function that waits for the results.
+        """Start an all-reduce (MAX) of flags; return a function that waits for and returns the results.
 
         Unlike :meth:`gather` it exchanges no pickles.
         """
@@ -170,7 +168,10 @@ class Peers:
         return answer
 
     def neighbours(self) -> list[int]:
-        """Return the ranks on this rank's machine or pod (same temporary directory), itself included."""
+        """Return the ranks on this machine or pod, including this rank.
+
+        Ranks with the same host name and temporary directory are assumed to share one.
+        """
         status = Path(tempfile.gettempdir()).stat()
         machines = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
         return [rank for rank, machine in enumerate(machines) if machine == machines[self.rank]]

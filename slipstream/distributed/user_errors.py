@@ -1,4 +1,4 @@
-"""User errors of several processes: agreement of all ranks, missing devices, and translated torch errors."""
+"""User errors in multi-process jobs: agreement of all ranks, missing devices, and converted torch errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-#: Refusal of parameters without a gradient in some steps.
+#: Error message for parameters that have a gradient in some steps only.
 SOMETIMES_UNUSED = (
     "model.name: some of its parameters take part in the loss of some batches only; let them take part in all, "
     "multiplied by 0 where they do not count"
@@ -21,16 +21,16 @@ SOMETIMES_UNUSED = (
 
 
 class AgreedUserError(Agreed, UserError):
-    """User error that one rank found and all raise."""
+    """User error that any rank found and all ranks raise."""
 
 
 @contextmanager
 def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Run the block on every rank; raise the lowest failed rank's ``UserError`` on all as ``AgreedUserError``.
+    """Run the block on every rank; if any fails, raise the lowest failed rank's error on all ranks.
 
-    Otherwise the failed rank would leave the others waiting in their next collective. Errors that :func:`explained`
-    converts count, too. Costs one small collective in ``group``, which must be gloo's if a GPU's memory may be
-    exhausted: NCCL needs some.
+    ``UserError``, and errors that :func:`explained` converts, become ``AgreedUserError``. Otherwise the other ranks
+    would wait in their next collective. Costs one small collective in ``group``, which must be a gloo group if GPU
+    memory may be exhausted, since NCCL needs some.
     """
     import torch.distributed as dist
 
@@ -59,14 +59,14 @@ def check_gpus(processes: int, gpus: int) -> None:
 
 
 def backend_of(wanted: str, gpus: int) -> str:
-    """Return ``nccl`` or ``gloo``; raises ``UserError`` if ``wanted`` needs GPUs and there are none."""
+    """Return ``nccl`` or ``gloo``, given ``wanted`` or "auto"; raises ``UserError`` for nccl without GPUs."""
     if wanted == "nccl" and not gpus:
         raise UserError("training.backend: nccl needs a GPU for each process, and there is none; expected auto or gloo")
     return ("nccl" if gpus else "gloo") if wanted == "auto" else wanted
 
 
 def explained(error: BaseException) -> UserError | None:
-    """Return the user error behind ``error``, or None if no setting fixes it."""
+    """Convert a torch error to a user error with the setting to change; None if no setting helps."""
     message = str(error)
     if meaning_of(error) is Meaning.MEMORY:
         return UserError(f"training.accumulation: out of memory ({message}); raise it, or lower training.batch_size")

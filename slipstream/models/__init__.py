@@ -1,1 +1,1 @@
-"""Networks, built in or the user's own: construction, prediction, metrics and storage."""
+"""Neural networks, built in or the user's own: construction, prediction, metrics and storage."""

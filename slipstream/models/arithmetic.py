@@ -22,7 +22,7 @@ class Arithmetic:
 
 
 class Ability(NamedTuple):
-    """Capability of a rank's device: whether it is a GPU, and whether it supports bfloat16 without emulation."""
+    """Whether a rank's device is a GPU, and whether it supports bfloat16 without emulation."""
 
     gpu: bool
     bf16: bool
@@ -34,10 +34,10 @@ def ability_of(device: torch.device) -> Ability:
 
 
 def common_precision(wanted: str, ranks: Sequence[Ability]) -> str:
-    """Resolve the precision for all ranks, which must agree since their results are summed.
+    """Resolve the precision ``wanted`` for all ranks, which must agree since their results are summed.
 
     "auto" gives bf16 if every GPU supports it, fp16 if some do not, and fp32 if not all ranks have a GPU. Raises
-    ``UserError`` as :func:`precision_of`.
+    ``UserError`` like :func:`precision_of`.
     """
     gpus = [rank for rank in ranks if rank.gpu]
     mixed = wanted == "auto" and len(gpus) < len(ranks)
@@ -52,7 +52,7 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
 def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
     """Resolve "auto" to bf16 on GPUs that support it (``bf16``), fp16 on other GPUs and fp32 on a CPU.
 
-    A CPU computes in any precision. Raises ``UserError`` if a GPU does not support the precision.
+    Other values of ``wanted`` are returned; a CPU supports all. Raises ``UserError`` for bf16 on a GPU without support.
     """
     if wanted == "bf16" and gpu and not bf16:
         raise UserError(
@@ -65,14 +65,14 @@ def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context for forward passes."""
+    """Return the autocast context for forward passes in ``precision``; it does nothing in fp32."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def autocast_type(x: Tensor) -> torch.dtype:
-    """Return the dtype of matmuls of ``x``."""
+    """Return the dtype in which autocast computes matmuls of ``x``."""
     kind = x.device.type
     cast = kind != "meta" and torch.is_autocast_enabled(kind)  # "meta" has no autocast
     return torch.get_autocast_dtype(kind) if cast else x.dtype

@@ -12,13 +12,13 @@ from slipstream.settings import LARGEST, Natural, Settings, settings
 
 #: Maximum number of blocks of a model; language models have at most 126.
 DEEPEST = 2000
-#: Numbers that JSON and Flyte's encoding can hold; arguments of models have no types here.
+#: Allowed numbers in the untyped arguments of models: those that JSON and Flyte's encoding can hold.
 STORABLE = "finite numbers, integers of at most 64 bits"
 #: Linear layers of a block of our transformer.
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEAR_LAYERS: tuple[LinearLayer, ...] = get_args(LinearLayer)
 BuiltIn = Literal["mlp", "resnet", "transformer"]
-#: Data that every built-in model is for.
+#: Kind of data that each built-in model is for.
 BUILT_IN: dict[BuiltIn, str] = {
     "mlp": "tables",
     "resnet": "images",
@@ -33,17 +33,17 @@ class LoraConfig(Settings):
     section = "model.lora"
 
     rank: Natural = 0
-    """Rank of the adapters; 0 trains the whole base instead."""
+    """Rank of the adapters; 0 means no adapters: all weights of the base are trained."""
     alpha: Annotated[float, Field(gt=0, le=LARGEST)] = 32.0
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of an adapter's inputs that is dropped in a training step."""
+    """Dropout probability of an adapter's inputs in training."""
     targets: list[LinearLayer] = field(default_factory=lambda: list(LINEAR_LAYERS))
-    """Linear layers of every block that get an adapter."""
+    """Names of the linear layers that get an adapter, in every block."""
 
     start: str = ""
-    """Initial adapter in peft's files: a local directory or a store's address; with the same rank, alpha and targets.
-    Empty: an adapter that adds nothing at first."""
+    """Adapter to start from: a local directory or a store's address with peft's files, of the same rank, alpha and
+    targets. Empty: a new adapter, whose initial output is 0."""
 
     def check(self) -> None:
         if self.rank and not self.targets:
@@ -61,21 +61,22 @@ class ModelConfig(Settings):
     section = "model"
 
     name: str = "auto"
-    """Name of the model: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
-    otherwise "mlp", "resnet", "transformer", or your own as "package.module:factory", a function or a class that this
-    module defines, called with the Signature and the arguments. A trained model of your own factory is only opened with
-    this setting."""
+    """Name of the model: "mlp" for tables, "resnet" for images, "transformer" for rows of tokens, or "auto", which
+    chooses by the data. Or your own model as "package.module:factory": a function or a class that this module defines,
+    called with the Signature and the arguments. A trained model of your own factory can only be opened with this
+    setting."""
     # A bare dict: flytekit warns of pickles at every start if it finds an Any in a type.
     arguments: dict = field(default_factory=dict)
-    """Keyword arguments of the factory."""
+    """Keyword arguments of the built-in model or of your factory."""
     base: str = ""
     """Model to fine-tune: a local directory or a store's address, with Hugging Face's config.json (Llama, Mistral, Qwen
     2 or 3) and safetensors. Empty: training from scratch."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters that are trained instead of the base's weights, which are then held in bf16 if training computes in
-    bf16."""
+    """Adapters to train instead of the base's weights. The frozen weights are then stored in bf16 if training computes
+    in bf16."""
     quantise: Literal["none", "nf4"] = "none"
-    """Format of the frozen weights of layers with adapters: unchanged, or four bits (Dettmers et al. 2023, "QLoRA")."""
+    """Format of the frozen weights of layers with adapters: "none" leaves them unchanged, "nf4" stores them in four
+    bits (Dettmers et al. 2023, "QLoRA")."""
 
     def check(self) -> None:
         if odd := next((name for name in self.arguments if not isinstance(name, str)), None):
@@ -92,9 +93,9 @@ class ModelConfig(Settings):
             raise self.reject("quantise", "none, or a model.lora.rank: weights in four bits cannot be trained")
 
     def name_for(self, fitting: BuiltIn) -> str:
-        """Return the name, with "auto" resolved to the built-in model that fits the data.
+        """Return the name, with "auto" resolved to the built-in model ``fitting`` the data.
 
-        Raises ``UserError`` if the name is of a built-in model for other data.
+        Raises ``UserError`` if the name is that of another built-in model.
         """
         if self.name in BUILT_IN and self.name != fitting:
             raise self.reject("name", f"auto or {fitting}, since these data are {BUILT_IN[fitting]}")
@@ -103,18 +104,18 @@ class ModelConfig(Settings):
     def check_base(self) -> None:
         """Raise ``UserError`` if adapters have no base.
 
-        Separate from :meth:`check`, since ``base`` may be set apart from the rest.
+        Not in :meth:`check`, since ``base`` may be set later than other settings.
         """
         if self.lora.rank and not self.base:
             raise self.lora.reject("rank", "0, or a model.base that adapters are trained for")
 
     def without_addresses(self) -> ModelConfig:
-        """Return a copy without the addresses of base and start adapter, for keys that use their bytes instead."""
+        """Return a copy without the addresses of base and start adapter, for keys that have their digests instead."""
         return replace(self, base="", lora=replace(self.lora, start=""))
 
     @property
     def factory(self) -> str:
-        """Untrusted factory of the configuration; "" for the built-in models."""
+        """User's factory, which is untrusted; "" for built-in models."""
         return self.name if ":" in self.name else ""
 
 
@@ -125,14 +126,15 @@ class TeachingConfig(Settings):
     section = "compression.teaching"
 
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Weight of the teacher in the loss; the labels have the rest. 0 disables the teacher."""
+    """Weight w of the teacher in the loss: w times the teacher's loss plus (1 - w) times the labels' loss. 0 disables
+    the teacher."""
     temperature: Annotated[float, Field(gt=0)] = 2.0
-    """Divisor of both models' logits before they are compared: a larger one shows more of the classes that the teacher
-    finds unlikely. Not for regressions."""
+    """Divisor of both models' logits before their softmaxes are compared: a larger value gives more weight to classes
+    that the teacher finds unlikely. Not used for regression."""
 
 
 def is_storable(value: object) -> bool:
-    """Return True if all numbers in an argument of a model are :data:`STORABLE`."""
+    """Return True if all numbers in a model's argument are :data:`STORABLE`."""
     if isinstance(value, dict | list | tuple):
         return all(map(is_storable, value.values() if isinstance(value, dict) else value))
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""Factory of models: built-in ones by name, the user's own by ``package.module:factory``.
+"""Construction of models: built-in ones by name, the user's own by ``package.module:factory``.
 
-A model may state the distributions of its parameters (:mod:`slipstream.models.initial.drawn`); a base has their values
-(:mod:`slipstream.models.base.tensors`). Then every device fills only the part that it holds.
+If a model states the distributions of its parameters (:mod:`slipstream.models.initial.drawn`), or has a base
+(:mod:`slipstream.models.base.tensors`), every device fills only the slices that it holds.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from slipstream.models.token_rows import ids_of
 from slipstream.models.transformer import Transformer
 from slipstream.settings import unknown
 
-#: Maximum bytes of results, and maximum rows, of an evaluation batch.
+#: Default maximum bytes of all operations' results for an evaluation batch.
 BATCH_BYTES = 256 * 2**20
+#: Maximum rows of an evaluation batch.
 MOST_ROWS = 1024
-#: Dtypes of a model's outputs in which targets are never given.
+#: Dtypes of outputs that are too narrow for regression targets.
 HALF = (torch.bfloat16, torch.float16)
-#: Dtypes of stored tokens; ids that are not learned are stored as -1 - id.
+#: Dtypes of stored tokens; the id of a token that is not learned is stored as -1 - id.
 NARROW = ("int16", "int32")
 
 
 class ResultBytes(TorchDispatchMode):
-    """Counter of the bytes of all results in its block, views excluded: an upper bound of a forward pass."""
+    """Dispatch mode that sums the bytes of all results except views: an upper bound of a forward pass's memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,9 +69,9 @@ class ResultBytes(TorchDispatchMode):
 
 
 def batch_rows(row_bytes: int, room: int = BATCH_BYTES) -> int:
-    """Return the rows of an evaluation batch for ``row_bytes`` of results per row and ``room`` for them.
+    """Return the rows of an evaluation batch for ``row_bytes`` per row and ``room`` bytes in all.
 
-    With the default ``room`` the result does not depend on the machine, so that every machine computes the same.
+    With the default ``room`` the result does not depend on the machine, so all machines compute the same bits.
     """
     return max(1, min(MOST_ROWS, room // max(1, row_bytes)))
 
@@ -84,18 +85,18 @@ class Predictor(nn.Module):
     It returns logits ``[batch, classes]``, or ``[batch, length, tokens]`` for rows of tokens, or, for a regression,
     values ``[batch, 1]`` in units of the target. The same module is trained, evaluated and exported.
 
-    A pipeline stage takes the hidden states of the stage before unless it is the ``first``, and returns its own unless
-    it is the ``last``.
+    A pipeline stage takes the previous stage's hidden states unless it is the ``first``, and returns hidden states
+    unless it is the ``last``.
     """
 
     image_mean: Tensor
     image_std: Tensor
-    #: Bytes of the results of all operations of a forward pass, per row; measured by :func:`build`.
+    #: Bytes of all operations' results in a forward pass, per row; measured by :func:`build`.
     row_bytes: int = 0
     first = last = True
-    #: Whether adapters are trained instead of the other parameters, which are frozen and come from the base.
+    #: True if only adapters are trained; the other parameters are frozen and come from the base.
     adapted: bool = False
-    #: For a stage: the pipeline ranks that hold each parameter of the whole model.
+    #: For a pipeline stage: the pipeline coordinates of the processes that hold each parameter of the whole model.
     held_by: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def __init__(self, signature: Signature, model: nn.Module) -> None:
@@ -107,16 +108,16 @@ class Predictor(nn.Module):
 
     @property
     def narrow_tokens(self) -> bool:
-        """Return True if inputs are stored tokens that may be marked as not learned."""
+        """True if inputs are stored tokens, in which negative numbers mark tokens that are not learned."""
         return self.signature.task == "next token" and self.signature.inputs[0].dtype in NARROW
 
     def own_state(self) -> dict[str, Tensor]:
-        """Return the trainable part of the state dict."""
+        """Return the state dict, or if ``adapted`` only the adapters."""
         state = self.state_dict()
         return {name: tensor for name, tensor in state.items() if is_adapter(name)} if self.adapted else state
 
     def forward(self, *inputs: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Run the model; ``ids`` are for later stages of a pipeline, whose inputs are hidden states."""
+        """Run the model; later pipeline stages, whose inputs are hidden states, may also need the row's ``ids``."""
         if self.signature.image_mean and self.first:
             # Both buffers stay on the host even if the model is on the meta device.
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
@@ -125,7 +126,7 @@ class Predictor(nn.Module):
             inputs = tuple(map(ids_of, inputs))
         outputs = self.network(*inputs) if self.first or ids is None else self.network(*inputs, ids=ids_of(ids))
         if self.signature.task == "regression" and self.last:
-            # A target of 200,000 and some hundreds is 200,704 in bfloat16, and infinite in float16.
+            # Precision matters: a target of about 200,500 would be 200,704 in bfloat16, and infinite in float16.
             if outputs.dtype in HALF:
                 outputs = outputs.float()
             return outputs * self.signature.target_std + self.signature.target_mean
@@ -135,7 +136,7 @@ class Predictor(nn.Module):
 def resolve(config: ModelConfig, signature: Signature) -> str:
     """Return the model's name with "auto" resolved.
 
-    Raises ``UserError`` for a built-in model for other data.
+    Raises ``UserError`` if a built-in model does not fit the data.
     """
     if signature.task == "next token":
         return config.name_for("transformer")
@@ -154,11 +155,12 @@ def build(
     """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
     A model that states the standard deviations of its parameters (``initial_std``, see
-    :mod:`slipstream.models.initial.drawn`) is built and tried on the meta device and filled afterwards, from its base
-    if it has one. If ``empty``, it stays there, so that every device can fill its own part. With ``shapes_alone`` any
-    model stays there, also its buffers. Only the units ``retained`` stay (:mod:`slipstream.models.pruning`). Raises
-    ``UserError`` if the factory is missing, does not take the arguments or raises, if its model does not fit the data
-    or the retained units, or if the base does not fit; ``StorageUnavailable`` if a base is in a store.
+    :mod:`slipstream.models.initial.drawn`) is built and run on the meta device and filled afterwards, from its base if
+    it has one. With ``empty`` it stays on the meta device, so that every device can fill its own slices. With
+    ``shapes_alone`` any model stays there, including buffers. Only the units ``retained`` are kept
+    (:mod:`slipstream.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the arguments or
+    raises, if its model does not fit the data or the retained units, or if the base does not fit;
+    ``StorageUnavailable`` if the base's store does not answer.
     """
     config = shaped_for(config, signature)
     name = resolve(config, signature)
@@ -216,9 +218,9 @@ def build(
 
 
 def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialValues:
-    """Return the initial values of ``model``: its base's, else drawn ones.
+    """Return the initial values of ``model``: its base's, else drawn values.
 
-    Raises ``UserError`` before reading any if a base or start adapter lacks some of them, and ``StorageUnavailable``.
+    Raises ``UserError``, before reading any, if a base or start adapter lacks some of them, and ``StorageUnavailable``.
     """
     if not config.base:
         return Drawn(model, seed)
@@ -236,9 +238,9 @@ def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialV
 
 
 def check_without_constants(name: str, model: nn.Module) -> None:
-    """Raise ``UserError`` if a model on the meta device holds tensors that are no parameters.
+    """Raise ``UserError`` if a model on the meta device has tensors other than parameters.
 
-    These were computed without memory and have no values.
+    Their values, computed without memory, are lost.
     """
     constants = [path for path, _ in model.named_buffers()]
     for path, module in model.named_modules():
@@ -251,14 +253,14 @@ def check_without_constants(name: str, model: nn.Module) -> None:
 
 
 def zeros(signature: Signature, rows: int, device: torch.device | str = "cpu") -> list[Tensor]:
-    """Return a batch of ``rows`` rows of zeros with the signature's dtypes and shapes on ``device``."""
+    """Return inputs of ``rows`` zero rows with the signature's dtypes and shapes."""
     return [
         torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in signature.inputs
     ]
 
 
 def check_arguments(name: str, factory: Callable[..., object], given: Iterable[str]) -> None:
-    """Raise ``UserError`` if an argument is unknown to the factory, or a required one is missing."""
+    """Raise ``UserError`` if an argument is unknown to the factory, or a required argument is missing."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())[1:]  # The first is the signature.
     except (TypeError, ValueError):  # The callable has no signature.
@@ -276,9 +278,9 @@ def check_arguments(name: str, factory: Callable[..., object], given: Iterable[s
 def imported(name: str) -> Callable[..., object]:
     """Import the user's factory, with the working directory on the import path, as for ``python -m``.
 
-    Importing and calling it runs code: ``name`` must come from the user's own configuration, also if it is in an
-    :class:`~slipstream.models.trained.Architecture`. Raises ``UserError`` unless it is a function or a class of models
-    that the named module itself defines, so that a reader of that module sees what is called.
+    Importing and calling it runs code: ``name`` must come from the user's own configuration, even if a stored
+    :class:`~slipstream.models.trained.Architecture` has it, too. Raises ``UserError`` unless it is a function or a
+    model class that the named module itself defines, so that a reader of that module sees what is called.
     """
     module_name, _, attribute = name.partition(":")
     expected = "a function that returns a torch.nn.Module, or a class of them"

@@ -1,9 +1,9 @@
-"""Modules of a user's model factory, found without running any of them.
+"""Modules on which a user's model factory depends, found without running any of them.
 
-These are the factory's module and everything that it imports, directly or not, at the top of a file or inside a
-function, with the ``__init__`` of their packages, wherever they are. Only installed packages count by their version,
-and only those that the user's own modules import; Python and this project have their own versions. Without an import in
-the source, dependencies stay unknown: data files, and modules whose names are computed.
+They are the factory's module and all direct and indirect imports, at the top of a file or inside a function, with the
+``__init__`` of their packages. Installed packages count by version, and only if the user's own modules import them;
+Python and this project are versioned elsewhere. Dependencies without an import in the source stay unknown: data files,
+and modules whose names are computed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.syntax import Syntax, kept_syntaxes
 from slipstream.models.config import ModelConfig
 
-#: Names of directories of installed packages; the standard library's are looked up.
+#: Directory names that mark installed packages; the standard library's directories are looked up.
 LIBRARIES = ("site-packages", "dist-packages")
 PROJECT = __name__.partition(".")[0]
 
 
 def fingerprint_model(config: ModelConfig) -> str:
-    """Return the XXH3-128 of the factory's code; empty for the built-in models, or if there is no such module."""
+    """Return the XXH3-128 digest of the factory's code; "" for built-in models, or without such a module."""
     code = model_code(config)
     return xxhash.xxh3_128_hexdigest(canonical_json(code)) if code else ""
 
 
 def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]:
-    """Return the digests of the factory's own modules and the versions of the packages that they import, by name.
+    """Return digests of the factory's own modules, and versions of the packages that they import, by name.
 
-    It is empty for the built-in models, or if there is no such module. A Python module counts by its syntax tree,
-    without comments and docstrings. Others count by their bytes, as all do with ``by_bytes``, for checkpoints of the
-    release that did so.
+    Empty for built-in models, or if the module does not exist. A Python module counts by its syntax tree, without
+    comments and docstrings, other modules by their bytes. With ``by_bytes`` all count by bytes, as in checkpoints of an
+    older release.
     """
     if not config.factory:
         return {}
@@ -69,11 +69,11 @@ def model_code(config: ModelConfig, *, by_bytes: bool = False) -> dict[str, str]
 
 @dataclass(frozen=True)
 class Module:
-    """The user's own module. Without a file it is a package of several directories, which has no code."""
+    """User's own module. Without a file it is a namespace package, which has no code."""
 
     name: str
     file: Path | None
-    #: Package that its relative imports start from.
+    #: Package relative to which its relative imports are resolved.
     package: str
 
     @property
@@ -88,7 +88,7 @@ class Module:
 
     @property
     def syntax(self) -> Syntax | None:
-        """Syntax of its source; None if it has none, or an invalid one."""
+        """Syntax tree of the source; None without source, or if it is invalid."""
         if self.file is None or self.file.suffix not in SOURCE_SUFFIXES:
             return None
         try:
@@ -97,7 +97,7 @@ class Module:
             return None
 
     def imported_names(self) -> Iterator[str]:
-        """Yield every dotted name that its source imports, also by ``from package import name``."""
+        """Yield every dotted name that the source imports, also ``package.name`` of ``from package import name``."""
         for name in self.syntax.imports if self.syntax else ():
             if not name.startswith("."):
                 yield name
@@ -109,7 +109,10 @@ class Module:
 
 
 def own_modules(name: str) -> Iterator[Module]:
-    """Yield the user's own modules that importing a dotted name runs, packages first, as far as it resolves."""
+    """Yield the user's own modules that run if ``name`` is imported, outer packages first.
+
+    Stops at the first part of the dotted name that is not a module.
+    """
     places: Iterable[str] | None = None
     parts = name.split(".")
     for end, part in enumerate(parts, start=1):
@@ -126,18 +129,18 @@ def own_modules(name: str) -> Iterator[Module]:
 
 
 def outermost(name: str) -> ModuleSpec | None:
-    """Return the spec of a top-level module.
+    """Return the spec of a top-level module; None if there is none.
 
-    Submodules are only looked up by path and last name part, because other finders search the imported packages.
+    Submodules are looked up by ``PathFinder`` only, because other finders search the imported packages.
     """
     finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
     return next((spec for find in finders if (spec := find(name, None))), None)
 
 
 def is_own(spec: ModuleSpec) -> bool:
-    """Return True for a top-level module or package of the user.
+    """Return True if a top-level module is the user's own.
 
-    It is neither built in, nor this project's, nor Python's own, nor installed with a version.
+    It is neither built in, nor this project's, nor in the standard library, nor an installed package.
     """
     files = [spec.origin] if spec.has_location and spec.origin else spec.submodule_search_locations or []
     if not files or spec.name == PROJECT:
@@ -153,9 +156,9 @@ def is_library(file: Path) -> bool:
 
 
 def versions_of(package: str) -> str:
-    """Return the version of the installed package that has a module; "" if there is none.
+    """Return the version of the installed package that provides a top-level module; "" if there is none.
 
-    If several packages share the module's name, all their versions are joined.
+    If several packages provide it, names and versions of all are joined.
     """
     try:
         return version(package)
@@ -165,7 +168,7 @@ def versions_of(package: str) -> str:
 
 @cache
 def distributions() -> dict[str, list[str]]:
-    """Return the installed packages by their modules; reading them takes half a second."""
+    """Return the installed packages of every top-level module, cached because reading them takes half a second."""
     return dict(packages_distributions())
 
 

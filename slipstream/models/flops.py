@@ -1,9 +1,9 @@
 """FLOPs of a training pass of the built-in models, from the shapes of their layers.
 
-Counted are the matmuls, convolutions and attention that torch's ``FlopCounterMode`` counts: every product once in the
-forward pass, once for the gradient of its weight if that is trained, and once for the gradient of its input if anything
-before it is trained. Attention counts whole squares, although a causal kernel computes half of them (Chowdhery et al.
-2022, "PaLM", appendix B).
+Like torch's ``FlopCounterMode`` this counts matmuls, convolutions and attention: every matmul once in the forward pass,
+once for the gradient of its weight if that is trained, and once for the gradient of its input if an earlier parameter
+is trained. Attention counts the full square, although a causal kernel computes half of it (Chowdhery et al. 2022,
+"PaLM", appendix B).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def is_trained(*modules: nn.Module | None) -> bool:
 class Passes:
     """Sum of the FLOPs of a row's forward and backward pass.
 
-    Methods add a layer. ``follows`` says whether the layer's input depends on a trained parameter; they return the same
-    about its output.
+    Every method adds a layer. ``follows`` is True if the layer's input depends on a trained parameter; the result is
+    True if its output does.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Passes:
         return follows or trains
 
     def linear(self, layer: nn.Module, positions: int, follows: bool) -> bool:
-        """Add a linear layer, with its adapter if it has one, that is applied to ``positions`` vectors."""
+        """Add a linear layer, and its adapter if any, applied to ``positions`` vectors."""
         assert isinstance(layer, nn.Linear | LoraLinear)
         size = positions * layer.in_features * layer.out_features
         if isinstance(layer, nn.Linear):
@@ -48,12 +48,15 @@ class Passes:
         return self.linear(layer.lora_B, positions, self.linear(layer.lora_A, positions, follows))
 
     def convolution(self, layer: nn.Conv2d, image: tuple[int, int], follows: bool) -> tuple[tuple[int, int], bool]:
-        """Add a convolution that keeps the ``image``'s size but for its stride; return the new size, too."""
+        """Add a convolution with "same" padding, and return the size of its output, too."""
         height, width = (-(-size // stride) for size, stride in zip(image, layer.stride, strict=True))
         return (height, width), self.product(height * width * layer.weight.numel(), follows, is_trained(layer))
 
     def attention(self, length: int, width: int, follows: bool) -> bool:
-        """Add scores and mixed values of all heads, ``width`` numbers per token in all; both have two inputs."""
+        """Add attention of all heads, with ``width`` numbers per token in total.
+
+        Its two matmuls have no weights; the backward pass computes gradients of both inputs.
+        """
         self.flops += 4 * length * length * width * (3 if follows else 1)
         return follows
 
@@ -84,7 +87,7 @@ def transformer_flops(model: Transformer, _: Signature) -> int:
 
 
 def add_layers(passes: Passes, layers: Iterable[nn.Module], follows: bool) -> bool:
-    """Add the linear layers among ``layers``, which run one after the other on one vector."""
+    """Add the linear layers among ``layers``, which are applied in sequence to one vector."""
     for layer in layers:
         is_linear = isinstance(layer, nn.Linear | LoraLinear)
         follows = passes.linear(layer, 1, follows) if is_linear else follows or is_trained(layer)
@@ -126,7 +129,7 @@ FORMULAS: Mapping[type[nn.Module], Callable[[Any, Signature], int]] = {
 
 
 def training_flops(network: nn.Module, signature: Signature) -> int | None:
-    """Return the FLOPs of a row's forward and backward pass through a whole built-in model, None for other models."""
+    """Return the FLOPs of a row's forward and backward pass through an undivided model; None unless it is built in."""
     # A subclass may compute something else.
     formula = FORMULAS.get(type(network))
     return formula(network, signature) if formula else None

@@ -14,16 +14,17 @@ import numpy as np
 from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
 from slipstream.models import shares
 
-#: Maximum number of confidence bins, and minimum rows in a bin.
+#: Maximum number of confidence bins, and minimum number of rows in a bin. Bins of equal width could have single rows,
+#: whose accuracy is 0 or 1 (Nixon et al., "Measuring Calibration in Deep Learning", 2019).
 BINS, FEWEST = 15, 20
 CURVE_POINTS = 200
-#: Metric by which models are compared, and whether larger is better.
+#: Metric by which models of a task are compared, and whether a larger value is better.
 HEADLINE: dict[str, tuple[Literal["accuracy", "rmse"], bool]] = {
     "classification": ("accuracy", True),
     "regression": ("rmse", False),
     "next token": ("accuracy", True),
 }
-#: Lower bound of probabilities, so that a single row cannot make the log loss infinite.
+#: Lower bound of probabilities in the log loss, so that a single row cannot make it infinite.
 SMALLEST_PROBABILITY = 1e-15
 
 
@@ -37,7 +38,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
     """Compute the metrics of a model's raw ``outputs``.
 
-    These are logits ``[rows, classes]``, or values ``[rows, 1]`` in target units, or for tokens the results of
+    These are logits ``[rows, classes]``, or values ``[rows, 1]`` in target units. For tokens they are the results of
     :func:`slipstream.models.predict.graded`, averaged over all learned tokens.
     """
     if task == "next token":
@@ -94,10 +95,9 @@ def macro_f1(confusion: np.ndarray) -> float:
 
 
 def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[CalibrationBin]:
-    """Return accuracy by confidence (the probability of the most probable class) in bins of similar row counts.
+    """Return accuracy by confidence (the probability of the predicted class), in bins of similar row counts.
 
-    Bins of equal width leave single rows in some, whose accuracy is 0 or 1 (Nixon et al., "Measuring Calibration in
-    Deep Learning", 2019). Rows of equal confidence share a bin. Intervals of the accuracy are Clopper and Pearson's.
+    Rows of equal confidence share a bin. The accuracy's confidence intervals are Clopper-Pearson's.
     """
     order = np.argsort(probabilities.max(axis=1), kind="stable")
     confidence = probabilities.max(axis=1)[order]
@@ -121,7 +121,10 @@ def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[Cali
 
 
 def bin_edges(ascending: np.ndarray) -> list[int]:
-    """Return the edges of the bins as row indices, from 0 to the number of rows."""
+    """Return the bins' boundaries as row indices, from 0 to the number of rows.
+
+    ``ascending`` holds sorted confidences.
+    """
     rows = len(ascending)
     wanted = np.linspace(0, rows, min(BINS, max(1, rows // FEWEST)) + 1).astype(int)[1:-1]
     edges = [0]
@@ -140,14 +143,14 @@ def calibration_error(bins: list[CalibrationBin]) -> float:
 
 
 def roc_auc(positive: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return the area under the ROC curve for class 1, or None if only one class occurs."""
+    """Return the area under the ROC curve for class 1; None if only one class occurs."""
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(labels, positive)) if len(np.unique(labels)) == 2 else None
 
 
 def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POINTS) -> RocCurve | None:
-    """Return the ROC curve, thinned to at most ``points`` points, or None if only one class occurs."""
+    """Return at most ``points`` points of the ROC curve for class 1; None if only one class occurs."""
     from sklearn.metrics import roc_curve
 
     if len(np.unique(labels)) < 2:

@@ -1,4 +1,4 @@
-"""Parallel plan: how a model may be divided among devices, stated by the model itself."""
+"""Parallel plan: a model's own statement of how it can be divided among devices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 
 #: Treatment of a module by tensor parallelism (Shoeybi et al. 2019, "Megatron-LM"):
 #:
-#: - ``embedding``: an embedding whose vocabulary is divided
-#: - ``column``: a linear layer whose outputs are divided and stay so
-#: - ``row``: a linear layer whose inputs are divided already; its output is the sum over the devices
-#: - ``region``: a module with ``column`` and ``row`` layers that needs the whole sequence as its input and adds it to
-#:   nothing: a residual connection goes around it
+#: - ``embedding``: an embedding divided along its vocabulary
+#: - ``column``: a linear layer divided along its outputs, which stay divided
+#: - ``row``: a linear layer whose inputs are already divided; its output is the sum over the devices
+#: - ``region``: a module with ``column`` and ``row`` layers that needs the whole sequence as its input; a residual
+#:   connection must go around the module, not through it
 #: - ``norm``: a normalisation of hidden states ``[batch, sequence, hidden]``
 #: - ``head norm``: a normalisation of ``[batch, sequence, heads, head size]``, with divided heads
-#: - ``head``: the layer that gives the logits, divided along the vocabulary; its output is whole. A module without
-#:   parameters that is called with hidden states and a divided weight counts, too
+#: - ``head``: the layer that computes the logits, divided along the vocabulary; its output is gathered. It may be a
+#:   module without parameters that is called with hidden states and a divided weight
 Style = Literal["embedding", "column", "row", "region", "norm", "head norm", "head"]
 
 
@@ -26,28 +26,30 @@ Style = Literal["embedding", "column", "row", "region", "norm", "head norm", "he
 class Plan:
     """Parallel plan of a model, returned by its method ``plan()``.
 
-    ``blocks`` are the names of its repeated modules in the order in which they run. A block is a unit of sharding, and
-    a pipeline is cut between blocks. ``tensor`` gives the style of modules by name. ``divisible`` maps settings that
-    the degree of tensor parallelism must divide to their values. ``sequence`` is the length that sequence parallelism
-    must divide.
-
-    ``cut(start, stop)`` removes everything that the stage of the blocks from ``start`` to ``stop`` does not need. The
-    first stage takes the model's input, every other one hidden states ``[batch, *hidden]``. Every stage but the last
-    returns hidden states, passed on in bf16 if training computes in it. With ``takes_ids`` later stages also get the
-    row's ids ``[batch, length]`` as ``ids``.
+    A block is a unit of sharding, and a pipeline is cut between blocks. The first pipeline stage takes the model's
+    input, every other stage hidden states. Every stage but the last returns hidden states, sent as bf16 if training
+    computes in bf16.
     """
 
+    #: Names of the model's blocks (repeated modules) in the order of execution.
     blocks: tuple[str, ...]
+    #: Style of modules in tensor parallelism, by name.
     tensor: Mapping[str, Style]
+    #: Settings whose values must be multiples of the tensor-parallel degree, with these values.
     divisible: Mapping[str, int]
+    #: Length of a row, which must be a multiple of that degree for sequence parallelism.
     sequence: int
+    #: Shape of a row's hidden states between stages, without the batch dimension.
     hidden: tuple[int, ...]
+    #: Function ``cut(start, stop)`` that removes all modules that the stage of blocks ``start`` to ``stop`` does not
+    #: need.
     cut: Callable[[int, int], None]
+    #: True if later stages also need the row's ids ``[batch, length]``, as the argument ``ids``.
     takes_ids: bool = False
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """Return the model's own plan, or None."""
+    """Return the model's plan; None if it has no method ``plan``."""
     stated = getattr(model, "plan", None)
     return stated() if callable(stated) else None
 
@@ -55,9 +57,9 @@ def plan_of(model: nn.Module) -> Plan | None:
 def blocks_of(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the model's blocks.
 
-    Without a plan these are the outermost modules of the repeated class that holds most parameters, or empty. A class
-    has no blocks if most of its modules are parts of another such class, as linear layers are of a decoder's, however
-    large a separate one may be.
+    Without a plan they are the outermost modules of the repeated class that holds most parameters; empty if no class
+    repeats. A class is excluded if most of its modules are inside another repeated class, as linear layers are inside a
+    decoder's layers.
     """
     if plan := plan_of(model):
         return plan.blocks
@@ -78,7 +80,7 @@ def outermost(names: list[str]) -> tuple[str, ...]:
 
 
 def contain_most(modules: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Return True if more than half of the ``names`` are below one of the ``modules``."""
+    """Return True if more than half of the modules ``names`` are inside any of ``modules``."""
     below = tuple(f"{module}." for module in modules)
     return 2 * sum(name.startswith(below) for name in names) > len(names)
 

@@ -1,4 +1,4 @@
-"""Prediction with a torch or ONNX model over prepared rows, with NumPy inputs and output."""
+"""Prediction over prepared rows with any model function, with NumPy inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 #: Function of the inputs ``[batch, ...]`` in the signature's order that returns float32 ``[batch, *output_shape]``.
 ModelFunction = Callable[[Sequence[np.ndarray]], np.ndarray]
 BATCH = 256
-#: Maximum number of logits of tokens in memory.
+#: Maximum number of token logits in a batch.
 MOST_LOGITS = 2**24
 
 
 def model_function(model: nn.Module) -> ModelFunction:
-    """Wrap a ``torch.nn.Module`` in evaluation mode, run eagerly."""
+    """Wrap a ``torch.nn.Module`` in evaluation mode as a model function."""
     import torch
 
     def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -33,15 +33,15 @@ def model_function(model: nn.Module) -> ModelFunction:
 
 
 def inputs_of(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the inputs of prepared records as contiguous, writable copies."""
+    """Return the model's inputs from prepared records, as contiguous, writable copies."""
     return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
 
 
 def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np.ndarray:
     """Return the outputs for all ``records``, float32 ``[rows, outputs]``.
 
-    For rows of tokens, whose logits take too much memory, return ``[rows, length, 2]`` of :func:`graded`. Raises
-    ``UserError`` if an output is not finite or not of the signature's shape.
+    For rows of tokens, whose logits take too much memory, return ``[rows, length, 2]`` from :func:`graded`. Raises
+    ``UserError`` if an output is not finite or has another shape than the signature's.
     """
     tokens = signature.task == "next token"
     step = max(1, min(BATCH, MOST_LOGITS // math.prod(signature.output_shape))) if tokens else BATCH
@@ -62,10 +62,10 @@ def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np
 
 
 def graded(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return hit and log-probability of every true token, float32 ``[rows, length, 2]``.
+    """Return hit (1 or 0) and log-probability of every true token, float32 ``[rows, length, 2]``.
 
-    ``logits`` are ``[rows, length, tokens]``, ``truth`` is ``[rows, length]``. A hit is 1 if the most likely token is
-    the true one, else 0. Both are 0 for tokens that are not learned.
+    ``logits`` are ``[rows, length, tokens]``, ``truth`` is ``[rows, length]``. A hit means that the true token is the
+    most likely. Both numbers are 0 for tokens that are not learned.
     """
     learned, ids = truth >= 0, np.where(truth < 0, -1 - truth.astype(np.int64), truth)
     shifted = logits - logits.max(axis=-1, keepdims=True)
@@ -76,7 +76,7 @@ def graded(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def held_out_rows(data: PreparedData) -> np.ndarray:
-    """Return the test split's records; raises ``UserError`` if it is empty."""
+    """Return the test split's records; raises ``UserError`` if there are none."""
     records = data.split("test")
     if not len(records):
         raise UserError("data.split.test: the test split has no rows to measure with; raise it, or give more data")
@@ -84,5 +84,5 @@ def held_out_rows(data: PreparedData) -> np.ndarray:
 
 
 def targets_of(records: np.ndarray) -> np.ndarray:
-    """Return the targets ``[rows]``: int32 classes or float32 values in target units; or tokens ``[rows, length]``."""
+    """Return the targets ``[rows]``, int32 classes or float32 values; for tokens ``[rows, length]``."""
     return np.array(records[TARGET])

@@ -1,7 +1,7 @@
 """Structured pruning: removal of units from a model, and the retained units of every module.
 
 A unit is one of a layer's outputs: a neuron or a channel. Removing it shrinks the tensors of its layer, of the
-normalisation after it, and of every layer that takes it as an input.
+normalisation after the layer, and of every layer that takes the unit as an input.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 Side = Literal["out", "in"]
-#: Sorted indices of the retained outputs and inputs by module name; other modules are whole.
+#: Sorted indices of retained outputs and inputs ("out", "in") by module name; unlisted modules are not pruned.
 Retained = Mapping[str, Mapping[str, Sequence[int]]]
 
-#: Layers that can be pruned, and the attributes with their numbers of outputs and inputs.
+#: Layer classes that can be pruned, and the names of their attributes with the numbers of outputs and inputs.
 LAYERS: dict[type[nn.Module], dict[Side, str]] = {
     nn.Linear: {"out": "out_features", "in": "in_features"},
     nn.Conv1d: {"out": "out_channels", "in": "in_channels"},
@@ -31,20 +31,23 @@ LAYERS: dict[type[nn.Module], dict[Side, str]] = {
 
 
 def can_be_pruned(module: nn.Module) -> bool:
-    """Return True if :func:`prune` supports the module: no grouped convolution, and LayerNorm of one dimension."""
+    """Return True if :func:`prune` supports the module.
+
+    Grouped convolutions, and LayerNorm over several dimensions, are not supported.
+    """
     if type(module) not in LAYERS or getattr(module, "groups", 1) != 1:
         return False
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
 
 
 def units(module: nn.Module, side: Side) -> int:
-    """Return the number of prunable outputs or inputs of a layer."""
+    """Return the number of outputs or inputs of a layer."""
     size = getattr(module, LAYERS[type(module)][side])
     return size[0] if isinstance(size, tuple) else size
 
 
 def prune(model: nn.Module, retained: Retained) -> None:
-    """Remove all but the retained units, in place, also on the meta device.
+    """Remove all but the ``retained`` units, in place; works on the meta device, too.
 
     Raises ``ValueError`` if the model lacks a module or a unit, or if a module cannot be pruned.
     """
@@ -65,7 +68,7 @@ def prune(model: nn.Module, retained: Retained) -> None:
 
 @torch.no_grad()
 def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
-    """Retain the units ``indices`` (int64 ``[retained]``) of one module."""
+    """Keep only the units ``indices`` (int64 ``[retained]``) of one module."""
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         # Weights are [out, in, ...]; biases and tensors of normalisation are [out]; counters are scalars.
         dim = 1 if side == "in" else 0
@@ -79,7 +82,7 @@ def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
 
 
 def compose(before: Retained, after: Retained) -> dict[str, dict[str, list[int]]]:
-    """Return the composition of two prunings: ``after`` indexes the units that ``before`` retained."""
+    """Combine two prunings in sequence: ``after`` indexes the units that ``before`` retained."""
     composed = {name: {side: list(indices) for side, indices in sides.items()} for name, sides in before.items()}
     for name, sides in after.items():
         for side, indices in sides.items():

@@ -1,4 +1,4 @@
-"""Built-in models for tables and texts (MLP with an embedding per column) and for images (small ResNet)."""
+"""Built-in models for tables (MLP with embeddings of columns) and for images (small ResNet)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipstream.models.config import DEEPEST
 class Periodic(nn.Module):
     """Periodic embedding of numbers: sines and cosines of learned frequencies and a linear layer per column (PLR).
 
-    Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps a model to fit functions that change abruptly along
-    one column, as trees do (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning").
+    Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps to fit functions that change abruptly along a column,
+    as trees do (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning").
     """
 
     def __init__(self, features: int, frequencies: int = 16, width: int = 8, scale: float = 0.3) -> None:
@@ -33,16 +33,16 @@ class Periodic(nn.Module):
 
 
 class Bag(nn.Module):
-    """Mean embedding of a text's words.
+    """Mean of a text's word embeddings.
 
-    Takes int32 ``[batch, D, length]``, 0 for padding; returns ``[batch, D * width]``. It does not use
-    ``nn.EmbeddingBag``, so that every ONNX runtime supports its operators.
+    Takes int32 ``[batch, D, length]``, 0 for padding; returns ``[batch, D * width]``. ``nn.EmbeddingBag`` is not used,
+    so that every ONNX runtime supports the operators.
     """
 
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(buckets, width)
-        # Small, because the embeddings of words that do not occur in training never change.
+        # Small, because embeddings of words that do not occur in training keep these values.
         nn.init.normal_(self.embedding.weight, std=0.01)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -54,10 +54,10 @@ class Bag(nn.Module):
 class MLP(nn.Module):
     """Multilayer perceptron over numbers, their periodic embeddings, and embedded categories and texts.
 
-    Blocks are Linear, LayerNorm and ReLU. Takes those of ``numeric`` (float32 ``[batch, F]``), ``categorical`` (int32
-    ``[batch, C]``) and ``tokens`` (int32 ``[batch, D, length]``) that the data has, in this order; returns ``[batch,
-    outputs]``. Layer normalisation uses no batch statistics, so the result does not depend on how a batch is divided
-    among processes.
+    Hidden layers are Linear, LayerNorm and ReLU. Inputs are ``numeric`` (float32 ``[batch, F]``), ``categorical``
+    (int32 ``[batch, C]``) and ``tokens`` (int32 ``[batch, D, length]``), in this order, as far as the data has them;
+    returns ``[batch, outputs]``. Without batch statistics the result does not depend on how a batch is divided among
+    processes.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class MLP(nn.Module):
 
 
 def embedding_width(cardinality: int) -> int:
-    """Return the width of an embedding, at most 32, by fastai's rule of thumb (fastai.tabular.model.emb_sz_rule)."""
+    """Return the width of an embedding, at most 32, by fastai's rule (fastai.tabular.model.emb_sz_rule)."""
     return min(32, round(1.6 * cardinality**0.56))
 
 
@@ -118,7 +118,7 @@ def normalised(channels: int, norm: str) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut; the first convolution and the shortcut have the stride."""
+    """Residual block of two 3x3 convolutions; the first convolution and the shortcut have the stride."""
 
     def __init__(self, channels: int, out_channels: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -138,13 +138,12 @@ class ResNet(nn.Module):
     """Small residual network for standardised images.
 
     Takes ``[batch, channels, height, width]`` of at least 4x4; returns ``[batch, outputs]``. ``widths`` are the
-    channels of the stages; every stage after the first halves height and width. With ``norm`` "group" no batch
-    statistics are used, so the result does not depend on how a batch is divided among processes. With "batch" it does.
-    In return the export folds the normalisation into the convolutions, which makes the model faster, and much more so
-    in INT8.
+    channels of the stages; every stage after the first halves height and width. With ``norm`` "group" the result does
+    not depend on how a batch is divided among processes. With "batch" it does, but the export folds the normalisation
+    into the convolutions, which makes the model faster, especially in INT8.
 
-    Raises ``ValueError`` for another ``norm``, and for "batch" with images so small that a batch of one row would leave
-    one value per channel.
+    Raises ``ValueError`` for another ``norm``, and for "batch" if images are so small that a batch of one row would
+    leave one value per channel.
     """
 
     def __init__(

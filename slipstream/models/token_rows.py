@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def ids_of(tokens: Tensor) -> Tensor:
-    """Return the ids, int64, of stored tokens; those that are not learned are stored as -1 - id."""
+    """Return the ids (int64) of stored tokens, in which -1 - id marks a token that is not learned."""
     tokens = tokens.long()
     return torch.where(tokens < 0, -1 - tokens, tokens)
 
@@ -15,8 +15,8 @@ def ids_of(tokens: Tensor) -> Tensor:
 def attended(ids: Tensor, document_end: int) -> Tensor:
     """Return the attention mask, bool ``[batch, 1, length, length]``, of ids ``[batch, length]``.
 
-    A position attends to its own document up to itself. A document starts with the token ``document_end`` that ended
-    the one before.
+    A position attends to itself and to earlier positions of its document. A document starts with the token
+    ``document_end`` that ended the previous document.
     """
     document = (ids == document_end).long().cumsum(1)
     length = ids.shape[1]
@@ -25,9 +25,9 @@ def attended(ids: Tensor, document_end: int) -> Tensor:
 
 
 def places_in_documents(ids: Tensor, document_end: int) -> Tensor:
-    """Return every token's position in its document, int64, from 0 on, for ids ``[batch, length]``.
+    """Return every token's position in its document, int64, starting from 0, for ids ``[batch, length]``.
 
-    With ``document_end`` -1 it is the position in the row. Given these positions, transformers' models attend within
+    With ``document_end`` -1 it is the position in the row. Given these positions, Hugging Face's models attend within
     documents only.
     """
     places = torch.arange(ids.shape[1], device=ids.device)

@@ -1,12 +1,11 @@
 """Trained model: the artifact that training writes, and evaluation and export read.
 
-It holds ``best.safetensors`` and ``last.safetensors`` (weights, or only the adapters of a model that has them),
-``model.json`` (the model, its arguments, the signature, the retained units of a pruned model and the base of a
-fine-tuned one), and, once trained, ``history.json`` and ``attempt.json``
+It holds ``best.safetensors`` and ``last.safetensors`` (all weights, or only adapters), ``model.json``
+(:class:`Architecture`), and, once trained, ``history.json`` and ``attempt.json``
 (:mod:`slipstream.artifacts.results.training`).
 
-``model.json`` may name an untrusted factory, as an artifact may come from anywhere. It is imported and called only if
-the user's own configuration names it, too; see :meth:`TrainedModel.open`.
+``model.json`` may name an untrusted factory, because anyone may have made the artifact. The factory is imported and
+called only if the user's own configuration names it, too; see :meth:`TrainedModel.open`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from slipstream.models.pruning import Retained
 MODEL = "model.json"
 LOG = logger("models")
 
-#: The format's names of types, in its order: tensors of the last come first in a file.
+#: safetensors' names of dtypes. A file has the tensors sorted by dtype, the last of these dtypes first.
 TYPES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -62,7 +61,7 @@ ALIGNMENT = 8
 
 
 class Kind(NamedTuple):
-    """Type and shape of a tensor."""
+    """Dtype and shape of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -86,12 +85,12 @@ class Weights:
         return cls(kinds, lambda: (tensors[name] for name in in_file_order(kinds)))
 
     def once(self) -> Weights:
-        """Return the same tensors as a shared iterator, so that every tensor comes only once."""
+        """Return the same tensors as a shared iterator, which yields every tensor only once."""
         left = iter(self.tensors())
         return Weights(self.kinds, lambda: left)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of the file."""
+        """Yield the bytes of a safetensors file."""
         yield header({name: self.kinds[name] for name in in_file_order(self.kinds)})
         for tensor in self.tensors():
             yield raw_bytes(tensor.cpu())
@@ -108,9 +107,9 @@ def in_file_order(kinds: Mapping[str, Kind]) -> list[str]:
 
 
 def header(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the header: its own length (uint64, little-endian), metadata and offsets of the tensors.
+    """Return a safetensors header: its length (uint64, little-endian), metadata and the tensors' offsets.
 
-    Tensors are in the order of ``kinds``.
+    The tensors follow in the order of ``kinds``.
     """
     entries, start = dict[str, object]({"__metadata__": dict(metadata)} if metadata else {}), 0
     for name, kind in kinds.items():
@@ -123,34 +122,34 @@ def header(kinds: Mapping[str, Kind], metadata: Mapping[str, str] | None = None)
 
 
 class UntrustedFactory(UserError):
-    """Trained model names a factory that the configuration does not."""
+    """Raised if a trained model names a factory that the user's configuration does not name."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything a model is built from except its weights: the contents of ``model.json``.
+    """Contents of ``model.json``: all that a model is built from except its weights.
 
-    ``config`` is the user's own, or was compared with it.
+    ``config`` is the user's own; in an opened model its factory was compared with the user's.
     """
 
     config: ModelConfig
     signature: Signature
-    #: Retained units of a pruned model; empty if all are.
+    #: Retained units of a pruned model; empty without pruning.
     retained: Annotated[Retained, Field(alias="kept")] = field(default_factory=dict)
-    #: Base of a fine-tuned model.
+    #: Base of a fine-tuned model; None for a model trained from scratch.
     base: BaseRecord | None = None
 
     def empty(self) -> Predictor:
         """Build the model without its weights, on the meta device if it supports that.
 
-        Raises ``UserError`` if it cannot run.
+        Raises ``UserError`` if it cannot be built or run.
         """
         return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
 
     def on_base(self) -> Predictor:
-        """Build the model whose adapters were trained, with its base's weights.
+        """Build a model with adapters, and load its base's weights.
 
-        Raises ``UserError`` if the base is missing or has changed, ``StorageUnavailable`` if it is in a store.
+        Raises ``UserError`` if the base is missing or has changed, ``StorageUnavailable`` if its store does not answer.
         """
         assert self.base is not None, "of a model with adapters it was checked when that was opened"
         self.base.check()
@@ -161,7 +160,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Opened trained model."""
+    """Opened trained model, whose weights are not loaded yet."""
 
     artifact: Artifact
     architecture: Architecture
@@ -179,8 +178,8 @@ class TrainedModel:
         """Open a trained model.
 
         ``factory`` is the factory in the user's configuration (:attr:`ModelConfig.factory`); without it only built-in
-        models can be opened. Raises ``DamagedArtifact`` if the directory does not hold a whole trained model,
-        ``UntrustedFactory`` if that names another factory, which is never imported.
+        models can be opened. Raises ``DamagedArtifact`` if the directory does not hold a complete trained model,
+        ``UntrustedFactory`` if the model names another factory, which is never imported.
         """
         artifact = Artifact.open(directory, KIND)
         architecture = read_record(artifact, MODEL, Architecture)
@@ -201,11 +200,12 @@ class TrainedModel:
     def load(self, which: str = "best") -> Predictor:
         """Return the model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU.
 
-        Adapters are loaded on top of the base's weights. Raises ``DamagedArtifact`` if the file does not hold weights,
-        ``UserError`` if the factory now builds another model, or as :meth:`Architecture.on_base`.
+        Adapters are loaded on top of the base's weights. Raises ``DamagedArtifact`` if the file does not hold the
+        model's weights, ``UserError`` if the factory now builds another model; also raises like
+        :meth:`Architecture.on_base`.
         """
         predictor = self.architecture.on_base() if self.config.lora.rank else self.architecture.empty()
-        # Parameters on the meta device become the tensors of the file.
+        # Parameters on the meta device are replaced by the file's tensors.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
         file = f"{which}.safetensors"
         try:
@@ -226,10 +226,10 @@ class TrainedModel:
         return predictor.eval()
 
     def load_base(self) -> Predictor | None:
-        """Return the model before fine-tuning, in evaluation mode, on the CPU.
+        """Return the base before fine-tuning, in evaluation mode, on the CPU.
 
         None for a model trained from scratch, or fully fine-tuned from a base that is now missing. Raises ``UserError``
-        if the base of adapters is missing, ``StorageUnavailable`` if it is in a store.
+        if the base of adapters is missing, ``StorageUnavailable`` if its store does not answer.
         """
         record = self.architecture.base
         if record is None:
@@ -257,10 +257,10 @@ def write_trained(
     made_by: Mapping[str, object],
     record: Mapping[str, bytes] | None = None,
 ) -> Artifact:
-    """Write the artifact.
+    """Write the artifact of a trained model.
 
-    ``best`` and ``last`` are state dicts of the :class:`Predictor`, whole or tensor by tensor; ``record`` are the files
-    about its training, by name.
+    ``best`` and ``last`` are state dicts of the :class:`Predictor`, or their tensors one at a time. ``record`` holds
+    the files about its training, by name.
     """
     writer = ArtifactWriter(directory)
     for name, weights in (("best", best), ("last", last)):

@@ -1,7 +1,7 @@
-"""Decoder-only transformer with Hugging Face's names (Llama, Mistral, Qwen 2 and Qwen 3).
+"""Decoder-only transformer with Hugging Face's parameter names (Llama, Mistral, Qwen 2 and Qwen 3).
 
 Weights can be exchanged without conversion. Blocks have causal attention and gated feed-forward layers (Touvron et al.
-2023, "LLaMA"), and rotary positions (Su et al. 2021, "RoFormer"), plain and with Llama 3's scaling.
+2023, "LLaMA"), and rotary positions (Su et al. 2021, "RoFormer"), plain or with Llama 3's scaling.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
     scaling = config.rope_scaling
     if scaling.rope_type == "default":
         return plain
-    # Long waves are stretched by the factor, short ones are not; in between it is interpolated (Llama 3.1).
+    # Long waves are stretched by the factor, short waves are not; in between the two are interpolated (Llama 3.1).
     waves = scaling.original_max_position_embeddings / (2 * math.pi / plain)
     mix = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     mix = mix.clamp(0, 1)
@@ -40,7 +40,7 @@ def frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
 
 
 def tables(config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the angles at positions 0 to ``length``, both ``[length, 1, head size]``."""
+    """Return cosines and sines of the rotary angles at positions 0 to ``length``, each ``[length, 1, head size]``."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies(config, device))
     angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -50,15 +50,15 @@ def tables(config: TransformerConfig, length: int, device: torch.device, dtype: 
 def kept_tables(
     config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cached :func:`tables`, held outside the modules, so that nothing copies or saves them."""
+    """Return cached :func:`tables`; they are held outside of modules, so that none is copied or saved."""
     with torch.inference_mode(False):  # Inference tensors could not be used in training later.
         return tables(config, length, device, dtype)
 
 
 def tables_for(config: TransformerConfig, length: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tables for hidden states ``x``.
+    """Return the rotary tables for hidden states ``x``, from the cache unless the pass is traced.
 
-    A traced pass computes its own: they hold no numbers that another pass could use.
+    A traced pass computes fake tensors, which must not be cached.
     """
     traced = torch.compiler.is_compiling() or x.is_meta or is_fake(x)
     return (tables if traced else kept_tables)(config, length, x.device, x.dtype)
@@ -71,7 +71,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class Norm(nn.RMSNorm):
-    """Root mean square normalisation (Zhang and Sennrich 2019) that keeps the input's type.
+    """Root mean square normalisation (Zhang and Sennrich 2019) that keeps the input's dtype.
 
     With a float32 weight autocast would return float32, and every following matmul would round it again.
     """
@@ -81,14 +81,12 @@ class Norm(nn.RMSNorm):
 
 
 def kernel_shares_heads(query: Tensor, *, masked: bool = False) -> bool:
-    """Return True if a fused kernel supports fewer key and value heads than query heads.
-
-    On a GPU only flash attention does, in 16 bits, from compute capability 8.0 on and without a mask
-    (``aten/native/transformers/cuda/sdp_utils.cpp``). The memory-efficient kernel does not, and the remaining one
-    writes out the scores of all pairs of tokens.
-    """
+    """Return True if a fused attention kernel supports fewer key and value heads than query heads."""
     if query.device.type != "cuda":
         return True
+    # Only flash attention does, in 16 bits, from compute capability 8.0 on and without a mask
+    # (``aten/native/transformers/cuda/sdp_utils.cpp``). The memory-efficient kernel does not, and the unfused kernel
+    # stores the scores of all pairs of tokens.
     half = autocast_type(query) in (torch.float16, torch.bfloat16)
     return half and not masked and torch.cuda.get_device_properties().major >= 8
 
@@ -108,7 +106,7 @@ class Attention(nn.Module):
         self.k_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map ``[batch, length, hidden]`` to the same shape, attending by ``mask``, else to all earlier positions."""
+        """Attend by ``mask``, else to all earlier positions; input and output are ``[batch, length, hidden]``."""
         # The number of heads is left open: with tensor parallelism a device holds some of them.
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_size)) for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -126,7 +124,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Gated feed-forward layer (Shazeer 2020, "GLU Variants Improve Transformer"): SwiGLU."""
+    """Gated feed-forward layer SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -152,7 +150,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Transformer without its output layer; a pipeline stage holds a part of it."""
+    """Transformer without its output layer; on a pipeline stage only the stage's modules remain."""
 
     embed_tokens: nn.Embedding
     norm: Norm
@@ -166,7 +164,7 @@ class Decoder(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """Output layer that shares the embedding's weight; it holds no parameter, so that none has two names."""
+    """Output layer that is called with the embedding's weight, so that this parameter has only one name."""
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight)
@@ -175,10 +173,10 @@ class TiedHead(nn.Module):
 class Transformer(nn.Module):
     """Decoder-only language model.
 
-    Takes tokens, int64 ``[batch, length]``; returns the logits of the next tokens, ``[batch, length, vocabulary]``. A
-    document of a row attends only to itself if the signature has a document end. ``config`` is the path of a Hugging
-    Face ``config.json``; ``arguments`` are settings of :class:`TransformerConfig` and override it. A pipeline stage
-    takes or returns hidden states instead, see :meth:`plan`, and also takes the row's ``ids``.
+    Takes tokens, int64 ``[batch, length]``; returns the logits of the next tokens, ``[batch, length, vocabulary]``. If
+    the signature has a document end, tokens attend only within their document. ``config`` is the path of a Hugging Face
+    ``config.json``; ``arguments`` are settings of :class:`TransformerConfig` and override it. A pipeline stage takes or
+    returns hidden states instead, see :class:`.Plan`, and also takes the row's ``ids``.
     """
 
     def __init__(self, signature: Signature, config: str = "", **arguments: object) -> None:
@@ -225,7 +223,7 @@ class Transformer(nn.Module):
         return self.lm_head(x, model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
 
     def initial_std(self, name: str) -> float | None:
-        """Return the standard deviation of a parameter's initial values, or None for ones."""
+        """Return the standard deviation of a parameter's initial values; None if it starts from ones."""
         if name.endswith("bias"):
             return 0.0
         return None if "norm" in name else self.config.initializer_range
@@ -262,10 +260,9 @@ class Transformer(nn.Module):
         )
 
     def cut(self, start: int, stop: int) -> None:
-        """Remove all but the pipeline stage of the blocks from ``start`` to ``stop``.
+        """Remove all modules but the pipeline stage of blocks ``start`` to ``stop``.
 
-        The last stage of a model with tied embeddings keeps the embedding under its name, as the weight of its output
-        layer.
+        With tied embeddings the last stage keeps the embedding under its name, as the output layer's weight.
         """
         last = stop == self.config.num_hidden_layers
         for number in range(self.config.num_hidden_layers):

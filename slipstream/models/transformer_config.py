@@ -19,7 +19,7 @@ ARCHITECTURES: dict[str, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-#: Values of missing settings in config.json that differ from our defaults, for all families and for one.
+#: Hugging Face's defaults for settings missing in config.json, where they differ from ours; "" is for all families.
 OMITTED: dict[str, dict[str, Any]] = {"": {"rms_norm_eps": 1e-6}, "qwen3": {"head_dim": 128}}
 
 
@@ -30,15 +30,16 @@ class RopeScaling(Settings):
     section = "model.arguments.rope_scaling"
 
     rope_type: Literal["default", "llama3"] = "default"
-    """ "default" scales nothing; "llama3" is Llama 3's way, by the settings below."""
+    """Kind of scaling: "default" for none, "llama3" for that of Llama 3, by the other settings."""
     factor: Annotated[float, Field(ge=1)] = 8.0
     """Divisor of low frequencies."""
     original_max_position_embeddings: Positive = 8192
-    """Context in tokens for which the model was trained before."""
+    """Context length in tokens for which the model was trained originally."""
     low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
-    """Waves longer than the original context divided by this are scaled."""
+    """Waves longer than the original context length divided by low_freq_factor are scaled."""
     high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
-    """Waves shorter than the original context divided by this stay unchanged."""
+    """Waves shorter than the original context length divided by high_freq_factor stay unchanged; waves between both
+    limits are scaled partly."""
 
     def check(self) -> None:
         if self.high_freq_factor <= self.low_freq_factor:
@@ -47,14 +48,14 @@ class RopeScaling(Settings):
 
 @settings
 class TransformerConfig(Settings):
-    """Shape of a decoder-only transformer; ``model.arguments`` of ``model.name: transformer``."""
+    """Shape of a decoder-only transformer: ``model.arguments`` if ``model.name`` is transformer."""
 
     section = "model.arguments"
 
     vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
     """Number of token ids."""
     model_type: Family = "llama"
-    """Model family: "qwen2" has biases at queries, keys and values, "qwen3" normalises queries and keys."""
+    """Model family: "qwen2" adds biases to queries, keys and values, "qwen3" normalises queries and keys."""
     hidden_size: Positive = 256
     """Width of the hidden states."""
     intermediate_size: Positive = 688
@@ -78,9 +79,9 @@ class TransformerConfig(Settings):
     tie_word_embeddings: bool = False
     """Use the embedding as the weight of the output layer."""
     attention_bias: bool = False
-    """Give the linear layers of the attention biases ("llama" and "qwen3" only)."""
+    """Add biases to the linear layers of the attention ("llama" and "qwen3" only)."""
     mlp_bias: bool = False
-    """Give the feed-forward layers biases ("llama" only)."""
+    """Add biases to the feed-forward layers ("llama" only)."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
     """Standard deviation of the initial weights."""
 
@@ -106,17 +107,17 @@ class TransformerConfig(Settings):
 
     @property
     def query_bias(self) -> bool:
-        """Return True if the projections to queries, keys and values have biases."""
+        """True if the projections to queries, keys and values have biases."""
         return self.attention_bias or self.model_type == "qwen2"
 
     @property
     def query_key_norm(self) -> bool:
-        """Return True if queries and keys are normalised per head."""
+        """True if queries and keys are normalised per head."""
         return self.model_type == "qwen3"
 
 
 def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return the :class:`TransformerConfig` arguments in a ``config.json``, for rows of ``length`` tokens.
+    """Convert a ``config.json`` to :class:`TransformerConfig` arguments, for rows of ``length`` tokens.
 
     Reads the layouts of transformers 4 (``rope_theta``, ``rope_scaling``) and 5 (``rope_parameters``). Raises
     ``UserError`` for unsupported models: another family or activation, other rotary scaling, attention over a window
@@ -149,7 +150,7 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 
 def to_hugging_face(config: TransformerConfig) -> dict[str, Any]:
-    """Return the contents of ``config.json``, in the layout that transformers 4 and 5 read."""
+    """Return the contents of ``config.json``, in a layout that transformers 4 and 5 read."""
     scaling = config.rope_scaling
     data = {one.name: getattr(config, one.name) for one in fields(config)}
     data |= {

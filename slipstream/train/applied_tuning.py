@@ -1,8 +1,8 @@
 """Tuner results applied to a training (``training.network_profile``).
 
-Libraries read their environment variables once, before the process group exists. So the processes first meet in a gloo
-group that only inspects the hardware. A resumed run keeps its checkpoint's tuning, which is part of the identity, even
-if the tuner has newer results.
+Libraries read their environment variables once, before the process group exists. So a temporary gloo group first
+inspects the hardware. A resumed run keeps its checkpoint's tuning, which is part of its identity, even if the tuner has
+newer results.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AppliedTuning:
-    """Tuning that a run applies; empty by default."""
+    """Communication settings from the tuner that a run applies; empty by default."""
 
     REMEDY: ClassVar = "delete that checkpoint, or set training.resume: never"
     #: Fields of :class:`~slipstream.train.parallel.config.GradientsConfig` that the tuner changed.
     gradients: dict[str, Any] = field(default_factory=dict)
+    #: Environment variables to set, such as NCCL's.
     environment: dict[str, str] = field(default_factory=dict)
-    #: Digest of the hardware fingerprint that the result belongs to.
+    #: Digest of the hardware fingerprint for which the tuner found these settings.
     fingerprint: str = ""
 
     def __bool__(self) -> bool:
@@ -50,7 +51,7 @@ class AppliedTuning:
         return ", ".join(f"{name}={value}" for name, value in (self.gradients | self.environment).items())
 
     def exchange(self, asked: GradientsConfig) -> GradientsConfig:
-        """Return ``asked`` with the tuner's values for settings that have their defaults."""
+        """Return ``asked`` with the tuner's values for all settings that are left at their defaults."""
         untouched = [name for name, value in vars(GradientsConfig()).items() if getattr(asked, name) == value]
         return replace(asked, **{name: value for name, value in self.gradients.items() if name in untouched})
 
@@ -64,8 +65,8 @@ def agree_on_tuning(
     """Return the tuning that all ranks apply, and set its variables in ``environment``.
 
     All ranks must call this before they join a group. ``of_checkpoint``, called on rank 0, returns the tuning record of
-    the run to resume, None without one. Raises ``UserError`` on all ranks if the tuner's result cannot be read, or if
-    it or the record sets anything that the tuner never sets.
+    the checkpoint to resume from; None without a checkpoint. Raises ``UserError`` on all ranks if the tuner's result
+    cannot be read, or if the result or the record has settings that the tuner never sets.
     """
     leads = environment["RANK"] == "0"
     resumed = from_rank_0(store, "resumed", leads, lambda: checked_record(of_checkpoint()))
@@ -89,7 +90,7 @@ def agree_on_tuning(
 
 
 def checked_record(tree: object) -> dict[str, Any] | None:
-    """Return the fields of a checkpoint's tuning record; None for None.
+    """Check a checkpoint's tuning record and return its fields; None if ``tree`` is None.
 
     Raises ``UserError`` for any field, setting, variable or value that the tuner never sets.
     """
@@ -107,9 +108,9 @@ def checked_record(tree: object) -> dict[str, Any] | None:
 
 
 def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]) -> T:
-    """Return rank 0's result of ``value`` (JSON) on all ranks.
+    """Call ``value`` on rank 0 and return its result (JSON-serialisable) on all ranks.
 
-    A ``UserError`` there is raised on all ranks.
+    If ``value`` raises ``UserError``, all ranks raise it.
     """
     if leads:
         try:
@@ -130,13 +131,17 @@ def fingerprint_here(training: TrainingConfig, store: dist.Store) -> Fingerprint
 
 
 def tuned_for(hardware: Fingerprint, training: TrainingConfig) -> AppliedTuning:
-    """Return the tuning at ``training.network_profile``; empty if it is for other hardware."""
+    """Return the tuning stored at ``training.network_profile``; empty if it is for other hardware."""
     tuning = tuning_at(training.network_profile, hardware)
     return allowed_part(tuning, training, hardware) if tuning else AppliedTuning()
 
 
 def allowed_part(tuning: Tuning, training: TrainingConfig, hardware: Fingerprint) -> AppliedTuning:
-    """Return the settings that the user allows; for a divided model only environment variables."""
+    """Return the tuned settings that ``training`` allows, and log the others.
+
+    Settings that change numerical results need ``collectives.numbers=may_change``. For a divided model only environment
+    variables are returned.
+    """
     default = DdpSettings()
     gradients = {
         f.name: getattr(tuning.ddp, f.name)

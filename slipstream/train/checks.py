@@ -1,6 +1,6 @@
 """Checks that settings, data, model and devices are compatible.
 
-They run before any process starts, and in the processes of a training that was not checked before (plain torchrun).
+They run before any process starts. With plain torchrun the training processes run them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ META = torch.device("meta")
 
 
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
-    """Raise ``UserError`` for errors that are visible without a process group.
+    """Raise ``UserError`` for errors that can be found without a process group.
 
-    ``processes`` is the total number of processes. The model is built here only if settings or a base depend on it:
-    without memory if possible, else on the host. :func:`.check_fits` checks the memory from the model's shapes alone.
+    ``processes`` is the total number of processes. The model is built here only if settings or a base require it:
+    on the meta device if possible, else in host memory. :func:`.check_fits` checks memory from the model's shapes.
     """
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
@@ -70,7 +70,7 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
 
 
 def check_base(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> None:
-    """Raise ``UserError`` if a base cannot be trained on text with these settings.
+    """Raise ``UserError`` if ``model``, with a base, cannot be trained on text with these settings.
 
     The text need not be prepared yet. Reads the base's ``config.json``, the headers of its weights and the settings.
     Raises ``StorageUnavailable`` for a base in a store.
@@ -84,9 +84,9 @@ def check_base(model: ModelConfig, training: TrainingConfig, data: DataConfig) -
 
 
 def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
-    """Return the signature of documents before their preparation.
+    """Return the signature that text will have once it is prepared.
 
-    Its vocabulary size is the base's, or else the maximum for the tokenizer (``data.vocabulary``).
+    Its vocabulary size is the base's, else the maximum for the tokenizer (``data.vocabulary``).
     """
     tokens, end = TensorSpec("tokens", "int32", (config.length,)), -1 if config.across_documents else 0
     vocabulary = with_base_shape(model, config.length).arguments["vocab_size"] if model.base else config.vocabulary
@@ -94,15 +94,14 @@ def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
 
 
 def traits_of(predictor: Predictor, device: torch.device) -> Traits:
-    """Return the traits of a model, probed on ``device`` or, without memory, on the meta device."""
+    """Return a model's traits, probed on ``device``, or on the meta device if the model has no memory."""
     return probe(predictor, META if any(parameter.is_meta for parameter in predictor.parameters()) else device)
 
 
 def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
-    """Return the micro-batches of one rank's padded batch.
+    """Return the micro-batches of one rank's padded batch, as slices.
 
-    ``shares`` is the number of ranks that divide the rows. Raises ``UserError`` if there are fewer rows than
-    micro-batches.
+    ``shares`` is the number of data-parallel ranks. Raises ``UserError`` if a rank has fewer rows than micro-batches.
     """
     largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     share = -(-largest // shares)
@@ -126,11 +125,9 @@ def check_rows(data: PreparedData) -> None:
 
 
 def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:
-    """Raise ``UserError`` for pipeline stages on GPUs that communicate over gloo.
-
-    torch 2.13 passes the tensor's address to gloo's sockets, which need host memory (``ProcessGroupGloo::send``; its
-    collectives copy).
-    """
+    """Raise ``UserError`` for pipeline stages on GPUs that communicate over gloo."""
+    # torch 2.13 passes GPU addresses to gloo's point-to-point calls, which need host memory
+    # (``ProcessGroupGloo::send``); its collectives copy first.
     if gpu and training.backend == "gloo" and training.parallel.pipeline > 1:
         raise UserError(
             "training.backend: gloo cannot send from one stage of a pipeline on GPUs to the next; expected auto or "
@@ -139,7 +136,7 @@ def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:
 
 
 def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
-    """Raise ``UserError`` for models that cannot be divided or compiled, and precisions that no layout supports."""
+    """Raise ``UserError`` if the model cannot be divided or compiled, or the precision does not fit a division."""
     if training.compile and traits.has_batch_statistics:
         raise UserError(
             "training.compile: this model has batch normalisation or buffers that change, so its batches are not "
@@ -158,7 +155,10 @@ def check_divisible(training: TrainingConfig, traits: Traits, precision: str) ->
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Raise ``UserError`` for parameters that cannot be sharded by blocks."""
+    """Raise ``UserError`` for parameters that FSDP cannot shard block by block.
+
+    These are scalars, and parameters that several blocks share.
+    """
     blocks = blocks_of(model)
     owners: dict[nn.Parameter, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -176,9 +176,9 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def check_compiler(gpu: bool) -> None:
-    """Raise ``UserError`` if torch.compile lacks a compiler.
+    """Raise ``UserError`` if ``torch.compile`` lacks a compiler.
 
-    It needs Triton and a C compiler for a GPU, a C++ compiler for a CPU (found as in ``torch/_inductor/config.py`` and
+    GPUs need Triton and a C compiler, CPUs a C++ compiler (found as in ``torch/_inductor/config.py`` and
     ``triton/runtime/build.py``).
     """
     if gpu and importlib.util.find_spec("triton") is None:
@@ -196,9 +196,9 @@ def check_compiler(gpu: bool) -> None:
 
 
 def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, precision: str) -> None:
-    """Raise ``UserError`` if this process lacks memory for its persistent state, or its GPU lacks free memory.
+    """Raise ``UserError`` if parameters, gradients and optimiser state do not fit this process's device.
 
-    Other GPUs are not checked: their processes may have started.
+    Also checks free memory of this process's GPU. Other GPUs' processes may have started, so they are not checked.
     """
     state, on = ModelState.of(predictor, training), nodes(group.world)
     layout = training.parallel, group.world, on, precision

@@ -1,4 +1,4 @@
-"""``slipstream train``: training with plain torchrun, without Flyte."""
+"""``slipstream train``: training under plain torchrun, without Flyte."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOG = logger("train")
 
 @contextmanager
 def local_prepared_data(prepared: str) -> Iterator[Path]:
-    """Yield the directory of the prepared data; for a URI, a temporary stub for this process only."""
+    """Yield the directory of the prepared data; for a store address, a temporary stub that streams it."""
     if not prepared.startswith(STORES):
         if not Path(prepared).is_dir():
             raise UserError(
@@ -55,10 +55,10 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
 
 
 def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bool:
-    """Return True if ``output`` holds the model of this training already.
+    """Return True if ``output`` already holds the model of this training.
 
-    A rank or its agent may die between the end of the training and its own exit, and is then restarted. Raises
-    ``UserError`` if ``output`` holds anything else.
+    torchrun restarts a rank that dies after the end of training. Raises ``UserError`` if ``output`` holds another
+    artifact.
     """
     if not (output / MANIFEST).exists():
         return False
@@ -72,7 +72,10 @@ def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bo
 
 @contextmanager
 def alone_at_once() -> Iterator[None]:
-    """Report an error of this rank alone and end the process; see :mod:`slipstream.distributed.leaving`."""
+    """Print an error of this rank and end the process without waiting for other ranks.
+
+    See :mod:`slipstream.distributed.leaving`.
+    """
     try:
         yield
     except Exception as error:
@@ -89,7 +92,7 @@ def alone_at_once() -> Iterator[None]:
 
 @contextmanager
 def sampled_machine(request: TrainingRequest) -> Iterator[None]:
-    """Run the sampler on the first rank of a machine: torch's agent starts none."""
+    """Run the telemetry sampler on each machine's first rank, because torchrun's agent starts none."""
     if request.sampled is None or os.environ.get("LOCAL_RANK", "0") != "0":
         yield
         return
@@ -105,9 +108,9 @@ def sampled_machine(request: TrainingRequest) -> Iterator[None]:
 def main(prepared: str, output: Path, config: Path | None) -> None:
     """Train on PREPARED and write the trained model to OUTPUT.
 
-    Checkpoints go to OUTPUT.checkpoints, telemetry of the devices to OUTPUT.telemetry (slipstream telemetry shows it).
+    Checkpoints go to OUTPUT.checkpoints, device telemetry to OUTPUT.telemetry (shown by slipstream telemetry).
 
-    PREPARED is a directory, or an address on s3://, gs:// or abfs://, from which the rows are streamed during training.
+    PREPARED is a directory, or an address on s3://, gs:// or abfs://, from which rows are streamed during training.
 
     Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
     """
@@ -145,7 +148,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             with sampled_machine(request):
                 run(request)
         except Superseded as error:
-            # Both started at once, so neither saw the other.
+            # Two processes started at once, so neither saw the other's lease.
             raise UserError(f"{error}; start again to wait for the other one") from None
         except Exception as error:
             if mendable := explained(error):

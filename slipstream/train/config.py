@@ -11,23 +11,24 @@ from pydantic import Field
 from slipstream.settings import LARGEST, Natural, Positive, Seed, Settings, settings, to_dict
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 
-#: Version of the arithmetic of a step. Raise it when a change of the code alters the results of a step on purpose:
-#: trainings from before then restart instead of resuming with other arithmetic.
+#: Version of the arithmetic of a training step. Increment it when a code change alters a step's results on purpose:
+#: older trainings then restart instead of resuming with different arithmetic.
 STEP_VERSION = 1
 
-#: Marks settings that may change on resume: they do not affect the result, or only by rounding. All others must equal
-#: the checkpoint's, and are part of the key of its directory.
+#: Annotation of settings that may change on resume: they affect the result at most by rounding. All other settings must
+#: equal the checkpoint's, and are part of the key of the checkpoint directory.
 MAY_CHANGE = "may change on resume"
 
 
 @settings
 class StepProfileConfig(Settings):
-    """Selection of the steps to profile."""
+    """Steps to profile with torch.profiler."""
 
     section = "training.profile"
 
     steps: Natural = 0
-    """Number of profiled steps, from the sixth on: the report shows their operations, with a trace; 0 means none."""
+    """Number of steps to profile, from the sixth step on. The report shows their operations, with a trace; 0 disables
+    profiling."""
 
 
 @settings
@@ -46,75 +47,78 @@ class TrainingConfig(Settings):
     batch_size: Positive = 256
     """Samples per optimiser step, over all processes."""
     accumulation: Annotated[int | Literal["auto"], MAY_CHANGE] = 1
-    """Micro-batches into which each process divides its batch, to save memory. "auto" finds the fewest that fit into
-    the devices' memory, by a trace of the step before the first attempt; later attempts keep the number. After a step
-    that ran out of memory the next attempt takes twice as many."""
+    """Micro-batches into which each process divides its batch, to save memory. "auto" traces a step before the first
+    attempt and takes the fewest micro-batches that fit into the devices' memory; later attempts keep the number. If a
+    step runs out of memory, the next attempt doubles the number."""
     recompute: Annotated[Literal["none", "full"], MAY_CHANGE] = "none"
-    """Activations that the backward pass recomputes: "none", or "full" for all of the model's blocks. Recomputation
-    takes less memory and more time, and changes no bit."""
+    """Activation checkpointing: "none", or "full" to recompute the activations of all blocks in the backward pass. It
+    takes less memory and more time, and changes no bit of the result."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     """Largest learning rate, at the end of the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-2
     """Weight decay of AdamW."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Fraction of all steps over which the learning rate rises."""
+    """Fraction of all steps over which the learning rate rises linearly."""
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
     """Largest norm of the gradient; 0 disables clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each label that is spread over all classes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Type of the computation: "auto" takes bf16 if all GPUs have it, else fp16 on GPUs, else fp32."""
+    """Floating-point type of forward and backward passes: "auto" takes bf16 if all GPUs support it, else fp16 on GPUs,
+    else fp32."""
     tf32: bool = False
-    """Let GPUs round the factors of fp32 matmuls and convolutions to 10 bits: faster, less exact."""
+    """Let GPUs round the inputs of fp32 matmuls and convolutions to TF32 (10 bits of mantissa): faster, less exact."""
     deterministic: bool = True
     """Use only kernels that give the same bits every time; GPUs have faster ones for some operations."""
     compile: bool = False
-    """Compile the model's pass in training with torch.compile, which takes a minute or so at every start. Small models
-    gain nothing; the report shows the gain."""
+    """Compile the model's training pass with torch.compile, which takes about a minute at every start. Small models
+    gain nothing; the report shows the speedup."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Decay per step of an exponential moving average of the weights, which is evaluated and kept as the trained model;
-    0 disables it."""
+    """Decay per step of an exponential moving average (EMA) of the weights. The averaged weights are evaluated and
+    become the trained model; 0 disables the average."""
     skip_nonfinite: Annotated[Natural, MAY_CHANGE] = 3
-    """Consecutive steps that are skipped for a non-finite loss or gradient; the next such step rolls back to a
-    checkpoint."""
+    """Consecutive steps with a non-finite loss or gradient that are skipped; one more rolls back to a checkpoint."""
     evaluate_every: Natural = 0
     """Steps between evaluations; 0 means once per epoch."""
     patience: Natural = 5
     """Evaluations without improvement after which training stops; 0 disables early stopping."""
     checkpoint_every: Annotated[Natural, MAY_CHANGE] = 0
-    """Steps between checkpoints. Without this and the next two settings: once per epoch."""
+    """Steps between checkpoints. If checkpoint_every, checkpoint_seconds and mean_time_between_failures are all 0, a
+    checkpoint is saved once per epoch."""
     checkpoint_seconds: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
-    """Instead: seconds between checkpoints."""
+    """Seconds between checkpoints; an alternative to checkpoint_every."""
     mean_time_between_failures: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
-    """Instead: seconds between failures of the whole job, from which Young's and Daly's formula finds the interval."""
+    """Mean seconds between failures of the whole job, from which the checkpoint interval is computed by Young's and
+    Daly's formula; an alternative to checkpoint_every."""
     checkpoint_uri: Annotated[str, MAY_CHANGE] = ""
     """Your own directory or store address for the checkpoints, which are kept after the end. Empty: a location that
-    every attempt and execution of the same training finds, and that is emptied after the end."""
+    is the same for every attempt and execution of this training, and that is emptied after the end."""
     resume: Annotated[Literal["auto", "same-code", "never"], MAY_CHANGE] = "auto"
-    """Checkpoints to resume from: "auto" for all of this training, "same-code" for those of exactly this code, "never"
-    for only those of this execution."""
+    """Checkpoints to resume from: "auto" for all checkpoints of this training, "same-code" for checkpoints that only
+    the current code has trained, "never" for checkpoints of the current execution only."""
     repetition: Natural = 0
-    """Another number makes another training: it starts from scratch, without Flyte's cache and older checkpoints."""
+    """Number of the repetition. Another number starts from scratch, ignoring Flyte's cache and older checkpoints."""
     when_held: Annotated[Literal["wait", "refuse"], MAY_CHANGE] = "wait"
-    """Action while another execution works on the same training: "wait" for it, or "refuse" with an error."""
+    """Action while another execution works on the same training: "wait" until it ends, or "refuse" with an error."""
     unsaved_limit: Annotated[float, Field(gt=0), MAY_CHANGE] = 3600.0
-    """Seconds for which training continues while the store accepts no checkpoint; then it waits for the store."""
+    """Seconds for which training continues while the store accepts no checkpoint; then training waits for the store."""
 
     parallel: Annotated[ParallelConfig, MAY_CHANGE] = field(default_factory=ParallelConfig)
     """Division of the model among the processes."""
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    """Exchange of the gradients if the model is not divided."""
+    """Gradient exchange of DistributedDataParallel, used if the model is not divided."""
     backend: Annotated[Literal["auto", "nccl", "gloo"], MAY_CHANGE] = "auto"
-    """Communication backend: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD GPUs
-    can work in one job, except in a pipeline."""
+    """Communication backend: "auto" takes NCCL (RCCL on AMD) on GPUs and gloo on CPUs. With gloo, NVIDIA and AMD GPUs
+    can train in one job, except in a pipeline."""
 
     profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
-    """Profile of the operations in a step."""
+    """Profiling of the operations in a step."""
     network_profile: Annotated[str, MAY_CHANGE] = ""
-    """Address of a tuner result, or of a history of results, to apply if it is for the same hardware; "latest": the
-    newest in collectives.history."""
+    """Address of a tuner result, or of a history of results. It is applied if it is for the same hardware; "latest"
+    means the newest in collectives.history, empty means none."""
     network_numbers: Annotated[Literal["", "keep", "may_change"], MAY_CHANGE] = ""
-    """Policy for tuner settings that can change numbers; empty: as in collectives.numbers."""
+    """Policy for tuner settings that can change numerical results: "keep" ignores them, "may_change" applies them;
+    empty means the value of collectives.numbers."""
 
     @property
     def micro_batches(self) -> int:
@@ -129,7 +133,7 @@ class TrainingConfig(Settings):
         if self.parallel.divides and self.ema:
             raise self.reject("ema", "0 with training.parallel: averages of divided weights are not supported")
         changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]
-        # The bucket view changes no number: old settings of divided models hold its earlier default.
+        # gradient_as_bucket_view changes no number, and old settings of divided models hold its earlier default.
         if self.parallel.divides and (name := next((n for n in changed if n != "gradient_as_bucket_view"), "")):
             default = getattr(GradientsConfig(), name)
             raise self.gradients.reject(name, f"{json.dumps(default)} with training.parallel: only DDP has it")
@@ -143,7 +147,7 @@ class TrainingConfig(Settings):
             raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them may be set")
 
 
-#: Settings that once counted as deciding the result: checkpoints may hold any value of them.
+#: Settings that older releases required to be unchanged on resume; checkpoints may hold any value of them.
 NO_LONGER_LASTING = ("training.gradients.gradient_as_bucket_view",)
 
 
@@ -151,6 +155,6 @@ def lasting(training: TrainingConfig) -> dict[str, object]:
     """Return the settings that decide the result and must not change on resume."""
     hints = get_type_hints(TrainingConfig, include_extras=True)
     free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
-    # The keys of checkpoint directories contain it: the view no longer counts, but keeps its first default.
+    # The key of a checkpoint directory contains this setting, so it always has its first default here.
     gradients = {**to_dict(training.gradients), "gradient_as_bucket_view": False}
     return {name: value for name, value in to_dict(training).items() if name not in free} | {"gradients": gradients}

@@ -1,9 +1,9 @@
-"""Data loader that reads batches from stored blocks to the device, ahead of the training loop.
+"""Data loader that prefetches batches from stored blocks to the device.
 
 One thread verifies every block when an epoch first uses it, gathers the rows of a batch into a reused buffer and copies
-them to the device on a separate stream. Its work (hashing, copying rows) releases the GIL, whereas processes would have
-to send every byte through a pipe or shared memory. Small batches are read and handed over several at a time: whenever
-the threads request the GIL, one of them waits for the other.
+them to the device on a separate stream. This work (hashing, copying) releases the GIL, whereas worker processes would
+have to send every byte through a pipe or shared memory. Small batches are read and handed over several at a time,
+because every handover between the threads contends for the GIL.
 """
 
 from __future__ import annotations
@@ -29,33 +29,36 @@ from slipstream.train.device_clock import wait_for
 from slipstream.train.gpu_threads import same_gpu
 from slipstream.train.telemetry.step_times import LoaderTimes
 
-#: Buffers: one in use by the consumer, one ready, one being filled.
+#: Number of buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
-#: Maximum bytes and batches of a buffer, which holds at least one batch. Its batches are read and handed over at once.
+#: Maximum bytes and batches of a buffer, which holds at least one batch. Batches of a buffer are handed over together.
 BUFFER_BYTES, BUFFER_BATCHES = 1 << 18, 16
-#: Alignment of a batch in bytes, as of its own allocation: results of a batch must not depend on its position in a
-#: buffer.
+#: Alignment of batches in a buffer, in bytes, so that results do not depend on a batch's position in its buffer.
 ALIGNMENT = 64
 #: Seconds between two calls of ``waiting`` while a batch is not ready.
 PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
-    """One rank's batch.
+    """One rank's batch, as views of a reused buffer of whole records.
 
-    ``inputs`` are ``[rows, *shape]`` in the signature's order, ``target`` is ``[rows]``, as is ``weight`` (float32,
-    mean 1) if rows are weighted. They are views of one reused buffer of whole records, so their row stride is a
-    record's size. They are valid until the next batch is requested; on a GPU, for all work enqueued on the current
-    stream by then. Rows after the first ``rows`` are padding. ``size`` is the number of rows of the global batch,
-    ``consumed`` the number of samples consumed by the run after it, ``wait`` the consumer's wait in seconds.
+    So the row stride of tensors is a record's size. They are valid until the next batch is requested; on a GPU, for all
+    work enqueued on the current stream by then.
     """
 
+    #: Tensors ``[rows, *shape]`` in the signature's order.
     inputs: tuple[Tensor, ...]
+    #: Labels ``[rows]``; tokens ``[rows, length]``.
     target: Tensor
+    #: Number of this rank's rows; tensor rows after these are padding.
     rows: int
+    #: Number of rows of the global batch; in an evaluation, of this rank's batch.
     size: int
+    #: Number of samples that the run has consumed including this batch.
     consumed: int
+    #: Seconds that the consumer waited for the batch.
     wait: float
+    #: Weights of the rows, float32 ``[rows]`` of mean 1; None without weights.
     weight: Tensor | None = None
 
 
@@ -72,11 +75,11 @@ def training_batches(  # noqa: PLR0913 - the data to read, and options of its co
 ) -> Generator[Batch, None, None]:
     """Return this rank's batches of the training split on its device, from ``start`` consumed samples on.
 
-    ``group`` is this rank's position among the ranks that divide the rows. Batches of fewer than ``padded`` rows are
-    padded with copies of their first row; empty ones with zeros. Without ``stop`` the iterator is endless. ``waiting``
-    is called about every second while a batch is not ready; an exception from it ends the wait. Raises
-    ``DamagedArtifact`` if a block's digest is wrong. The reading thread ends when the iterator is exhausted, closed or
-    garbage-collected; it adds its timings to ``times``.
+    ``group`` gives this rank's position among the data-parallel ranks. Batches of fewer than ``padded`` rows are padded
+    with copies of their first row; empty batches with zeros. Without ``stop`` the iterator is endless. ``waiting`` is
+    called about every second while a batch is not ready; an exception from it ends the wait. Raises ``DamagedArtifact``
+    if a block's digest is wrong. The reading thread ends when the iterator is exhausted, closed or garbage-collected;
+    it adds its timings to ``times``.
     """
     stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
     buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
@@ -95,8 +98,8 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Return one pass over this rank's contiguous rows of ``split``, in stored order.
 
-    Otherwise like :func:`training_batches`. Ranks may have different numbers of batches; ``rounds`` is a minimum,
-    reached with batches without rows. ``size`` is the number of rows of this rank's batch.
+    Arguments are as in :func:`training_batches`. Ranks may have different numbers of batches; ``rounds`` is a minimum,
+    reached by adding empty batches. ``size`` of a batch is the number of this rank's rows.
     """
     order = StoredOrder(stored_blocks(prepared, split), batch_size)
     stored = StoredRows(prepared, split, order.blocks)
@@ -106,7 +109,7 @@ def evaluation_batches(
 
 
 def stored_blocks(prepared: PreparedData, split: str) -> StoredBlocks:
-    """Return the storage layout of a split."""
+    """Return how the rows of a split are stored: segments, block size and shuffling."""
     return StoredBlocks(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
 
 
@@ -118,9 +121,9 @@ def prefetch(
     padded: int = 0,
     times: LoaderTimes | None = None,
 ) -> Generator[Batch, None, None]:
-    """Yield the planned batches, which a thread reads into ``buffers``.
+    """Yield the planned batches, which a background thread reads into ``buffers``.
 
-    Errors of the thread are raised here.
+    Errors of the thread are raised in the consumer.
     """
     # Before Python 3.13 SimpleQueue.get never returns if a signal's handler ends after the timeout.
     ready: Queue[Ready] = Queue()
@@ -154,12 +157,12 @@ def prefetch(
             free.put(buffer)
     finally:
         free.put(None)
-        # With a timeout: a reader that waits for a disk ends with the process.
+        # With a timeout, because the thread may be waiting for a disk; it is a daemon.
         thread.join(PATIENCE_S)
 
 
 def next_ready(ready: Queue[Ready], waiting: Callable[[], None] | None) -> Ready:
-    """Return the next item of the reading thread, calling ``waiting`` now and then meanwhile."""
+    """Return the next item of the reading thread; call ``waiting`` every second until it is there."""
     while True:
         try:
             return ready.get(timeout=PATIENCE_S)
@@ -175,9 +178,9 @@ def read_batches(
     ready: Queue[Ready],
     times: LoaderTimes,
 ) -> None:
-    """Fill free buffers by the plans; the body of the reading thread.
+    """Fill free buffers by the plans, in the reading thread.
 
-    It ends after the last plan, or on ``None`` instead of a buffer.
+    Ends after the last plan, or when ``free`` yields None.
     """
     plans = stored.when_local(plans)
     try:
@@ -208,7 +211,7 @@ def read_batches(
 
 
 class StoredRows:
-    """Memory-mapped rows of a split; every block is verified before its rows are used."""
+    """Memory-mapped rows of a split, with verification of every block before use."""
 
     def __init__(self, prepared: PreparedData, split: str, blocks: StoredBlocks) -> None:
         self._artifact = prepared.artifact
@@ -221,11 +224,11 @@ class StoredRows:
 
     @property
     def streamed(self) -> bool:
-        """True if rows come from a store, and may be late."""
+        """True if rows come from a store, so that batches may be late."""
         return self._stream is not None
 
     def when_local(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
-        """Return the plans; each follows once its blocks are on this machine."""
+        """Yield every plan once the blocks with its rows are on this machine."""
         if self._stream is None:
             return plans
         return self._stream.prefetch((plan, self._blocks(plan)) for plan in plans)
@@ -237,7 +240,7 @@ class StoredRows:
         return [(self._names[stored.segment[number]], int(stored.within[number])) for number in numbers]
 
     def verified(self, plans: list[BatchPlan]) -> tuple[list[BatchPlan], DamagedArtifact | None]:
-        """Return the plans before the first with a damaged block, and that block's error."""
+        """Return the plans before the first damaged block, and the error of that block (None if undamaged)."""
         for index, plan in enumerate(plans):
             try:
                 for block in plan.blocks:
@@ -247,14 +250,14 @@ class StoredRows:
         return plans, None
 
     def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy the ``rows`` (int64 ``[rows]``) to the beginning of ``out`` (uint8 ``[*, record]``)."""
+        """Copy the ``rows`` (numbers, int64 ``[rows]``) to the beginning of ``out`` (uint8 ``[*, record]``)."""
         for segment, begin, end in self._runs(rows):
             # All rows are in range; mode "clip" writes into `out` directly, mode "raise" would copy twice.
             within_segment = rows[begin:end] - self._starts[segment]
             self._maps[segment].take(within_segment, axis=0, out=out[begin:end], mode="clip")
 
     def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:
-        """Return the runs of ``rows`` in the same segment: the segment, and the range of indices into ``rows``."""
+        """Return the runs of ``rows`` in the same segment, as (segment, begin, end) with indices into ``rows``."""
         if len(self._maps) == 1:
             return [(0, 0, len(rows))]
         segment = np.searchsorted(self._starts, rows, side="right") - 1
@@ -270,7 +273,7 @@ class StoredRows:
 
 
 class HostBuffer:
-    """Host buffer for the records of ``batches`` batches of at most ``rows`` rows, to train on a CPU."""
+    """Host buffer for ``batches`` batches of at most ``rows`` records, for training on a CPU."""
 
     def __init__(self, batches: int, rows: int, signature: Signature, pinned: bool = False) -> None:
         size = signature.record.itemsize
@@ -285,14 +288,14 @@ class HostBuffer:
         self._fields = [fields(part[:rows], signature) for part in self._memory().split(self._stride)]
 
     def _memory(self) -> Tensor:
-        """Return the memory behind the batches' tensors."""
+        """Return the memory that the batches' tensors view."""
         return self._host
 
     def row_numbers(self, plans: list[BatchPlan]) -> np.ndarray:
-        """Return the row of the split (int64) at every position of the first batches.
+        """Return the split's row number (int64) for every position of the planned batches.
 
-        Short batches are padded with their first row, if any: a model's results on a real row are finite, on zeros they
-        need not be.
+        Short batches are padded with their first row, if any: a model's results on a real row are finite, on zeros
+        perhaps not.
         """
         for numbers, plan in zip(self._row_numbers, plans, strict=False):
             rows = plan.rows
@@ -302,16 +305,16 @@ class HostBuffer:
         return self._row_numbers[: len(plans)].reshape(-1)
 
     def clear(self, plans: list[BatchPlan]) -> None:
-        """Zero the batches without rows, because their content was not verified."""
+        """Zero the batches that have no rows, because their content was not verified."""
         for index, plan in enumerate(plans):
             if not len(plan.rows):
                 self.records[index * self._stride : (index + 1) * self._stride] = 0
 
     def send(self, batches: int) -> None:
-        """Copy the first batches to the device; called by the reading thread."""
+        """Copy the first ``batches`` batches to the device; called by the reading thread."""
 
     def tensors(self, index: int, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Return inputs, target and weight (None without weights) of the first ``rows`` records of a batch."""
+        """Return inputs, target and weight (None without weights) of the first ``rows`` records of batch ``index``."""
         columns = self._fields[index]
         if rows < self._rows:
             columns = tuple(field[:rows] for field in columns)
@@ -319,17 +322,17 @@ class HostBuffer:
         return inputs, target, weight[0] if weight else None
 
     def release(self) -> None:
-        """Release the tensors; called by the consumer once it has enqueued all work on them."""
+        """Allow reuse of the tensors; called by the consumer once it has enqueued all work on them."""
 
 
 class DeviceBuffer(HostBuffer):
-    """Buffer for the records of some batches in pinned host memory and on a GPU."""
+    """Buffer for batches in pinned host memory, with a copy on a GPU."""
 
     def __init__(self, batches: int, rows: int, signature: Signature, device: torch.device) -> None:
         self._target = device
         super().__init__(batches, rows, signature, pinned=True)
         self._stream = torch.cuda.Stream(device)
-        # Work on the consumer's stream may still use this memory, if it was allocated for another tensor before.
+        # Work on the consumer's stream may still use this memory for an earlier tensor that was freed.
         self._used = torch.cuda.current_stream(device).record_event()
 
     def _memory(self) -> Tensor:
@@ -349,7 +352,7 @@ class DeviceBuffer(HostBuffer):
 
 
 def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
-    """Return inputs of ``rows`` rows of zeros, with the memory layout of a batch."""
+    """Return model inputs of ``rows`` zero rows, with the memory layout of a batch."""
     buffer = make_buffer(1, rows, signature, device)
     buffer.records[:] = 0
     buffer.send(1)
@@ -361,7 +364,7 @@ def make_buffers(
 ) -> list[HostBuffer]:
     """Return the buffers of one iterator, for at most ``most`` batches of ``rows`` records each.
 
-    Buffers of ``streamed`` rows have one batch: a late batch must not hold back those before it.
+    With ``streamed`` rows a buffer holds one batch, because a late batch would delay earlier batches of its buffer.
     """
     batches = 1 if streamed else min(BUFFER_BATCHES, BUFFER_BYTES // max(1, rows * signature.record.itemsize))
     if most is not None:
@@ -376,13 +379,13 @@ def make_buffer(batches: int, rows: int, signature: Signature, device: torch.dev
 
 
 def aligned(rows: int, size: int) -> int:
-    """Return the least number of records of ``size`` bytes, at least ``rows``, after which another batch may start."""
+    """Round ``rows`` up so that the next batch is aligned; records have ``size`` bytes."""
     step = ALIGNMENT // math.gcd(ALIGNMENT, size)
     return -(-rows // step) * step
 
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
-    """Return views of uint8 records ``[rows, record]``, one for every input and label."""
+    """Return views of records (uint8 ``[rows, record]``), one for every input and label."""
     views = []
     offsets = signature.record.fields
     assert offsets is not None
@@ -394,5 +397,5 @@ def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
     return tuple(views)
 
 
-#: Item of the reading thread: a buffer with its batches, an error, or None at the end.
+#: Item of the reading thread: a buffer with its batches' plans, an error, or None at the end.
 Ready = tuple[HostBuffer, list[BatchPlan]] | BaseException | None

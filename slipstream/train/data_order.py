@@ -1,6 +1,6 @@
 """Order of the training rows: a pure function of seed, epoch and consumed samples, for any number of processes.
 
-A global batch is an ordered list of G rows; rank r of W reads those from ``floor(rG/W)`` to ``floor((r+1)G/W)``. So the
+A global batch is an ordered list of G rows; rank r of W reads rows ``floor(rG/W)`` to ``floor((r+1)G/W)`` of it. So the
 number of consumed samples is the only state of the loader. Sizes need not be divisible, every row occurs exactly once
 per epoch, and the last batch of an epoch may be short.
 
@@ -10,14 +10,14 @@ random ones:
 
 * The *sequence* of an epoch lists all rows. It is divided into strata. A stratum is a segment, or several segments that
   are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows are in
-  random order, the same for all blocks of equal length; this suffices, as a row's position in its block is random
-  already. It allows large batches to read a few neighbouring rows at once.
+  random order, the same for all blocks of equal length; this suffices, as a row's position in its block is already
+  random. It allows large batches to read a few neighbouring rows at once.
 * Each stratum is divided into *lanes*, intervals of the sequence of equal length, about :data:`LANES` in all. Every
-  batch takes rows from every lane in proportion to its length. So it mixes as many blocks as there are lanes, and
-  contains all segments in the proportion of their sizes.
-* After D samples of an epoch of N samples, the lanes before position P of the sequence have given ``floor(P·D/N)`` rows
-  in all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane has at least N/G
-  rows.
+  batch takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes,
+  and contains all segments in the proportion of their sizes.
+* After D samples of an epoch of N samples, the lanes before position P of the sequence have contributed
+  ``floor(P·D/N)`` rows in all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane
+  has at least N/G rows.
 
 Lanes do not depend on the number of processes. A batch lists its rows lane by lane, so each rank reads the blocks of a
 few lanes only.
@@ -34,20 +34,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Version of the order. A checkpoint of another version cannot be resumed, since its step means other samples.
+#: Version of this order. A checkpoint with another version cannot be resumed, since its step means other samples.
 ORDER_VERSION = 2
-#: Blocks that a batch mixes. More of them cause more cache misses; with fewer, more ranks read the same block.
+#: Approximate number of lanes, and so of blocks that a batch mixes. More cause more cache misses; with fewer, more
+#: ranks read the same block.
 LANES = 8
 #: Approximate number of runs of neighbouring rows that a batch reads per lane; runs are faster to read than single
 #: rows.
 RUNS = 16
-#: Rows planned at once, which takes little longer than planning one batch.
+#: Number of rows for which batches are planned at once; it takes little longer than planning one batch.
 PLANNED_ROWS = 65_536
 NO_ROWS = np.empty(0, np.int64)
 
 
 def share(rank: int, world: int, length: int) -> slice:
-    """Return the slice of a list of ``length`` items that belongs to ``rank`` of ``world``; slices are consecutive."""
+    """Return the slice of a list of ``length`` items that belongs to ``rank``; all ranks' slices are consecutive."""
     return slice(rank * length // world, (rank + 1) * length // world)
 
 
@@ -60,12 +61,10 @@ def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
-    """Return a random permutation of ``range(length)`` (int64), a pure function of the arguments.
-
-    Sorts Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that have their index in
-    the low bits. All are different, so every sorting algorithm gives the same result. Raw draws do not change between
-    versions of NumPy.
-    """
+    """Return a random permutation of ``range(length)`` (int64), a pure function of the arguments."""
+    # Sort Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that have their index in
+    # the low bits. All draws are different, so every sorting algorithm gives the same result. Raw draws do not change
+    # between versions of NumPy.
     index_bits = np.uint64(max(length - 1, 0).bit_length())
     draws = np.random.Philox(key=[seed, epoch], counter=[0, purpose, 0, 0]).random_raw(length)
     draws = draws >> index_bits << index_bits | np.arange(length, dtype=np.uint64)
@@ -74,11 +73,11 @@ def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
 
 
 class StoredBlocks:
-    """Storage layout of a split: files of blocks of ``block_rows`` rows.
+    """Storage layout of a split: files ("segments") of blocks of ``block_rows`` rows.
 
     ``segments`` holds the row count of every file. Rows and blocks are numbered consecutively through all files; a
-    file's last block may be short. ``shuffled`` holds the row count of every set of files that were shuffled together,
-    by default of every file.
+    file's last block may be short. ``shuffled`` holds the row count of every group of files that were shuffled
+    together, by default of every file.
     """
 
     def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:
@@ -88,9 +87,11 @@ class StoredBlocks:
         self.block_rows = block_rows
         self.rows = sum(segments)
         self.count = sum(counts)
-        #: int64 ``[blocks]``: the file of each block, its number in the file, and its number of rows.
+        #: int64 ``[blocks]``: the number of each block's file.
         self.segment = np.repeat(np.arange(len(segments)), counts)
+        #: int64 ``[blocks]``: the number of each block in its file.
         self.within = np.concatenate([np.arange(count) for count in [*counts, 0]])
+        #: int64 ``[blocks]``: the number of rows of each block.
         self.length = np.minimum(block_rows, np.asarray(segments, np.int64)[self.segment] - self.within * block_rows)
         #: int64 ``[blocks]``: the row number of each block's first row.
         self.first = np.cumsum(self.length) - self.length
@@ -100,16 +101,15 @@ class StoredBlocks:
 
 
 class BatchPlan(NamedTuple):
-    """One rank's reads for one batch.
+    """One rank's reads for one batch."""
 
-    ``rows`` are row numbers (int64) in order. ``blocks`` are the blocks that this rank reads for the first time in the
-    epoch, or since it started. ``size`` is the number of rows of the global batch, ``consumed`` the number of samples
-    consumed by the run after it.
-    """
-
+    #: Row numbers (int64) in order.
     rows: np.ndarray
+    #: Blocks to verify: those that this rank reads for the first time in the epoch, or since its start.
     blocks: list[int]
+    #: Number of rows of the global batch.
     size: int
+    #: Number of samples that the run has consumed including this batch.
     consumed: int
 
 
@@ -117,7 +117,8 @@ class BatchPlan(NamedTuple):
 class BlockSequence:
     """Order of the blocks in one epoch.
 
-    ``block[i]`` starts at position ``start[i]`` of the epoch's sequence (int64, ``[blocks]`` and ``[blocks + 1]``).
+    Block ``block[i]`` starts at position ``start[i]`` of the epoch's sequence. Both are int64, ``[blocks]`` and
+    ``[blocks + 1]``.
     """
 
     block: np.ndarray
@@ -125,7 +126,7 @@ class BlockSequence:
 
 
 class GlobalOrder:
-    """Order of the training rows, epoch after epoch without end, in batches of ``batch_size``."""
+    """Endless order of the training rows, epoch after epoch, in batches of ``batch_size``."""
 
     def __init__(self, blocks: StoredBlocks, batch_size: int, seed: int) -> None:
         self.blocks = blocks
@@ -133,7 +134,7 @@ class GlobalOrder:
         self.seed = seed
         self._strata = strata(blocks, batch_size)
         self._cuts = cuts(blocks, batch_size, self._strata)
-        #: Approximate number of rows that a batch takes from one lane; they are read in ascending order.
+        #: Approximate number of rows that a batch takes from one lane, to be read in ascending order.
         self._lane_rows = max(1, batch_size // (len(self._cuts) - 1))
         self._sequence = lru_cache(maxsize=2)(self._shuffle_blocks)
         self._within = lru_cache(maxsize=8)(self._shuffle_rows)
@@ -144,20 +145,20 @@ class GlobalOrder:
 
     @property
     def largest(self) -> int:
-        """Rows of the largest batch."""
+        """Number of rows of the largest batch."""
         return min(self.batch_size, self.blocks.rows)
 
     def consumed(self, step: int) -> int:
-        """Return the number of samples that ``step`` steps of the run consume."""
+        """Return the number of samples that the first ``step`` steps of the run consume."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return epoch * self.blocks.rows + within * self.batch_size
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
+        """Return the row numbers (int64 ``[G]``) of the global batch of a step, counted from 0."""
         return next(self.plans(0, 1, self.consumed(step), self.consumed(step + 1))).rows
 
     def plans(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[BatchPlan]:
-        """Yield the batch plans of ``rank`` of ``world`` from ``start`` to ``stop`` consumed samples, or without end.
+        """Yield the batch plans of ``rank`` from ``start`` to ``stop`` consumed samples; endless without ``stop``.
 
         Raises ``ValueError`` if no batch starts after ``start`` samples.
         """
@@ -180,12 +181,9 @@ class GlobalOrder:
     def _plan(
         self, epoch: int, step: int, steps: int, rank: int, world: int, verified: set[int]
     ) -> tuple[list[BatchPlan], set[int]]:
-        """Return the plans of ``steps`` steps and the blocks that they use.
-
-        ``verified`` are the blocks used before. The arrays are int64 ``[steps, lanes]``. A lane fills an interval of
-        the batch. This rank's part is from ``begin`` to ``end``; its rows are those of the sequence from ``first`` to
-        ``last``.
-        """
+        """Return the plans of ``steps`` steps, without the blocks ``verified``, and the blocks that they use."""
+        # Arrays are int64 ``[steps, lanes]``. Of a lane's interval of the batch this rank reads from ``begin`` to
+        # ``end``, which are the rows from ``first`` to ``last`` of the sequence.
         sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
         done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.blocks.rows)
         given = starts * done[:, None] // self.blocks.rows
@@ -228,7 +226,7 @@ class GlobalOrder:
         return plans, set(due)
 
     def _shuffle_rows(self, epoch: int, length: int) -> np.ndarray:
-        """Return the order of the rows in a block of ``length`` rows."""
+        """Return the order of rows (int64) within every block of ``length`` rows."""
         run = max(1, self._lane_rows // RUNS)
         order = shuffled(-(-length // run), self.seed, epoch, length)[:, None] * run + np.arange(run)
         order = order[order < length]
@@ -239,7 +237,7 @@ class GlobalOrder:
         return order
 
     def _shuffle_blocks(self, epoch: int) -> BlockSequence:
-        """Return the order of the blocks in an epoch: by stratum, random within it."""
+        """Return the order of the blocks in an epoch: stratum by stratum, random within a stratum."""
         block = shuffled(self.blocks.count, self.seed, epoch, 0)
         stratum = np.searchsorted(self._strata, self.blocks.first[block], side="right")
         block = block[np.argsort(stratum, kind="stable")]
@@ -248,9 +246,9 @@ class GlobalOrder:
 
 
 def strata(blocks: StoredBlocks, batch_size: int) -> list[int]:
-    """Return the ends of the strata.
+    """Return the end of every stratum, as a number of rows.
 
-    A stratum is a set of files, joined with the next while it is too small for a row in every batch.
+    A stratum is a group of files, joined with the next while it has too few rows to be in every batch.
     """
     least = -(-blocks.rows // batch_size)
     ends = [0]
@@ -283,7 +281,7 @@ class StoredOrder:
 
     @property
     def largest(self) -> int:
-        """Rows of the largest batch."""
+        """Number of rows of the largest batch."""
         return min(self.batch_size, self.blocks.rows)
 
     def batches(self, rank: int, world: int) -> int:
@@ -291,10 +289,9 @@ class StoredOrder:
         return -(-(mine.stop - mine.start) // self.batch_size)
 
     def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
-        """Yield the batch plans of ``rank`` of ``world``.
+        """Yield the batch plans of ``rank``, at least ``rounds``; additional plans have no rows.
 
-        ``consumed`` is the number of the row that follows. There are at least ``rounds`` plans; the additional ones
-        have no rows.
+        ``consumed`` is the number of the row after the batch.
         """
         mine, read = share(rank, world, self.blocks.rows), -1
         starts = range(mine.start, mine.stop, self.batch_size)

@@ -10,14 +10,14 @@ import torch
 
 
 class Mark(Protocol):
-    """Position in the device's work."""
+    """Position in the device's queue of work."""
 
     def wait(self) -> float:
-        """Wait until the device gets here; return that time, on the clock of ``time.perf_counter``."""
+        """Wait until the device reaches this position; return the time, in seconds of ``time.perf_counter``."""
 
 
 class Past(NamedTuple):
-    """Position that the device has passed."""
+    """Position that the device has passed, with the time ``at``."""
 
     at: float
 
@@ -26,7 +26,7 @@ class Past(NamedTuple):
 
 
 class DeviceClock:
-    """Clock of a synchronous device, like a CPU."""
+    """Clock of a device that finishes work before the call returns, like a CPU."""
 
     def mark(self) -> Mark:
         """Mark the end of the work enqueued so far."""
@@ -37,7 +37,7 @@ class CudaClock(DeviceClock):
     """Clock of a GPU's current stream.
 
     Wait for marks in about the order of their creation. Each time is measured from the last mark waited for, because
-    GPUs measure long times less exactly.
+    CUDA events measure long intervals less exactly.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class CudaMark:
 def wait_for(stream: torch.cuda.Stream) -> None:
     """Wait until the GPU has finished the work enqueued on the stream so far.
 
-    The thread sleeps meanwhile. Waiting for a stream, or for an event that is not ``blocking``, would keep a core busy.
+    The thread sleeps. Waiting for a stream, or for an event that is not ``blocking``, would keep a core busy.
     """
     event = torch.cuda.Event(blocking=True)
     event.record(stream)

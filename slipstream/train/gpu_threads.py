@@ -1,7 +1,7 @@
 """GPU selection for new threads.
 
-A thread starts on the first GPU, whichever its process uses. There a stream of its own creates a context: half a GiB on
-GPU 0 for every rank of the machine.
+The current device of a new thread is GPU 0, whichever GPU its process uses. Creating a stream there would create a CUDA
+context: half a GiB on GPU 0 for every rank of the machine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 
 def same_gpu() -> Callable[[], None]:
-    """Return a function that moves a new thread to this thread's GPU.
+    """Return a function that selects this thread's GPU in a new thread, which must call it first.
 
-    The new thread calls it first. It does nothing if this process uses no GPU.
+    It does nothing if this process uses no GPU.
     """
     if not torch.cuda.is_initialized():
         return lambda: None

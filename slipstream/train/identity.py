@@ -1,8 +1,8 @@
 """Identity of a training: the values that must equal a checkpoint's to resume it.
 
-It holds the meaning of the work: data, model, settings, the user's model code, the base, the order of the samples and
-:data:`STEP_VERSION`. It holds no code version, so a training resumes after an edit of the code. The digests of all
-modules are stored separately, to name changed ones.
+It covers data, model, settings, the user's model code, the base, the order of the samples and :data:`STEP_VERSION`. It
+has no code version, so a training resumes after code edits. The digests of all modules are stored separately, to name
+changed ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.train.checkpoint.restore import MANIFESTS
 from slipstream.train.config import STEP_VERSION, TrainingConfig, lasting
 from slipstream.train.data_order import ORDER_VERSION
 
-#: Maximum number of modules that one line names.
+#: Maximum number of changed modules that a log line names.
 NAMED = 5
 
 
@@ -32,12 +32,12 @@ def identity(
     applied: AppliedTuning | None = None,
     base_digest: str = "",
 ) -> dict[str, object]:
-    """Return the values that must equal the checkpoint's to resume it.
+    """Return the values that must equal a checkpoint's to resume it.
 
     They are everything that determines the result, and the applied tuning, but not the number of micro-batches, the
-    checkpoint interval or the code. A base and adapters to start from count by their digests. On disks the same files
-    have the same digest at every path. In a store it follows the store's metadata, so the same files elsewhere may be
-    another base.
+    checkpoint interval or the code. A base and initial adapters count by their digests. On disks the same files have
+    the same digest at every path. In a store the digest follows the store's metadata, so a copy of the files may count
+    as another base.
     """
     code = model_code(model)
     return {
@@ -53,7 +53,7 @@ def identity(
 
 
 def in_older_form(identity: Mapping[str, object], model: ModelConfig) -> dict[str, object]:
-    """Return an identity as releases before :data:`STEP_VERSION` wrote it, without the fields of :data:`MANIFESTS`.
+    """Return an identity as releases before :data:`STEP_VERSION` wrote it, without :data:`MANIFESTS`.
 
     For checkpoint directories that ``training.checkpoint_uri`` names; to be removed with the next release.
     """
@@ -63,12 +63,12 @@ def in_older_form(identity: Mapping[str, object], model: ModelConfig) -> dict[st
 
 
 def training_code() -> tuple[str, dict[str, str]]:
-    """Return the code version of this process and the digest of every module that trains."""
+    """Return the code version of this process and the digest of every module used in training."""
     return code_version("train"), module_digests(STAGES["train"].engines)
 
 
 def describe_other_code(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a line on the modules that changed since a checkpoint was written; empty if none did."""
+    """Return a log line that names modules changed since a checkpoint; empty without changes."""
     changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if not changed:
         return ""

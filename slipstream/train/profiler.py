@@ -1,4 +1,4 @@
-"""Profile of some steps: the time of every operation or kernel, and a trace."""
+"""Profiling of some steps: the time of every operation or kernel, and a trace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from slipstream.artifacts.records import to_json
 from slipstream.artifacts.results.training import OPERATIONS, TRACE, Operation, Operations
 
-#: Steps before the recorded ones: the first steps are slower, and so is the first recorded one.
+#: Steps without profiling, and with profiling but discarded: first steps, and first profiled steps, are slower.
 WAIT, WARM_UP = 4, 1
-#: Number of operations listed.
+#: Maximum number of operations in the result.
 LISTED = 40
-#: The profiler's own mark of a step.
+#: Prefix of the event that the profiler adds for every step.
 MARK = "ProfilerStep"
 
 
@@ -34,7 +34,7 @@ class StepProfiler:
             schedule=schedule(wait=WAIT, warmup=WARM_UP, active=steps, repeat=1),
             on_trace_ready=self._take,
         )
-        #: The files of the profile by name, once it is complete.
+        #: Files of the profile, by name; empty until it is complete.
         self.files: dict[str, bytes] = {}
 
     def __enter__(self) -> None:
@@ -48,7 +48,7 @@ class StepProfiler:
         self._profile.step()
 
     def _take(self, finished: profile) -> None:
-        # An attempt may end before; fewer steps give no time per step.
+        # If the attempt ends before all steps are recorded, times per step would be wrong.
         if finished.step_num < WAIT + WARM_UP + self._steps:
             return
         with tempfile.TemporaryDirectory() as scratch:
@@ -59,12 +59,9 @@ class StepProfiler:
 
 
 def operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu: bool) -> Operations:
-    """Return the time that ``steps`` steps spent per operation (CPU) or kernel (GPU).
-
-    The profiler counts a kernel's time three times: for the kernel, for the operation that launched it, and for the
-    annotations around that. Like its own total (``torch.autograd.profiler_util._build_table``), this counts only the
-    work of the device.
-    """
+    """Return the time that ``steps`` steps spent per operation (CPU) or kernel (GPU)."""
+    # The profiler counts a kernel's time three times: for the kernel, for the operation that launched it, and for
+    # enclosing annotations. Like torch's own total (``torch.autograd.profiler_util._build_table``), only kernels count.
     found = [
         Operation(name=str(event.key), calls=event.count, seconds=1e-6 * microseconds)
         for event in events

@@ -1,4 +1,4 @@
-"""Training of one model in this process group, for the Flyte task and plain ``torchrun``."""
+"""Training of one model in this process group, for Flyte's task and plain ``torchrun``."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ LOG = logger("train")
 def run(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint if there is one, and write the trained model (on rank 0).
 
-    Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any of them found a user error,
+    Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any rank found a user error,
     :class:`~slipstream.errors.Preempted` when a machine is preempted,
-    :class:`~slipstream.train.loop.train_loop.Stopped` if the request's callback stops it, and on a rank alone
+    :class:`~slipstream.train.loop.train_loop.Stopped` if the request's callback stops training, and on a single rank
     :class:`~slipstream.errors.OutOfMemory`, or ``UserError`` if smaller micro-batches would not help.
     """
     started = time.perf_counter()
@@ -91,8 +91,8 @@ def run(request: TrainingRequest) -> None:
         setup = Setup.begin(request, group, exchange, on_host)
         with same_error_on_all_ranks(on_host):
             state = setup.state()
-        # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
-        # also draw from Python's and NumPy's generators, so these are seeded too.
+        # From here on only layers such as dropout draw random numbers, which must differ between ranks. A user's model
+        # may also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(generator_seed(training.seed, setup.layout.data_rank))
         clock = clock_of(group.device)
         interval = interval_of(training, setup.data)
@@ -128,7 +128,7 @@ def run(request: TrainingRequest) -> None:
                     write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
                 except OSError as error:
                     refused = cannot_write(request.directory, error).message
-            # Reading the tensors of a divided model takes all ranks, also if rank 0 could not write them.
+            # Gathering the tensors of a divided model is collective: all ranks iterate, even if rank 0 failed to write.
             deque(chain(best.tensors(), last.tensors()), maxlen=0)
             if request.delivered_by_agent and not refused:
                 checkpoints.hand_over()
@@ -145,8 +145,8 @@ def train(
 ) -> dict[str, bytes]:
     """Train to the end, from the newest checkpoint if there is one, and return the record files by name.
 
-    Live progress goes to the paths of the request. ``made_for`` is stored with a number of micro-batches for the next
-    attempt.
+    Live progress goes to the paths in ``request``. ``made_for`` is stored with a micro-batch count for the next
+    attempt, if a rank runs out of memory.
     """
     training, group, recorder = setup.training, setup.group, guard.recorder
     describe_machine(recorder.record, request.sampled, group)
@@ -159,7 +159,7 @@ def train(
     checkpoints.prepare(state.to_save())
 
     def restore(least: int, most: int) -> Restored | None:
-        # Do not roll back to a checkpoint that a preemption notice caused: another run would not have it.
+        # Use only regular checkpoints: a run without this preemption would not have the extra checkpoint.
         regular = guard.interval.steps or 1
         return checkpoints.restore(
             lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
@@ -207,14 +207,14 @@ def train(
         bottleneck=bottleneck,
         code_versions=checkpoints.trained_by,
     )
-    # All pods have uploaded their samples: the ranks have exchanged memory figures since.
+    # All pods have uploaded their samples, because the ranks have exchanged memory figures afterwards.
     devices = devices_of(checkpoints.home.storage, attempts) if group.rank == 0 else None
     files = record_files(history(state, group, setup.precision), attempt, devices)
     return files | (profiler.files if profiler else {})
 
 
 def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) -> None:
-    """Record where this attempt runs, as far as its pod's agent knows."""
+    """Record device, pods, node and spot capacity of this attempt; the node is the host name without a sampler."""
     gpu = group.device.type == "cuda"
     record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
     record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))
@@ -223,7 +223,7 @@ def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) 
 
 
 def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolicy) -> None:
-    """Log the checkpoint that training resumes from, and possible causes of different numbers."""
+    """Log the checkpoint that training resumes from, and reasons why results may differ."""
     LOG.info("training resumes from step %d (%s)", restored.step, restored.source)
     if not restored.trained_by:
         LOG.warning("the checkpoint is of an older release, which recorded other digests: its data was not compared")
@@ -236,7 +236,7 @@ def log_resumption(restored: Restored, state: TrainingState, policy: ResumePolic
 
 
 def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:
-    """Return the checkpoint interval from the setting that is given; by default one epoch."""
+    """Return the checkpoint interval from the settings; by default one epoch."""
     if training.checkpoint_seconds or training.mean_time_between_failures:
         return Interval(0, training.checkpoint_seconds, training.mean_time_between_failures)
     epoch = math.ceil(sum(data.segment_rows("train")) / training.batch_size)
@@ -244,7 +244,7 @@ def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:
 
 
 def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: AttemptRecord) -> Throughput | None:
-    """Return the throughput of this attempt's steps, including all waits between them."""
+    """Return the throughput of this attempt's steps, including data waits and stalls."""
     training, group, data, precision = setup.training, setup.group, setup.data, setup.precision
     order = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed)
     return throughput(

@@ -1,9 +1,9 @@
 """Setup of one training attempt, before a checkpoint is read.
 
 It comprises the data, the model and its division among the ranks, the start model and the teacher, and the conditions
-of bitwise reproducibility. If these are equal, a resumed run ends with the same bits as an uninterrupted one. Otherwise
-the samples and their order are the same, but numbers differ by rounding, or by more if a layer depends on how a batch
-is divided among processes.
+of bitwise reproducibility. If the conditions are equal, a resumed run ends with the same bits as an uninterrupted run.
+Otherwise the samples and their order are the same, but numbers differ by rounding, or by more if a layer depends on how
+a batch is divided among processes.
 """
 
 from __future__ import annotations
@@ -80,26 +80,27 @@ class TrainingRequest:
     directory: Path
     #: Checkpoint directory, a path or a store's address.
     home: str
-    #: Provenance in the manifest of the trained model.
+    #: Provenance to write into the manifest of the trained model.
     made_by: Mapping[str, object]
-    #: Identity of this attempt among all attempts at the same training.
+    #: Execution and Flyte attempt that run this training.
     holder: Holder = Holder()
-    #: True if another process holds the checkpoint directory from the end of the training until the model is delivered.
+    #: True if another process continues the lease after training, until the model is delivered to Flyte.
     delivered_by_agent: bool = False
-    #: Cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
+    #: Cloud whose preemption notices are polled; "auto" tries all clouds, "none" polls none.
     notices: str = "none"
-    #: Seconds from SIGTERM to the end, to save and exit.
+    #: Seconds from SIGTERM to SIGKILL, in which to save and exit.
     grace_s: float = 25.0
     #: Trained model to start from, with its architecture and weights, instead of a fresh ``model``.
     start: Path | None = None
-    #: Trained model to distil from, and how.
+    #: Trained model to distil from; None without distillation.
     teacher: Path | None = None
+    #: Settings of distillation.
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
-    #: The user's configured factory, the only untrusted factory that may make these two models.
+    #: The user's configured factory, the only untrusted factory that may build the start model and the teacher.
     factory: str = ""
-    #: File to which rank 0 writes live progress; None for none.
+    #: File to which rank 0 writes live progress; None disables it.
     so_far: Path | None = None
-    #: Directory in which the sampler of this machine or pod stores its samples; None without one.
+    #: Directory in which the telemetry sampler of this machine or pod stores its samples; None without a sampler.
     sampled: Path | None = None
     #: Callback after every evaluation, given on all ranks or on none. Called on rank 0 with all evaluations so far;
     #: True stops all ranks.
@@ -108,10 +109,10 @@ class TrainingRequest:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Start model and teacher of a training.
+    """Start model and teacher of a training; either may be None.
 
-    ``start`` gives the architecture and the first weights; without it both are fresh. ``teacher`` is distilled from in
-    addition to the labels.
+    ``start`` gives the architecture and the initial weights. ``teacher`` adds a distillation loss to that of the
+    labels.
     """
 
     start: TrainedModel | None
@@ -122,8 +123,8 @@ class Lineage:
     def open(cls, request: TrainingRequest, data: PreparedData) -> Lineage:
         """Open the models of a request.
 
-        Raises ``UserError`` if a model has other inputs or outputs than the data or a factory that the request does not
-        name, or if it is to be divided.
+        Raises ``UserError`` if a model has other inputs or outputs than the data, or a factory that the request does
+        not name, or if the training divides the model.
         """
         if request.training.parallel.divides and (request.start or request.teacher):
             raise UserError(
@@ -133,7 +134,7 @@ class Lineage:
         return cls(start, teacher, request.teaching)
 
     def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
-        """Return the architecture to train; ``model`` configures a training from scratch."""
+        """Return the start model's architecture; without one, that configured by ``model``."""
         if self.start:
             return self.start.architecture
         return Architecture(shaped_for(model, data.signature), data.signature)
@@ -141,20 +142,20 @@ class Lineage:
     def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
         """Return the model with its initial weights, in training mode.
 
-        It is on the meta device if it has a base or states how its parameters are drawn.
+        It is on the meta device if its weights are filled later: from a base, or drawn by the model's rules.
         """
         if self.start:
             return self.start.load().train()
         return build(architecture.config, architecture.signature, training.seed, empty=True)
 
     def teacher_on(self, device: torch.device, precision: str) -> Teacher | None:
-        """Return the teacher on ``device``, None without one; loading seeds torch's random generators."""
+        """Load the teacher to ``device``; None without a teacher. Loading seeds torch's random generators."""
         if self.teacher is None:
             return None
         return Teacher(self.teacher.load().to(device).requires_grad_(False), self.teaching, precision)
 
     def identity(self) -> dict[str, object]:
-        """Return the models' part of the identity; empty for a training from scratch on labels alone."""
+        """Return the identity's entries for start model and teacher; empty without them."""
         identity: dict[str, object] = {}
         if self.start:
             identity["start"] = self.start.artifact.content
@@ -177,10 +178,7 @@ def open_model(directory: Path | None, factory: str, data: PreparedData) -> Trai
 
 @dataclass(frozen=True)
 class Setup:
-    """Setup of an attempt.
-
-    Equal on all ranks, except for the place in the layout and the rank's part of the model.
-    """
+    """Setup of an attempt, equal on all ranks except for layout coordinates and the rank's part of the model."""
 
     training: TrainingConfig
     group: Group
@@ -191,12 +189,13 @@ class Setup:
     traits: Traits
     layout: Layout
     parallel: ParallelModel
-    #: Compiled model, if ``training.compile`` is set.
+    #: Compiled blocks; None unless ``training.compile`` is set.
     compiled: CompiledTraining | None
-    #: Micro-batches of a step, and the seconds of a pass that do not depend on its rows; 0 if unknown.
+    #: Number of micro-batches per step.
     pieces: int
+    #: Seconds of a pass that do not depend on its rows (kernel launches); 0 if unknown.
     overhead: float
-    #: :func:`fingerprint_origin` of the base and adapter that training starts from; empty without them.
+    #: :func:`fingerprint_origin` of the base and adapter that training starts from; "" without them.
     origin: str
 
     @classmethod
@@ -205,8 +204,8 @@ class Setup:
     ) -> Setup:
         """Build the model and divide or replicate it.
 
-        Raises ``AgreedUserError`` on all ranks (agreed in the group ``on_host``) if, on any of them, data, model,
-        settings and devices are incompatible or memory is too small.
+        Raises ``AgreedUserError`` on all ranks (agreed in the group ``on_host``) if, on any rank, data, model, settings
+        and devices are incompatible or memory is too small.
         """
         training = request.training
         peers = Peers(group.rank, group.world, on_host)
@@ -214,7 +213,7 @@ class Setup:
         with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
-            if training.compile:  # here, before any rank is in a collective of the model
+            if training.compile:  # before the model's collectives, in which other ranks would wait
                 check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             divides = training.parallel.divides
@@ -231,7 +230,7 @@ class Setup:
                 hold_frozen(predictor.network, precision)
             check_memory(predictor, training, group, precision)
             if values and not divides:
-                # On the device and in the final types: a host may lack room for a whole model per process.
+                # On the device and in the final dtypes: host memory may not suffice for one model per process.
                 fill(network.to_empty(device=group.device), values)
             if not (unfilled and divides):
                 predictor = predictor.to(group.device)
@@ -310,18 +309,18 @@ class Setup:
 
 
 def first_of_machine(group: Group) -> bool:
-    """Return True for the first process of a machine or pod, which does the work needed once per machine.
+    """Return True for the first process of a machine or pod, which does work needed once per machine.
 
-    A lone process may have its GPU's number as local rank.
+    Rank 0 always counts: a single process may have its GPU's number as local rank.
     """
     return group.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
 
 
 def same_origin(address: str, digests: Sequence[str]) -> str:
-    """Return the digest of the base and adapter that the first process of every machine found.
+    """Return the digest of base and adapter on which all machines agree.
 
-    Other processes' digests are empty; ``address`` is the base's. Raises ``AgreedUserError``, on all ranks alike, if
-    digests differ.
+    The first process of every machine gives one; other processes' ``digests`` are empty. ``address`` is the base's.
+    Raises ``AgreedUserError`` on all ranks if digests differ.
     """
     found = {digest for digest in digests if digest}
     if len(found) > 1:
@@ -333,7 +332,7 @@ def same_origin(address: str, digests: Sequence[str]) -> str:
 
 
 def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: Group) -> CompiledTraining:
-    """Compile this rank's part of the model for the micro-batches ``pieces``."""
+    """Compile this rank's part of the model for the micro-batches ``pieces``, and log the speedup."""
     batch = padding(pieces[-1].stop, parallel.model.signature, group.device)
     found = compile_blocks(parallel, batch, pieces, partial(autocast, precision, group.device))
     if group.rank == 0:
@@ -345,7 +344,7 @@ def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str
 
 
 def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
-    """Return the conditions of bitwise equal numbers, besides the settings that resuming requires to be equal."""
+    """Return the conditions, beyond the identity, under which a resumed run is bit-identical."""
     gpu = group.device.type == "cuda"
     return {
         "processes": group.world,
@@ -359,13 +358,13 @@ def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
 
 
 def describe(parallel: ParallelConfig) -> str:
-    """Return the layout's settings that are not the defaults."""
+    """Return the non-default settings of the layout as text."""
     changed = {name: value for name, value in vars(parallel).items() if value != getattr(ParallelConfig(), name)}
     return " ".join(f"{name} {value}" for name, value in changed.items()) or "none"
 
 
 def describe_changes(then: Mapping[str, object], now: Mapping[str, object], model: nn.Module) -> str:
-    """Return a sentence on the conditions that changed since the checkpoint and their effect; empty if none changed."""
+    """Return a sentence on changed conditions since the checkpoint, and their effect; "" without changes."""
     changed = [name for name in now if name in then and then[name] != now[name]]
     if not changed:
         return ""
@@ -379,7 +378,7 @@ def describe_changes(then: Mapping[str, object], now: Mapping[str, object], mode
 
 
 def batch_dependent_layers(model: nn.Module) -> list[str]:
-    """Return the types of layers that depend on how a batch is divided: batch normalisation and dropout."""
+    """Return types of layers whose results depend on how a batch is divided: batch normalisation and dropout."""
     return sorted(
         {
             type(module).__name__

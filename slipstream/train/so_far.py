@@ -1,6 +1,6 @@
-"""Live training progress, which rank 0 writes to a file for the parent process to show.
+"""Live training progress, which rank 0 writes to a file for the parent process to display.
 
-It cannot fail a training, and no step waits for it: a thread of rank 0 writes the current state of the loop.
+A background thread of rank 0 writes the current state of the loop. It cannot fail a training or delay a step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PERIOD_S = 5.0
 
 @contextmanager
 def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[None]:
-    """Write the results of ``look`` to ``path`` during the block and once at its end; do nothing without a path."""
+    """Write the results of ``look`` to ``path`` during the block and once at its end; nothing if ``path`` is None."""
     if path is None:
         yield
         return
@@ -32,16 +32,17 @@ def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[No
 
 
 def write(path: Path, so_far: TrainingSoFar) -> None:
-    """Replace the file atomically."""
+    """Replace the file at ``path`` atomically."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_bytes(to_json(so_far))
     beside.replace(path)
 
 
 def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSoFar | None:
-    """Return the progress that rank 0 wrote last, with all attempts in the checkpoint directory.
+    """Return the progress that rank 0 wrote last, with all attempts in the checkpoint directory ``home``.
 
-    None if rank 0 runs elsewhere or wrote nothing yet, or if the file is damaged. Raises the store's errors.
+    None if rank 0 runs on another machine or has written nothing yet, or if the file is damaged. Raises the store's
+    errors.
     """
     if not path.exists():
         return None
@@ -52,7 +53,7 @@ def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSo
 
 
 def attempts(records: Sequence[AttemptRecord], batch_size: int, running: bool) -> list[AttemptSoFar]:
-    """Return the progress of all attempts, oldest first; the last may be ``running``."""
+    """Return the progress of all attempts, oldest first; the last is unfinished if ``running``."""
     found = []
     for record in records:
         seconds = sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL))

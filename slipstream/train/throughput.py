@@ -1,7 +1,7 @@
 """Training throughput and model FLOPs utilisation (MFU).
 
-MFU (Chowdhery et al. 2022, PaLM, appendix B) is the arithmetic that the model needs, forward and backward, divided by
-the devices' peak in that time. Recomputation and the optimiser do not count.
+MFU (Chowdhery et al. 2022, PaLM, appendix B) is the number of FLOPs that the model's forward and backward passes need,
+divided by what the devices could compute in that time. Recomputation and the optimiser do not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slipstream.artifacts.results.training import Throughput
 from slipstream.distributed.process_group import Group
 from slipstream.machine.peaks import data_sheet_peak
 
-#: Width of the square matrices in the timed matmuls, on a CPU and on a GPU, and number of matmuls.
+#: Width of the square matrices in timed matmuls (on a CPU, on a GPU), and number of matmuls.
 WIDTH, GPU_WIDTH, PRODUCTS = 512, 4096, 8
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -26,9 +26,9 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 def throughput(
     *, rows: int, seconds: float, tokens_per_row: int, flops_per_row: float, kind: str, group: Group
 ) -> Throughput | None:
-    """Return the throughput of ``rows`` that all ranks trained on in ``seconds``; None if there were none.
+    """Return the throughput of ``rows`` that all ranks trained on in ``seconds``; None without rows.
 
-    ``kind`` is the type of the computation: "fp32", "tf32", "bf16" or "fp16". All ranks must call this.
+    ``kind`` is the type of computation: "fp32", "tf32", "bf16" or "fp16". All ranks must call this.
     """
     if not rows or seconds <= 0:
         return None
@@ -53,7 +53,7 @@ def throughput(
 
 
 def measured_peak(device: torch.device, kind: str) -> float:
-    """Return the floating-point operations per second of the fastest of several large matmuls."""
+    """Return the FLOP/s of the fastest of several large matmuls."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the memory left by training is enough
     width = GPU_WIDTH if device.type == "cuda" else WIDTH
@@ -69,7 +69,7 @@ def measured_peak(device: torch.device, kind: str) -> float:
 
 
 def largest_memory(device: torch.device) -> int:
-    """Return this process's peak memory in bytes: of tensors on a GPU, else all of its resident memory."""
+    """Return this process's peak memory in bytes: of tensors on a GPU, else its resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # ``ru_maxrss`` is in KiB, on macOS in bytes.

@@ -1,1 +1,1 @@
-"""Low-rank adapters for a transformer's frozen linear layers, whose weights may be stored in four bits."""
+"""Low-rank adapters (LoRA) for a transformer's frozen linear layers, optionally quantised to four bits."""

@@ -12,8 +12,9 @@ from slipstream.models.adapters.nf4 import BLOCK, QuantisedProduct, dequantise, 
 from slipstream.models.arithmetic import autocast_type
 from slipstream.models.config import LoraConfig
 
-#: Suffixes of the names of a layer's trained parameters, as in peft, and of a weight in four bits.
+#: Name suffixes of an adapter's trained parameters, as in peft.
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+#: Name suffixes of the two tensors that store a weight in four bits.
 CODES, SCALES = ".codes", ".scales"
 
 
@@ -23,7 +24,7 @@ class LoraLinear(nn.Module):
     The output is that of ``base`` plus ``alpha / rank`` times ``lora_B(lora_A(dropout(x)))``. ``lora_A`` maps the
     inputs to ``rank`` numbers, ``lora_B`` maps these to the outputs.
 
-    The frozen weight is ``weight``, or after :meth:`quantise` ``codes`` and ``scales`` (:mod:`.nf4`).
+    The frozen weight is ``weight``; after :meth:`quantise` it is ``codes`` and ``scales`` (:mod:`.nf4`).
     """
 
     weight: Tensor
@@ -56,10 +57,7 @@ class LoraLinear(nn.Module):
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
     def quantise(self) -> None:
-        """Store the weight in four bits.
-
-        ``in_features`` must be a multiple of :data:`.nf4.BLOCK`.
-        """
+        """Store the frozen weight in four bits; ``in_features`` must be a multiple of :data:`.nf4.BLOCK`."""
         assert self.in_features % BLOCK == 0 and not self.quantised
         parts = quantise(self.weight)
         del self.weight
@@ -74,7 +72,7 @@ class LoraLinear(nn.Module):
 
 
 def is_adapter(name: str) -> bool:
-    """Return True if the parameter belongs to an adapter."""
+    """Return True if ``name`` is that of an adapter's parameter."""
     return name.endswith((DOWN, UP))
 
 

@@ -1,4 +1,4 @@
-"""Merge of a network's adapters into the weights of their layers."""
+"""Merging of adapters into the weights of their layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.models.adapters.network import layers_with_adapters, plain_shape
 
 @torch.no_grad()
 def merged(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of the equivalent network without adapters, with its names.
+    """Yield names and tensors of the equivalent network without adapters.
 
     Merged weights are computed one at a time, to save memory.
     """

@@ -14,9 +14,9 @@ from slipstream.models.config import LoraConfig
 
 
 def add_adapters(network: nn.Module, lora: LoraConfig) -> None:
-    """Add an adapter to every linear layer named in ``lora.targets`` and freeze all else, in place.
+    """Add an adapter to every linear layer named in ``lora.targets`` and freeze all other parameters, in place.
 
-    Raises ``UserError`` if the network has no layer of a target.
+    Raises ``UserError`` if the network has no layer of a target's name.
     """
     network.requires_grad_(False)
     found = set()
@@ -37,7 +37,7 @@ def layers_with_adapters(network: nn.Module) -> Iterator[tuple[str, LoraLinear]]
 def quantise_frozen(network: nn.Module) -> None:
     """Store the frozen weights of the layers with adapters in four bits, in place.
 
-    Raises ``UserError`` for a layer whose rows are not whole blocks.
+    Raises ``UserError`` if a layer's number of inputs is not a multiple of :data:`.nf4.BLOCK`.
     """
     for name, layer in layers_with_adapters(network):
         if layer.in_features % BLOCK:
@@ -49,9 +49,9 @@ def quantise_frozen(network: nn.Module) -> None:
 
 
 def hold_frozen(network: nn.Module, precision: str) -> None:
-    """Store all frozen parameters in bf16, in place, if training computes in bf16.
+    """Convert all frozen parameters to bf16, in place, if ``precision`` is bf16.
 
-    Results do not change: every pass would round the same numbers and keep the copies until its end.
+    Results do not change: autocast would round the same numbers in every pass and keep the copies until its end.
     """
     if precision == "bf16":
         for parameter in network.parameters():
@@ -60,7 +60,7 @@ def hold_frozen(network: nn.Module, precision: str) -> None:
 
 
 def plain_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters of the network without adapters, by name."""
+    """Return parameter shapes, by name, of the equivalent network without adapters."""
     layers, shapes = dict(layers_with_adapters(network)), dict[str, tuple[int, ...]]()
     for name, parameter in network.named_parameters():
         if name.endswith(CODES):
@@ -72,7 +72,7 @@ def plain_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def numbers_in(model: nn.Module) -> int:
-    """Return the number of parameters; shared ones count once, and a byte of four-bit weights counts two."""
+    """Return the number of parameters; shared parameters count once, a byte of four-bit weights as two."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     return sum(2 * n if name.endswith(CODES) else n for name, n in sizes.items() if not name.endswith(SCALES))
 

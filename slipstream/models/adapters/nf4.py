@@ -1,12 +1,12 @@
 """Weights in four bits: NF4 (Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs").
 
-A row is divided into blocks of 64 numbers. Every block has a scale, its largest magnitude. Every number has the code of
-the nearest of 16 levels times that scale. The levels divide a normal distribution into equal shares. A weight takes 4.5
-bits, its scale included.
+A row is divided into blocks of 64 numbers. The scale of a block is its largest magnitude. A number is stored as the
+code of the nearest of 16 levels times that scale. The levels divide a normal distribution into equal probabilities. A
+weight takes 4.5 bits, including its part of the scale.
 
-Both parts are plain tensors: ``codes``, uint8 ``[out, in / 2]`` with the first of two numbers in the high bits, and
-``scales``, ``[out, in / 64]``: float32, stored as int32 of the same bits. Code that converts floating-point parameters,
-as FSDP2 does before it gathers them in bf16, leaves both alone.
+Two plain tensors store a weight: ``codes``, uint8 ``[out, in / 2]`` with the first of two numbers in the high bits, and
+``scales``, ``[out, in / 64]``: float32, stored as int32 of the same bits. So code that converts floating-point
+parameters, as FSDP2 does before gathering in bf16, changes neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.nn import functional
 
-#: Numbers that share a scale.
+#: Number of consecutive weights that share a scale.
 BLOCK = 64
 LEVELS = (
     -1.0,
@@ -39,7 +39,7 @@ LEVELS = (
     0.7229568362236023,
     1.0,
 )
-#: Lower bound of the divisor, for blocks of zeros or almost zeros.
+#: Lower bound of a scale as a divisor, for blocks of zeros or almost zeros.
 SMALLEST = 1e-38
 
 
@@ -51,10 +51,7 @@ class Quantised(NamedTuple):
 
 
 def quantise(weight: Tensor) -> Quantised:
-    """Quantise a weight ``[out, in]``, or some of its rows.
-
-    ``in`` must be a multiple of :data:`BLOCK`.
-    """
+    """Quantise a weight ``[out, in]``, or some of its rows; ``in`` must be a multiple of :data:`BLOCK`."""
     blocks = weight.detach().float().unflatten(1, (-1, BLOCK))
     scales = blocks.abs().amax(dim=2)
     scaled = (blocks * (1.0 / scales.clamp(min=SMALLEST)).unsqueeze(2)).clamp_(-1.0, 1.0)
@@ -72,9 +69,9 @@ def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def pairs_of_levels(device: torch.device) -> Tensor:
-    """Return a lookup table from bytes to pairs of levels, int64 ``[256]``.
+    """Return a lookup table from a byte (two codes) to two float32 levels, int64 ``[256]``.
 
-    An entry holds two float32 levels, which halves the number of lookups.
+    Looking up pairs halves the number of lookups.
     """
     levels = torch.tensor(LEVELS, device=device)
     pairs = torch.stack([levels.repeat_interleave(len(LEVELS)), levels.repeat(len(LEVELS))], dim=1)
@@ -83,16 +80,16 @@ def pairs_of_levels(device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def kept_pairs(device: torch.device) -> Tensor:
-    """Return the cached lookup table of a device; copying it there makes the host wait."""
+    """Return the cached lookup table of a device; creating it makes the host wait."""
     with torch.inference_mode(False):
         return pairs_of_levels(device)
 
 
 class QuantisedProduct(torch.autograd.Function):
-    """Matmul of ``[..., in]`` with a weight in four bits, ``[..., out]``.
+    """Matmul of ``[..., in]`` with a four-bit weight, ``[..., out]``.
 
-    The backward pass keeps both parts of the weight, which exist anyway (FSDP2 frees what it has gathered and gathers
-    it again), and dequantises once more.
+    The backward pass dequantises again, so only ``codes`` and ``scales`` are saved, which exist anyway. (FSDP2 may free
+    them after the forward pass and gather them again.)
     """
 
     @staticmethod

@@ -19,9 +19,9 @@ from slipstream.models.base.tensors import TYPES, Base
 from slipstream.models.config import LINEAR_LAYERS, LoraConfig
 from slipstream.settings import LARGEST
 
-#: Prefix of the base's names: peft's model wraps its own, which wraps the base.
+#: Prefix of tensor names in peft's files, because peft's model wraps the base twice.
 PREFIX = "base_model.model."
-#: Settings that change an adapter's function or train other parameters, and must be absent.
+#: Settings of peft that change an adapter's function or train other parameters; adapters with any are refused.
 FOREIGN = (
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -45,7 +45,8 @@ FOREIGN = (
     "use_rslora",
     "velora_config",
 )
-#: Initialisations that leave the base's weights unchanged; an adapter of another one fits the changed weights.
+#: Supported values of ``init_lora_weights``. Other initialisations change the base's weights, so that an adapter does
+#: not fit the original base.
 BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 
 
@@ -54,7 +55,7 @@ class Adapter:
     """Adapter to write.
 
     ``tensors`` have the network's names: ``….q_proj.lora_A.weight`` ``[rank, in]`` and ``….q_proj.lora_B.weight``
-    ``[out, rank]``. ``base`` is the model that the adapter names as its base.
+    ``[out, rank]``. ``base`` is the name or address of the base to write into the files.
     """
 
     lora: LoraConfig
@@ -84,9 +85,9 @@ def peft_files(adapter: Adapter) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """Opened adapter.
+    """Opened adapter, whose tensors are read later.
 
-    ``tensors`` have the network's names, as in :class:`Adapter`. Every process reads only the parts that it holds.
+    ``tensors`` have the network's names, as in :class:`Adapter`. Every process reads only the slices that it holds.
     """
 
     directory: BaseDirectory
@@ -94,7 +95,7 @@ class StoredAdapter:
     tensors: Base
 
     def check(self, lora: LoraConfig, network: nn.Module) -> None:
-        """Raise ``UserError`` unless the adapters match the settings ``lora`` and the network exactly."""
+        """Raise ``UserError`` unless the adapter matches the settings ``lora`` and the network exactly."""
         for name in ("rank", "alpha", "targets"):
             stated, asked = getattr(self.lora, name), getattr(lora, name)
             if stated != asked and (name != "targets" or set(stated) != set(asked)):
@@ -117,7 +118,7 @@ class StoredAdapter:
 
 
 def read_peft(address: str) -> StoredAdapter:
-    """Open the adapter in a local directory or a store and read only its headers.
+    """Open the adapter in a local directory or a store, reading only settings and header.
 
     Raises ``UserError`` unless it is an undamaged, plain LoRA of linear layers of a transformer's blocks;
     ``StorageUnavailable``.
@@ -131,9 +132,9 @@ def read_peft(address: str) -> StoredAdapter:
 
 
 def lora_of(config: Mapping[str, Any], where: str) -> LoraConfig:
-    """Return the settings in peft's configuration.
+    """Convert peft's configuration, from the file ``where``.
 
-    Raises ``UserError``, which names the file ``where``, for unsupported settings.
+    Raises ``UserError`` for unsupported settings.
     """
 
     def refused(name: str, expected: str) -> UserError:

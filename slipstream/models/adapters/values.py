@@ -1,4 +1,4 @@
-"""Initial values of a model with adapters: drawn or stored adapters, and the base's weights."""
+"""Initial values of a model with adapters: the base's weights, and drawn or stored adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.models.adapters.nf4 import BLOCK, Quantised, quantise
 from slipstream.models.initial.drawn import draw
 from slipstream.models.initial.values import InitialValues
 
-#: Numbers of a weight that are quantised at once.
+#: Approximate number of elements that are quantised at once.
 AT_ONCE = 1 << 22
 
 
@@ -21,20 +21,21 @@ AT_ONCE = 1 << 22
 class AdaptedValues:
     """Initial values of a model with adapters.
 
-    ``base`` gives the values of the model without adapters. ``start`` gives those of the adapters; without it they are
-    drawn from ``seed``.
+    ``base`` gives the values of the model without adapters. ``start`` gives the adapters' values; if it is None, they
+    are drawn from ``seed``.
     """
 
     base: InitialValues
     seed: int
     start: InitialValues | None = None
-    #: Weight and rows that were quantised last: codes and scales are requested in turn, and the weight is read once.
+    #: Name of the weight, first row and number of rows that were quantised last.
     _rows: tuple[str, int, int] = ("", 0, 0)
+    #: Result for these rows, kept because codes and scales are requested one after the other.
     _parts: Quantised | None = field(default=None, repr=False)
 
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
-        """See :class:`~slipstream.models.initial.values.InitialValues`."""
+        """Fill a parameter's slice; see :class:`~slipstream.models.initial.values.InitialValues`."""
         if is_adapter(name) and self.start:
             self.start.fill(part, name, size, offsets)
         elif is_adapter(name):

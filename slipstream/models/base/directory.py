@@ -1,4 +1,4 @@
-"""Directory of a base in Hugging Face's format or of an adapter in peft's, local or in a store."""
+"""Directory of a base in Hugging Face's format, or of an adapter in peft's, local or in a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.storage.local import info_of, local_info, local_path
 
 
 class Purpose(NamedTuple):
-    """Setting that names a directory, file that identifies its content, and the expectation for messages."""
+    """Use of a directory: the setting that names it, the file that identifies it, and a text for messages."""
 
     setting: str
     config: str
@@ -37,7 +37,7 @@ START = Purpose(
 
 @dataclass(frozen=True)
 class BaseDirectory:
-    """Files of the directory at ``address``, listed by name without subdirectories."""
+    """Directory at ``address`` with its files by name, without subdirectories."""
 
     address: str
     files: Mapping[str, ObjectInfo]
@@ -45,7 +45,7 @@ class BaseDirectory:
 
     @classmethod
     def list(cls, address: str, purpose: Purpose = BASE) -> BaseDirectory:
-        """List a directory; raises ``UserError`` if it does not exist, ``StorageUnavailable``."""
+        """List a directory; raises ``UserError`` if it or its configuration is missing, ``StorageUnavailable``."""
         where = f"{purpose.setting}: {address}"
         if address.startswith(STORES):
             root = address.rstrip("/") + "/"
@@ -63,11 +63,11 @@ class BaseDirectory:
         return cls(address, files, purpose)
 
     def where(self, name: str) -> str:
-        """Return a file's name as used in messages."""
+        """Return a file's name for messages, with setting and address."""
         return f"{self.purpose.setting}: {self.address.rstrip('/')}/{name}"
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the object in a JSON file; raises ``UserError``, ``StorageUnavailable``."""
+        """Return the JSON object in a file; raises ``UserError``, ``StorageUnavailable``."""
         info = self.files[name]
         try:
             if info.size > LONGEST_JSON:
@@ -83,11 +83,11 @@ class BaseDirectory:
 
 
 def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: int) -> tuple[np.ndarray, int]:
-    """Read ``count`` chunks of ``width`` bytes, uint8, and return them with their stride in the result.
+    """Read ``count`` chunks of ``width`` bytes; return them (uint8) and the stride between them in the result.
 
-    The first chunk starts at ``start`` of the file, the others at steps of ``stride`` bytes. A store returns them by
-    one request, with the bytes in between. Raises ``UserError`` if the file has changed since it was listed,
-    ``StorageUnavailable``.
+    The first chunk starts at offset ``start`` of the file, the others follow every ``stride`` bytes. From a store they
+    are read by one request, including the bytes in between. Raises ``UserError`` if the file has changed since it was
+    listed, ``StorageUnavailable``.
     """
     if not width * count:
         return np.empty(0, np.uint8), stride
@@ -100,7 +100,7 @@ def read_pieces(info: ObjectInfo, start: int, width: int, stride: int, count: in
 
 
 def read_file(info: ObjectInfo, places: Sequence[int], length: int) -> np.ndarray:
-    """Read ``length`` bytes at every offset of a local file and concatenate them."""
+    """Read ``length`` bytes at every offset in ``places`` of a local file, and concatenate them."""
     found = np.empty(len(places) * length, np.uint8)
     directory, name = os.path.split(info.uri)
     with open_below(directory, name) as buffered, FileIO(buffered.fileno(), closefd=False) as file:

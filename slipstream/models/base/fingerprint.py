@@ -1,4 +1,4 @@
-"""Digests of the bytes of a base, and of an adapter to start from."""
+"""Digests of the files of a base and of a start adapter."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class BaseRecord:
-    """Address and :func:`fingerprint_base` of the base that a model was fine-tuned from."""
+    """Base from which a model was fine-tuned: its address and :func:`fingerprint_base`."""
 
     address: str
     digest: str
 
     def check(self) -> None:
-        """Raise ``UserError`` if the base is missing or has changed; ``StorageUnavailable`` if it is in a store."""
+        """Raise ``UserError`` if the base is missing or has changed, ``StorageUnavailable``."""
         try:
             found = fingerprint_base(self.address)
         except UserError as error:
@@ -39,9 +39,9 @@ class BaseRecord:
 
 
 def fingerprint_base(address: str) -> str:
-    """Return the XXH3-128 digest of config.json and all safetensors of the directory.
+    """Return the XXH3-128 digest of config.json and all safetensors in the directory ``address``.
 
-    It covers names, sizes and bytes; in a store the etags instead of the bytes. Empty without an address. Raises
+    It covers names, sizes and bytes; in a store etags instead of bytes. Returns "" for an empty address. Raises
     ``UserError``, ``StorageUnavailable``.
     """
     if not address:
@@ -52,9 +52,9 @@ def fingerprint_base(address: str) -> str:
 
 
 def fingerprint_origin(model: ModelConfig) -> str:
-    """Return :func:`fingerprint_base` of the base, followed by the digest of a start adapter's two files.
+    """Return :func:`fingerprint_base` of a model's base, followed by the digest of its start adapter, if any.
 
-    Raises as that function does.
+    Raises like :func:`fingerprint_base`.
     """
     base = fingerprint_base(model.base)
     if not model.lora.start:
@@ -74,7 +74,7 @@ def content_of(info: ObjectInfo) -> str:
 
 @lru_cache(maxsize=1024)
 def digest(uri: str, size: int, etag: str) -> str:
-    """Return the digest of a local file, cached per process until its size or modification time changes."""
+    """Return the digest of a local file, cached per process until its size or ``etag`` changes."""
     found, info = xxhash.xxh3_128(), ObjectInfo(uri, size, etag)
     for start in range(0, size, BLOCK_BYTES):
         width = min(BLOCK_BYTES, size - start)

@@ -11,7 +11,7 @@ from slipstream.errors import UserError
 from slipstream.models.base.directory import BaseDirectory, read_pieces
 from slipstream.storage import ObjectInfo
 
-#: Bytes of the header's length, and the longest header that the format allows.
+#: Bytes of the length field before the header, and the longest header (in bytes) that the format allows.
 LENGTH_BYTES, LONGEST = 8, 100_000_000
 #: Bytes per element of the format's types; sub-byte types are not supported.
 ITEM_BYTES = {
@@ -25,7 +25,7 @@ DAMAGED = "expected a whole safetensors file; download it again"
 
 
 class StoredTensor(NamedTuple):
-    """Tensor in the file ``part``, with elements of the format's type ``dtype`` from byte ``start`` on."""
+    """Tensor in the file ``part``, of the format's type ``dtype``; its data starts at byte ``start``."""
 
     part: ObjectInfo
     dtype: str
@@ -34,7 +34,7 @@ class StoredTensor(NamedTuple):
 
 
 class DamagedError(Exception):
-    """Damage in a header."""
+    """Raised for a damaged header; becomes a ``UserError`` in :func:`read_header`."""
 
 
 def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
@@ -55,7 +55,7 @@ def read_header(directory: BaseDirectory, name: str) -> dict[str, StoredTensor]:
 
 
 def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
-    """Return the tensors in a header, which must be contiguous in the file; raises ``DamagedError``."""
+    """Return the tensors in a header; raise ``DamagedError`` unless they fill the file without gaps."""
     try:
         entries = json.loads(header.decode(), object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
@@ -77,7 +77,7 @@ def tensors_of(header: bytes, info: ObjectInfo) -> dict[str, StoredTensor]:
 
 
 def entry_of(name: str, entry: object) -> tuple[str, tuple[int, ...], tuple[int, int]]:
-    """Return type, shape and offsets of a tensor; raises ``DamagedError``."""
+    """Return type, shape and data offsets from a header's entry; raises ``DamagedError``."""
     if not isinstance(entry, Mapping) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise DamagedError(f"{name} states no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -14,7 +14,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
 from slipstream.settings import to_dict
 
-#: Arguments whose defaults would be wrong for a base.
+#: Transformer arguments that a base's ``config.json`` must have.
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 LAYERS = "model.layers."
 EVERY = frozenset(one.name for one in fields(TransformerConfig))
@@ -24,8 +24,8 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
     """Return the configuration with all transformer arguments for rows of ``length`` tokens.
 
     The user's arguments override the base's. A configuration without a base, or with all arguments, is returned
-    unchanged, and nothing is read. Raises ``UserError`` if the transformer does not support the base, or if it has too
-    few layers or positions; ``StorageUnavailable``.
+    unchanged, and no file is read. Raises ``UserError`` if the transformer does not support the base, or if the base
+    has too few layers or positions; ``StorageUnavailable``.
     """
     if not config.base or config.arguments.keys() >= EVERY:
         return config
@@ -47,7 +47,10 @@ def with_base_shape(config: ModelConfig, length: int) -> ModelConfig:
 
 
 def check_layers(directory: BaseDirectory, layers: int) -> None:
-    """Raise ``UserError`` if the stored weights have fewer than ``layers`` layers, before these are built."""
+    """Raise ``UserError`` if the stored weights have fewer than ``layers`` layers.
+
+    Checking first avoids building a huge model.
+    """
     if directory.files.keys().isdisjoint((WHOLE, INDEX)):
         return  # Missing weights are reported where they are read.
     stored = our_names(stored_tensors(directory))
@@ -60,7 +63,7 @@ def check_layers(directory: BaseDirectory, layers: int) -> None:
 
 
 def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
-    """Return the arguments in a base's config.json; raises ``UserError`` for unsupported ones."""
+    """Return the transformer arguments in a base's config.json; raises ``UserError`` for unsupported settings."""
     content, where = directory.json(CONFIG), directory.where(CONFIG)
     try:
         stated = {"max_position_embeddings": length, **from_hugging_face(content, length)}
@@ -78,7 +81,7 @@ def stated_shape(directory: BaseDirectory, length: int) -> dict[str, Any]:
 def shaped_for(config: ModelConfig, signature: Signature) -> ModelConfig:
     """Apply :func:`with_base_shape` for data of this signature.
 
-    Raises ``UserError`` also for data without rows of tokens, or with other token ids.
+    Raises ``UserError`` also if the data has no rows of tokens, or another vocabulary size.
     """
     if not config.base:
         return config

@@ -1,9 +1,9 @@
-"""Tensors of a base; every process reads only the parts that it holds.
+"""Tensors of a base; every process reads only the slices that it holds.
 
-Whole rows of a tensor are read as stored, in chunks, without extra bytes. A part with some of the columns is read from
-a local file chunk by chunk, also without extra bytes. A store returns the rows from the first needed byte to the last,
-as a request per row would take longer than the bytes in between. Memory beyond the part is one chunk (one row if that
-is larger), and for a store one per concurrent request.
+Whole rows of a tensor are read as stored, in chunks, without extra bytes. A slice of the columns is read from a local
+file row by row, also without extra bytes. A store returns the bytes from the first needed row to the last, as a request
+per row would take longer than the bytes in between. Memory beyond the slice is one chunk (one row if that is larger),
+and for a store one per concurrent request.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from slipstream.storage import STORES
 CHUNK_BYTES = 4 << 20
 #: Concurrent reads of headers, and concurrent requests to a store.
 REQUESTS = 8
-#: Sampled rows in a comparison of two tensors.
+#: Number of rows to compare in a sample of two tensors.
 COMPARED = 16
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-#: Prefix that is missing in files of the network without its output layer.
+#: Prefix of our tensor names; files of a network without its output layer lack it.
 PREFIX = "model."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-#: Suffix of tensors in old files that are computed here.
+#: Suffix of tensors in old files that are ignored, because the transformer computes them.
 COMPUTED = "rotary_emb.inv_freq"
 
 
 @dataclass
 class Base:
-    """Opened base: its tensors by our names, and the bytes of values read until now."""
+    """Opened base: its tensors by our transformer's names, and how many bytes of values were read."""
 
     directory: BaseDirectory
     tensors: Mapping[str, StoredTensor]
@@ -48,15 +48,15 @@ class Base:
     def open(cls, address: str) -> Base:
         """Open a base and read only its headers.
 
-        Raises ``UserError`` if it is no base, or truncated or damaged; ``StorageUnavailable``.
+        Raises ``UserError`` if it is not a base, or truncated or damaged; ``StorageUnavailable``.
         """
         directory = BaseDirectory.list(address)
         return cls(directory, our_names(stored_tensors(directory)))
 
     def check(self, model: nn.Module, *, tied: bool) -> None:
-        """Raise ``UserError`` unless the base holds exactly the parameters of the model without adapters.
+        """Raise ``UserError`` unless the base holds exactly the parameters of ``model`` without adapters.
 
-        It must also hold an output layer unless the embedding is ``tied`` to it.
+        If the embedding is ``tied`` to the output layer, a stored output layer is optional and must equal it.
         """
         needed = plain_shapes(model)
         where = self.directory.address
@@ -98,7 +98,7 @@ class Base:
 
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, offsets: Sequence[int]) -> None:
-        """Fill ``part`` in its own dtype from the tensor ``name`` of one or two dimensions, starting at ``offsets``.
+        """Copy a slice of the tensor ``name`` (1D or 2D), starting at ``offsets``, to ``part``, in its dtype.
 
         Raises ``UserError`` if the file has changed, ``StorageUnavailable``.
         """
@@ -132,17 +132,17 @@ class Base:
 
 @dataclass(frozen=True)
 class BaseValues:
-    """Base's tensors as the initial values of a model."""
+    """Tensors of a base as the initial values of a model."""
 
     base: Base
 
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
-        """See :class:`~slipstream.models.initial.values.InitialValues`."""
+        """Fill a parameter's slice; see :class:`~slipstream.models.initial.values.InitialValues`."""
         self.base.fill(part, name, offsets)
 
 
 def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
-    """Return the tensors of the single file, or of the shards in the index; raises as :meth:`Base.open`."""
+    """Return the tensors of the single file, or of all shards in the index; raises like :meth:`Base.open`."""
     if WHOLE in directory.files:
         return read_header(directory, WHOLE)
     if INDEX not in directory.files:
@@ -177,7 +177,7 @@ def stored_tensors(directory: BaseDirectory) -> dict[str, StoredTensor]:
 
 
 def our_names(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Rename the tensors to our transformer's names and drop those that are computed here."""
+    """Rename the tensors to our transformer's names; drop :data:`COMPUTED` tensors."""
     whole = EMBEDDING in stored or EMBEDDING.removeprefix(PREFIX) not in stored
     return {
         name if whole or name == HEAD else PREFIX + name: tensor

@@ -18,9 +18,9 @@ from slipstream.models.transformer_config import TransformerConfig, to_hugging_f
 
 
 def config_of(model: Transformer) -> TransformerConfig | None:
-    """Return the model's sizes.
+    """Return the model's configuration.
 
-    None if pruning left layers of different widths, since that library has one size for all.
+    None if pruning left layers of different widths, which Hugging Face's format cannot describe.
     """
     widths = {shape[0] for name, shape in plain_shapes(model).items() if name.endswith("gate_proj.weight")}
     return replace(model.config, intermediate_size=widths.pop()) if len(widths) == 1 else None
@@ -29,8 +29,8 @@ def config_of(model: Transformer) -> TransformerConfig | None:
 def files_of(model: Transformer, most: int = PART_BYTES, stops: Sequence[int] = ()) -> Iterator[tuple[str, Content]]:
     """Yield names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads.
 
-    Shards of weights have at most ``most`` bytes. Generation ends at the tokens ``stops`` if the model has no document
-    end itself. Yields nothing if :func:`config_of` is None.
+    Shards of weights have at most ``most`` bytes. If the model has no document end, generation ends at the tokens
+    ``stops``. Yields nothing if :func:`config_of` is None.
     """
     config = config_of(model)
     if config is None:

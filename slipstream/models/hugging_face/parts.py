@@ -1,6 +1,6 @@
 """Sharded weights in Hugging Face's format: safetensors files of limited size and an index.
 
-The index names the shard of every tensor. Memory beyond the model is one tensor at a time.
+The index maps tensor names to files. Memory beyond the model is one tensor at a time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 from slipstream.artifacts.hugging_face import INDEX, WHOLE
 from slipstream.models.trained import Kind, header, raw_bytes
 
-#: Maximum bytes of the tensors in a shard, unless a single one has more.
+#: Maximum bytes of the tensors in a shard, unless a single tensor has more.
 PART_BYTES = 5_000_000_000
-#: Metadata that Hugging Face's libraries expect in a header: tensors of PyTorch.
+#: Metadata that Hugging Face's libraries expect in a header ("pt" for PyTorch).
 METADATA = {"format": "pt"}
 
-#: A file's content in chunks, to be written before the next file is requested.
+#: Content of a file in chunks, which must be consumed before the next file is requested.
 Content = Iterable[bytes | memoryview]
 
 
@@ -38,9 +38,9 @@ def divided(kinds: Mapping[str, Kind], most: int) -> list[dict[str, Kind]]:
 def weight_files(
     kinds: Mapping[str, Kind], tensors: Iterable[tuple[str, Tensor]], most: int = PART_BYTES
 ) -> Iterator[tuple[str, Content]]:
-    """Yield names and contents of the files: one if all tensors fit into it, otherwise shards and their index.
+    """Yield names and contents of the files: one if all tensors fit, otherwise shards and their index.
 
-    ``tensors`` must come in the order of ``kinds``. Raises ``ValueError`` if one differs from its kind.
+    ``tensors`` must come in the order of ``kinds``. Raises ``ValueError`` if name, dtype or shape differs.
     """
     parts, left = divided(kinds, most), iter(tensors)
     names = [f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors" for number in range(len(parts))]
@@ -55,7 +55,7 @@ def weight_files(
 
 
 def content(part: Mapping[str, Kind], tensors: Iterator[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a shard, taking its tensors from the iterator."""
+    """Yield the bytes of a shard, taking the next tensors from the iterator."""
     yield header(part, METADATA)
     for expected, kind in part.items():
         name, tensor = next(tensors, ("nothing", None))

@@ -1,9 +1,8 @@
-"""Drawn initial values: a pure function of seed and parameter name.
+"""Random initial values as a pure function of seed and parameter name.
 
-Every device fills the part that it holds. The values do not depend on how parameters are divided, and no device ever
-holds a whole parameter. Element ``i`` of a parameter is the normal quantile of the ``i``-th draw of a counter-based
-generator (Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key is a digest of seed
-and name.
+Every device fills only the slice that it holds, so values do not depend on how parameters are divided. Element ``i`` of
+a parameter is the normal quantile of the ``i``-th draw of a counter-based generator (Philox: Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011) whose key is a digest of seed and name.
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Elements that are drawn at once.
+#: Approximate number of elements drawn at once.
 CHUNK = 1 << 18
-#: Numbers that Philox draws for every value of its counter.
+#: Number of draws per value of Philox's counter.
 LANES = 4
 
 
 @runtime_checkable
 class StatesDeviations(Protocol):
-    """Model that states the distributions of its parameters."""
+    """Model that states the standard deviations of its parameters' initial values."""
 
     def initial_std(self, name: str) -> float | None:
-        """Return the standard deviation of a parameter, or None for ones."""
+        """Return the standard deviation of a parameter; None if it starts from ones."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Values of a ``model`` that states its deviations, drawn from ``seed``."""
+    """Initial values of a model with ``initial_std``, drawn from ``seed``."""
 
     model: nn.Module
     seed: int
 
     @torch.no_grad()
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
-        """See :class:`~slipstream.models.initial.values.InitialValues`."""
+        """Fill a parameter's slice; see :class:`~slipstream.models.initial.values.InitialValues`."""
         assert isinstance(self.model, StatesDeviations)
         draw(part, name, size, offsets, std=self.model.initial_std(name), seed=self.seed)
 
 
 def draw(part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *, std: float | None, seed: int) -> None:
-    """Fill a part of a parameter with the standard deviation ``std``, or with ones if it is None."""
+    """Fill a slice of a parameter with normal values of deviation ``std``; with ones if ``std`` is None."""
     if std is None:
         part.fill_(1.0)
     elif not std:
@@ -65,11 +64,11 @@ def draw(part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int], *
 
 
 def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:
-    """Return elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``; float64."""
+    """Return elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``, float64."""
     from scipy.special import ndtri
 
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
     counter, skipped = divmod(start, LANES)
     raw = np.random.Philox(key=key, counter=[counter, 0, 0, 0]).random_raw(skipped + count)[skipped:]
-    # The middles of 2**53 equal intervals of (0, 1): never 0, never 1.
+    # Midpoints of 2**53 equal intervals of (0, 1), so that no quantile is infinite.
     return ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)

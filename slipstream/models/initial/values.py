@@ -1,4 +1,4 @@
-"""Source of the values of a model's parameters before training."""
+"""Interface to the initial values of a model's parameters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 class InitialValues(Protocol):
-    """Initial values of parameters; every device fills the part that it holds."""
+    """Initial values of parameters; every device fills only the slices that it holds."""
 
     def fill(self, part: Tensor, name: str, size: Sequence[int], offsets: Sequence[int]) -> None:
-        """Fill ``part`` in place, the part of the parameter ``name`` of ``size`` that starts at ``offsets``.
+        """Fill ``part``, a slice that starts at ``offsets`` of the parameter ``name`` with shape ``size``.
 
-        A parameter is divided along its first dimension, or one of two dimensions along either. Raises ``UserError`` if
-        the values are missing.
+        A parameter is divided along its first dimension; a parameter of two dimensions along either. Raises
+        ``UserError`` if the values are missing.
         """
 
 

@@ -1,12 +1,12 @@
 """Background publication of checkpoints.
 
-The snapshot is completed while steps run. A low-priority thread then publishes it, and yields to steps on the same
-core. Steps go on while a store is unavailable; the cost of a loss is logged now and then. At most one snapshot waits
-for the save in progress; a newer one replaces it, since there is one set of buffers. A save that the store did not
-accept waits, too, and is retried.
+A background thread completes the snapshot while training steps run. A low-priority thread then publishes it. Training
+continues while the store is unavailable, and now and then logs what a failure would cost. At most one snapshot waits
+for the save in progress; a newer snapshot replaces it, since there is one set of buffers. A save that failed because of
+the store also waits and is retried.
 
 All ranks call :meth:`BackgroundSave.begin`, :meth:`~BackgroundSave.resume` and :meth:`~BackgroundSave.finish` at the
-same points, knowing if a save is in progress on any rank. So all publish the same snapshots in the same order.
+same points, with the same answer to whether any rank's save is in progress. So all publish the same snapshots in order.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from slipstream.train.checkpoint.publish import Publisher, Snapshot
 from slipstream.train.device_clock import DeviceClock, Mark
 from slipstream.train.gpu_threads import same_gpu
 
-#: Niceness of the publishing thread. With steps on every core, a save of 300 MB took 14 s at 19; at 12 the steps took
-#: 1.15 times as long.
+#: Niceness of the publishing thread. With steps on every core, a save of 300 MB took 14 s at niceness 19; at niceness
+#: 12 the steps took 1.15 times as long.
 NICENESS = 16
 SCHEDULING = Path("/proc/thread-self/schedstat")
-#: Seconds without a save after which a slow store is worth a warning, though it has not failed.
+#: Seconds without a completed save after which a warning is logged, even if no request has failed.
 SLOW_S = 60.0
 #: Consecutive saves that may be refused (full disk, missing permission) before training stops.
 TOLERATED_FAILURES = 2
-#: Seconds per wait of the steps for a save that is still in progress when the next is due.
+#: Longest single wait, in seconds, of :meth:`BackgroundSave.wait_briefly`.
 BRIEF_WAIT_S = 0.05
 
 LOG = logger("checkpoint")
@@ -47,7 +47,7 @@ LOG = logger("checkpoint")
 def lower_thread_priority() -> None:
     """Lower the priority of this thread permanently: raising it again needs privileges.
 
-    On an idle core, as when training waits for the thread, it is as fast as before.
+    On an idle core the thread is as fast as before.
     """
     # On other systems a priority applies to a whole process.
     if sys.platform == "linux":
@@ -64,22 +64,23 @@ def waited_for_processor_s() -> float:
 
 
 def working_seconds(took: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds of a save without those in which it yielded.
+    """Return the seconds of a save without the time in which its thread waited for a core.
 
-    Both are the maxima over the ranks in ``took``: ranks wait for each other, so the longest wait is in the time of
-    all.
+    ``took`` holds (total, waited) seconds of every rank. The maxima are subtracted: ranks wait for each other, so the
+    longest wait delays all.
     """
     return max(0.0, max(seconds for seconds, _ in took) - max(waited for _, waited in took))
 
 
 @dataclass
 class Outage:
-    """Time since the last save to ``home``; ``now`` is a clock in seconds."""
+    """Time since the last save to the checkpoint directory ``home``; ``now`` is a clock in seconds."""
 
     home: str
     now: Callable[[], float] = time.monotonic
-    #: Step of the last checkpoint, and time of its snapshot.
+    #: Step of the last checkpoint.
     step: int = 0
+    #: Time of the last checkpoint's snapshot; before the first, the start of training.
     since: float = field(init=False)
     #: Time of the first snapshot that is not saved yet; None without one.
     first_unsaved: float | None = None
@@ -93,33 +94,36 @@ class Outage:
 
     @property
     def seconds(self) -> float:
-        """Age in seconds of the work that a loss would cost."""
+        """Seconds of work that a failure now would lose."""
         return self.now() - self.since
 
     @property
     def unsaved_s(self) -> float:
-        """Seconds since the first unsaved snapshot; 0 without one."""
+        """Seconds since the oldest unsaved snapshot; 0 if all are saved."""
         return 0.0 if self.first_unsaved is None else self.now() - self.first_unsaved
 
     def add_unsaved(self, taken: float) -> None:
-        """Record a snapshot to save, ``taken`` at that time."""
+        """Record that a snapshot of time ``taken`` is to be saved."""
         self.first_unsaved = taken if self.first_unsaved is None else self.first_unsaved
 
     def begin(self, step: int) -> None:
-        """Start measuring at ``step``."""
+        """Start measuring at ``step``, as if it had just been saved."""
         self.step, self.since = step, self.now()
 
     def saved(self, step: int, taken: float) -> str:
-        """Record the checkpoint of ``step``, whose snapshot was ``taken`` at that time.
+        """Record the checkpoint of ``step``, whose snapshot was taken at time ``taken``.
 
-        Returns a log line if there was a warning before, else an empty string.
+        Returns a log line that ends the outage if a warning was logged before, else an empty string.
         """
         self.step, self.since, self.why, self.first_unsaved = step, taken, "", None
         warned, self._next_s = self._next_s > 0, 0.0
         return f"checkpoint at step {step} saved at {self.home}: the store accepts checkpoints again" if warned else ""
 
     def warning(self, step: int) -> str:
-        """Return a warning once nothing can be saved, and again whenever the loss has doubled; else empty."""
+        """Return a warning if no save succeeds, repeated whenever the possible loss has doubled.
+
+        Returns an empty string if no warning is due.
+        """
         lost_s = self.seconds
         if lost_s < (self._next_s or (0.0 if self.why else SLOW_S)):
             return ""
@@ -133,10 +137,9 @@ class Outage:
 
 @dataclass(frozen=True)
 class StepWait:
-    """Wait of the host before it enqueued an optimiser step.
+    """Wait of the host process for a snapshot before it enqueued an optimiser step.
 
-    It lasted from ``started`` to ``ended`` on the clock of ``time.perf_counter``; ``reached`` marks the device's
-    position.
+    ``started`` and ``ended`` are times of ``time.perf_counter``. ``reached`` marks the device's queue at the start.
     """
 
     reached: Mark
@@ -144,27 +147,28 @@ class StepWait:
     ended: float
 
     def stall(self) -> float:
-        """Return the seconds that the device was idle; waits until it has reached the mark."""
+        """Return the seconds for which the device was idle, after waiting until it has reached the mark."""
         return max(0.0, self.ended - max(self.started, self.reached.wait()))
 
 
 @dataclass
 class Save:
-    """One save, from its snapshot on."""
+    """State of one save, from its snapshot to its outcome."""
 
     step: int
     #: Time of the snapshot, on the clock of :class:`Outage`.
     taken: float
     started: float = field(default_factory=time.monotonic)
-    #: None until the copy is complete.
+    #: None until all tensors are copied.
     snapshot: Snapshot | None = None
     #: Set once the buffers may be used for the next snapshot.
     staged: threading.Event = field(default_factory=threading.Event)
+    #: Name of the published checkpoint, or the error.
     outcome: Future[Name] = field(default_factory=Future)
 
 
 class BackgroundSave:
-    """One save in progress and one waiting snapshot."""
+    """Scheduler of one save in progress and at most one waiting snapshot."""
 
     def __init__(self, publisher: Publisher, clock: DeviceClock) -> None:
         self._publisher = publisher
@@ -195,27 +199,28 @@ class BackgroundSave:
         return self._active is not None and not self._active.outcome.done()
 
     def failing(self) -> bool:
-        """Return True if the save in progress is not worth waiting for.
+        """Return True if training should not wait for the save in progress.
 
-        That is, the store does not answer this rank, or the save was late before.
+        The store does not answer this rank, or an earlier wait for a save was in vain.
         """
         return self._active is not None and (self._was_late or failed_since(self._active.started))
 
     def wait_briefly(self) -> None:
-        """Wait for the save in progress, at most :data:`BRIEF_WAIT_S`."""
+        """Wait for the save in progress, at most :data:`BRIEF_WAIT_S` seconds."""
         if self._active is not None:
             wait([self._active.outcome], timeout=BRIEF_WAIT_S)
 
     def wait_for_buffers(self) -> None:
-        """Wait until no save in progress needs the buffers; a waiting snapshot may be overwritten."""
+        """Wait until no save in progress reads the buffers; a waiting snapshot may be overwritten."""
         self.wait_for_copy()
         if self._active is not None and not self._active.outcome.done():
             self._active.staged.wait()
 
     def begin(self, step: int, complete: Callable[[], Snapshot], *, late: bool) -> None:
-        """Call ``complete`` in the background, and publish its result.
+        """Call ``complete`` in the background, and publish the snapshot that it returns.
 
-        It is published at once, or after the previous save if that is ``late`` on any rank. Raises like :meth:`resume`.
+        ``late`` means that the previous save is still in progress on any rank; the snapshot is then published after it.
+        Raises like :meth:`resume`.
         """
         save = Save(step, self.outage.now())
         self._was_late = late
@@ -269,8 +274,8 @@ class BackgroundSave:
     def resume(self, step: int, *, busy: bool) -> None:
         """Publish the waiting snapshot, unless a save is in progress on any rank (``busy``).
 
-        Called after ``step``. Raises ``Superseded``, and ``UserError`` if more than :data:`TOLERATED_FAILURES` saves in
-        a row were refused. An unavailable store is a warning, now and then.
+        Called after every ``step``. Raises ``Superseded``, and ``UserError`` if more than :data:`TOLERATED_FAILURES`
+        saves in a row were refused. If the store is unavailable, only a warning is logged now and then.
         """
         if not busy:
             self._take_outcome()
@@ -288,7 +293,10 @@ class BackgroundSave:
             self._copier.submit(self._start, self._active)
 
     def _take_outcome(self, *, tolerate: bool = True) -> None:
-        """Take the outcome of the last save, which has ended on all ranks; raise or tolerate its error."""
+        """Record the result of the last save, which has ended on all ranks.
+
+        Raises its error, unless ``tolerate`` is True and another try may succeed.
+        """
         save, self._active = self._active, None
         if save is None:
             return
@@ -314,11 +322,11 @@ class BackgroundSave:
 
     @property
     def waiting(self) -> bool:
-        """True if a snapshot is not published; the same on all ranks."""
+        """True if any snapshot is not published yet; equal on all ranks."""
         return self._waiting is not None or self._active is not None
 
     def finish(self, *, tolerate: bool = False) -> None:
-        """Publish all snapshots.
+        """Publish all snapshots, and wait until they are published.
 
         Raises the error of a failed save, unless ``tolerate`` is True.
         """
@@ -334,18 +342,18 @@ class BackgroundSave:
                 return
 
     def wait_for_copy(self) -> None:
-        """Wait until the snapshot in progress holds copies of all tensors."""
+        """Wait until the newest snapshot holds copies of all tensors."""
         self._copied.wait()
 
     def delay_step(self) -> None:
-        """Delay the optimiser step until the snapshot has copied the tensors that the step changes."""
+        """Delay the optimiser step until the snapshot has copied all tensors that the step changes."""
         if not self._copied.is_set():
             reached, started = self._clock.mark(), time.perf_counter()
             self.wait_for_copy()
             self._step_wait = StepWait(reached, started, time.perf_counter())
 
     def pop_step_wait(self) -> StepWait | None:
-        """Return the wait of the last optimiser step for a snapshot, once; None if it did not wait."""
+        """Return and forget the last optimiser step's wait for a snapshot; None if it did not wait."""
         wait_before, self._step_wait = self._step_wait, None
         return wait_before
 

@@ -1,4 +1,4 @@
-"""``slipstream checkpoints``: list the checkpoint directories below a store, and free unused ones."""
+"""``slipstream checkpoints``: list the checkpoint directories below a store, and delete unused ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slipstream.train.checkpoint.home import (
 )
 from slipstream.train.checkpoint.lease import Sign, is_locked, is_unlocked, sign_of
 
-#: First path components below a checkpoint directory, besides checkpoints.
+#: Names in a checkpoint directory besides its checkpoints, by which :func:`split_path` recognises the directory.
 PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", "devices/", DECISION, FINISHED, LATEST}
 COLUMNS = ("training", "size", "last written", "step", "state", "holder")
 
@@ -41,8 +41,9 @@ COLUMNS = ("training", "size", "last written", "step", "state", "holder")
 class HomeSummary:
     """Summary of one training's checkpoint directory."""
 
-    #: Address of the directory; its path below the common root: project, domain and key, or the key alone.
+    #: Address of the directory.
     uri: str
+    #: Path of the directory below the common root: project, domain and key, or the key alone.
     name: str
     files: Mapping[str, ObjectInfo]
     bytes: int
@@ -51,14 +52,14 @@ class HomeSummary:
     #: Step of the newest checkpoint; None without any.
     step: int | None
     holder: Holder
-    #: "finished", "ended", "at work", or "lost": no heartbeat and no exit record.
+    #: "finished", "ended" (exit record, or no lease at all), "at work", or "lost" (no heartbeats, no exit record).
     state: str
 
 
 def homes_below(base: str, now: float) -> list[HomeSummary]:
     """Return all checkpoint directories below ``base``, the last written first.
 
-    ``now`` is a time of the store's clock. Raises ``UserError``, ``StorageUnavailable``.
+    ``now`` is the current time of the store's clock. Raises ``UserError``, ``StorageUnavailable``.
     """
     files_of_home: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
     for info in list_objects(f"{base}/"):
@@ -70,7 +71,10 @@ def homes_below(base: str, now: float) -> list[HomeSummary]:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Split a path into a checkpoint directory's name and the key in it; the key is empty outside of one."""
+    """Split a path into a checkpoint directory's name and a key in it.
+
+    The key is empty for a path outside of checkpoint directories.
+    """
     parts = path.split("/")
     for index, part in enumerate(parts):
         if index and (part in PARTS or f"{part}/" in PARTS or Name.parse(part)):
@@ -105,7 +109,10 @@ def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) 
 
 
 def reason_to_keep(home: HomeSummary) -> str:
-    """Return the evidence that a process uses this checkpoint directory, which was listed before; empty without any."""
+    """Return why the checkpoint directory ``home`` seems to be in use; "" if it does not.
+
+    It is locked, or was written to since ``home`` was listed.
+    """
     if is_locked(storage_for(home.uri)):
         return "a process holds its lock"
     listed = {info.uri.removeprefix(f"{home.uri}/"): info for info in list_objects(f"{home.uri}/")}
@@ -113,7 +120,7 @@ def reason_to_keep(home: HomeSummary) -> str:
 
 
 def versions(files: Mapping[str, ObjectInfo]) -> set[tuple[str, str, float]]:
-    """Return a set that changes whenever one of the files is written."""
+    """Return keys, ETags and times of files, to detect writes by comparison."""
     return {(key, info.etag, info.modified) for key, info in files.items()}
 
 
@@ -135,9 +142,9 @@ def free(home: HomeSummary) -> None:
     help="Delete unused checkpoint directories older than the profile's checkpoint_days.",
 )
 def main(store: str, frees: bool) -> None:
-    """List the checkpoints below STORE, a directory or the prefix of Flyte's raw output in a store.
+    """List the checkpoint directories below STORE: a local directory, or the prefix of Flyte's raw output.
 
-    Without STORE: where the profile keeps them, or .slipstream. Finished trainings have no checkpoints any more.
+    STORE defaults to the profile's setting, or .slipstream. Finished trainings have no checkpoints any more.
 
     Example: slipstream checkpoints s3://flyte/raw --free
     """
@@ -163,10 +170,10 @@ def main(store: str, frees: bool) -> None:
 
 
 def free_unused(homes: Sequence[HomeSummary], now: float) -> list[HomeSummary]:
-    """Delete checkpoint directories that no process uses, and return them.
+    """Delete the checkpoint directories among ``homes`` that no process uses, and return them.
 
-    A wrong clock makes a directory look old. So all are checked again after the timeout of a lease, in which a living
-    holder writes a heartbeat.
+    A wrong clock can make a directory look old. So all are checked again after waiting for the timeout of a lease, in
+    which a living holder writes a heartbeat.
     """
     if homes:
         click.echo(

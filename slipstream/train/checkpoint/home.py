@@ -1,21 +1,15 @@
-"""Checkpoint directory of one training: its attempts, and the checkpoints that count.
+"""Checkpoint directory of one training: its attempts, and the checkpoints that may be restored.
 
 Two attempts may be alive at once. An attempt may be in its grace period, or on a machine that the cluster has given up,
-while its successor runs. Or two executions run the same training. Stores have no locks, but they can put an object only
-if it is absent, and list earlier objects. The protocol uses these two operations:
+while its successor runs. Or two executions run the same training. Stores have no locks, but they can create an object
+only if it is absent, and list earlier objects. The protocol uses these two operations:
 
 1. An attempt *announces* a save, then looks for claims of later attempts, and starts only if there is none. In the same
-   way it announces its shutdown, and may then start its last save later.
+   way it announces its shutdown, and may then start its last save even after a successor's claim.
 2. A successor *claims* the next number, then looks for announcements, and waits for the announced saves. So it learns
    of every save that starts before its claim, and no other starts afterwards.
 3. It then *inherits*: it records which checkpoints are complete. From then on only these of earlier attempts count. So
-   a checkpoint that an attempt writes after its successor has restored is never restored.
-
-Files: ``step-000000001200.a0003/`` is a checkpoint, of step 1200 and attempt 3. It is complete once its
-``manifest.json`` exists, which is written last; a name is never used twice. ``claims/0003`` identifies attempt 3,
-``inherited/0003.json`` lists the checkpoints that it found, ``leases/0003.json`` is its heartbeat.
-``accumulation.json`` is a number of micro-batches that was found for "auto" or replaces the setting. ``finished.json``
-says where the trained model is. ``latest.json`` is for people and other programs; a restore uses manifests only.
+   a checkpoint that an attempt completes after its successor has restored is never restored.
 """
 
 from __future__ import annotations
@@ -36,16 +30,24 @@ from slipstream.storage import AlreadyThere, MissingObject, Replaced, Storage, S
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.names import number_as_name, number_in_name
 
+#: Pointer to the newest checkpoint for people and other programs; a restore uses manifests only.
 LATEST = "latest.json"
+#: Number of micro-batches that "auto" found, or that replaces the setting after lack of memory.
 DECISION = "accumulation.json"
+#: Record of a finished training, with the address of the trained model.
 FINISHED = "finished.json"
+#: Claims of attempts: ``claims/0003`` identifies attempt 3.
 CLAIMS = "claims/"
+#: Lists of inherited checkpoints: ``inherited/0003.json`` has those that attempt 3 found.
 INHERITED = "inherited/"
+#: Heartbeats: ``leases/0003.json`` is that of attempt 3.
 LEASES = "leases/"
+#: Checkpoints: ``step-000000001200.a0003/`` is that of step 1200 by attempt 3. It is complete once its
+#: ``manifest.json`` exists, which is written last. A name is never used twice.
 CHECKPOINTS = "step-"
 PATTERN = re.compile(r"step-([0-9]{12})\.a([0-9]+)")
 
-#: Retries of a read whose object is replaced meanwhile, as leases are every few seconds.
+#: Retries of a read during which the object was replaced, as leases are every few seconds.
 REPLACED = 5
 
 LOG = logger("checkpoint")
@@ -54,9 +56,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """Name of a checkpoint.
+    """Name of a checkpoint, ordered by age.
 
-    Names are ordered by age: a later attempt's is newer, whatever its step.
+    A later attempt's checkpoint is newer, whatever its step.
     """
 
     attempt: int
@@ -74,7 +76,10 @@ class Name:
 
 @dataclass(frozen=True)
 class Retention:
-    """Checkpoints to retain: the newest ``last``, and the newest at a multiple of ``regular`` steps (0: none)."""
+    """Checkpoints to retain.
+
+    The newest ``last``, and the newest whose step is a multiple of ``regular`` (0: none).
+    """
 
     last: int = 2
     regular: int = 0
@@ -91,7 +96,7 @@ class Retention:
 def complete(keys: Iterable[str]) -> list[Name]:
     """Return the checkpoints that have a manifest among a store's ``keys``, newest first.
 
-    A lone manifest does not count: its request arrived after the checkpoint had been deleted.
+    A manifest without other files does not count: its request arrived after the checkpoint had been deleted.
     """
     files: dict[str, set[str]] = {}
     for key in keys:
@@ -102,13 +107,13 @@ def complete(keys: Iterable[str]) -> list[Name]:
 
 
 def number_of(key: str, prefix: str) -> int:
-    """Return the attempt in a key below ``prefix``; 0 if there is none."""
+    """Return the attempt number in a key below ``prefix``; 0 if there is none."""
     digits = key.removeprefix(prefix).removesuffix(".json")
     return number_in_name(digits, 4) or 0 if key.startswith(prefix) else 0
 
 
 def newest(keys: Iterable[str], prefix: str = CLAIMS) -> int:
-    """Return the highest attempt among the ``keys`` below ``prefix``; 0 if there is none."""
+    """Return the highest attempt number among the ``keys`` below ``prefix``; 0 if there is none."""
     return max((number_of(key, prefix) for key in keys), default=0)
 
 
@@ -125,12 +130,12 @@ def lease_key(attempt: int) -> str:
 
 
 class Superseded(Interrupted):
-    """Raised if a later attempt works in the checkpoint directory, so that this one must stop."""
+    """Raised if a later attempt has taken over the checkpoint directory, so that this attempt must stop."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Record of an attempt; a random ``claim`` makes its bytes unique."""
+    """Record of an attempt's start; a random ``claim`` makes its bytes unique."""
 
     attempt: int
     claim: str
@@ -139,7 +144,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Inherited:
-    """Record of the earlier checkpoints that count for an attempt and later ones."""
+    """Record of the earlier attempts' checkpoints that ``attempt`` and its successors may restore."""
 
     attempt: int
     checkpoints: list[str]
@@ -147,16 +152,16 @@ class Inherited:
 
 @dataclass(frozen=True)
 class Finished:
-    """Record of a finished training: the last holder, and where the trained model is."""
+    """Record of a finished training: its last holder, and the address of the trained model."""
 
     holder: Holder
     artifact: str
-    #: Code version of the stage that finished it; "" in records of older releases.
+    #: Code version that finished the training; "" in records of older releases.
     code: str = ""
 
 
 class Home:
-    """Checkpoint directory of one training, in a store.
+    """Checkpoint directory of one training, in a store or on a local disk.
 
     Methods raise ``UserError`` and ``StorageUnavailable`` as the store does. An object with unexpected content counts
     as absent.
@@ -170,7 +175,7 @@ class Home:
         return isinstance(self.storage, LocalStorage)
 
     def read(self, key: str, kind: type[T], *, extra: Extra = "forbid") -> T | None:
-        """Return the record of the type ``kind``; None if it is absent or malformed."""
+        """Return the record at ``key``, of the type ``kind``; None if it is absent or malformed."""
         content = self.read_bytes(key, LARGEST_RECORD + 1)
         return None if content is None else decode_record(content, kind, extra=extra)
 
@@ -190,7 +195,7 @@ class Home:
     # Attempts
 
     def claim(self, holder: Holder) -> int:
-        """Start the next attempt, exclusively, and return its number, from 1."""
+        """Start the next attempt, exclusively, and return its number; the first is 1."""
         attempt = 0
         while True:
             attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
@@ -198,7 +203,7 @@ class Home:
                 return attempt
 
     def claim_exactly(self, attempt: int, holder: Holder) -> bool:
-        """Start this attempt; return False if another process has."""
+        """Start attempt number ``attempt``; return False if another process has already started it."""
         record = Claim(attempt, uuid.uuid4().hex, holder)
         with suppress(AlreadyThere):
             self.storage.create(claim_key(attempt), to_json(record))
@@ -206,12 +211,12 @@ class Home:
         return False
 
     def holder_of(self, attempt: int) -> Holder:
-        """Return the holder of an attempt, without an execution if the claim is damaged."""
+        """Return the execution that claimed an attempt; an empty ``Holder`` if the claim is damaged."""
         claim = self.read(claim_key(attempt), Claim, extra="ignore")
         return claim.holder if claim else Holder()
 
     def check_claim(self, attempt: int) -> None:
-        """Raise :class:`Superseded` if a later attempt has started, or if the directory was swept."""
+        """Raise :class:`Superseded` if a later attempt has started, or if this claim was deleted."""
         last = newest(self.storage.list(CLAIMS))
         if last > attempt:
             raise Superseded(
@@ -224,7 +229,7 @@ class Home:
     # Checkpoints
 
     def checkpoints(self) -> list[Name]:
-        """Return the complete checkpoints that count, newest first."""
+        """Return the complete checkpoints that may be restored, newest first."""
         return self._counting(self.storage.list(CHECKPOINTS))
 
     def _counting(self, keys: Sequence[str]) -> list[Name]:
@@ -234,9 +239,9 @@ class Home:
         return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
 
     def inherit(self, attempt: int) -> list[Name]:
-        """Record the checkpoints that count for ``attempt``, and return them, newest first.
+        """Record which checkpoints ``attempt`` may restore, and return them, newest first.
 
-        The attempt has claimed the directory. All else that earlier attempts have left is deleted.
+        ``attempt`` must have claimed the directory. All other files of earlier attempts' checkpoints are deleted.
         """
         keys = self.storage.list(CHECKPOINTS)
         counting = self._counting(keys)
@@ -247,13 +252,13 @@ class Home:
         return counting
 
     def is_inherited(self, attempt: int) -> bool:
-        """Return True if a later attempt has restored, or is about to."""
+        """Return True if an attempt after ``attempt`` has already listed the checkpoints to restore."""
         return newest(self.storage.list(INHERITED), INHERITED) > attempt
 
     # End of the training
 
     def finish(self, holder: Holder, artifact: str, code: str) -> None:
-        """Record where the trained model is, and delete everything that is not needed any more.
+        """Record the address of the trained model, and delete all files that are not needed any more.
 
         Does nothing if another attempt has taken over the directory.
         """
@@ -267,12 +272,12 @@ class Home:
         return self.read(FINISHED, Finished, extra="ignore")
 
     def reopen(self) -> None:
-        """Start over in the directory of a finished training."""
+        """Delete a finished training's record and files, so that it can start over."""
         self.sweep()
         self.storage.delete([FINISHED])
 
     def sweep(self) -> None:
-        """Delete all but the finish record, the last claim and the last inheritance.
+        """Delete all but the finish record, the last claim and the last list of inherited checkpoints.
 
         Attempt numbers are never reused. So a running attempt stays superseded, and its writes never count.
         """
@@ -286,7 +291,7 @@ class Home:
 
 @contextmanager
 def not_needed() -> Iterator[None]:
-    """Log errors of a deletion that no work depends on as warnings."""
+    """Log errors of an optional deletion as warnings."""
     try:
         yield
     except (UserError, StorageUnavailable) as error:
@@ -294,6 +299,6 @@ def not_needed() -> Iterator[None]:
 
 
 def left_behind(keys: Iterable[str], names: set[str], attempt: int) -> list[str]:
-    """Return the keys of checkpoints of attempts before ``attempt`` that are not among ``names``."""
+    """Return the keys of attempts before ``attempt`` whose checkpoints are not in ``names``."""
     parsed = ((key, Name.parse(key.partition("/")[0])) for key in keys)
     return [key for key, name in parsed if name and name.attempt < attempt and str(name) not in names]

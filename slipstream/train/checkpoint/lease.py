@@ -1,11 +1,8 @@
 """Heartbeat-based lease on a checkpoint directory, and the wait for its end.
 
 The holder rewrites ``leases/<attempt>.json`` every few seconds, more often while a save or its shutdown is announced.
-Others detect that it lives from changing records, never from a clock: those of two machines may differ. In a local
-directory the holder's process also locks a file, which the system unlocks however the process ends.
-
-A request may take minutes until it is abandoned. Those of heartbeats and claims end within half of the timeout that
-then holds, so that another heartbeat follows in time.
+Other processes see changing records, and never compare clocks, which may differ between machines. In a local directory
+the holder also locks a file, which the system unlocks however the process ends.
 """
 
 from __future__ import annotations
@@ -29,19 +26,22 @@ from slipstream.storage.local import LocalStorage
 from slipstream.storage.locks import lock_of
 from slipstream.train.checkpoint.home import CLAIMS, Home, Name, Superseded, lease_key, newest
 
-#: Seconds between heartbeats, and between fast heartbeats: while a save or the shutdown is announced.
+#: Seconds between heartbeats.
 PERIOD_S = 5.0
+#: Seconds between fast heartbeats, written while a save or the shutdown is announced.
 HASTE_S = 1.0
-#: Periods without a heartbeat after which a lease expires.
+#: Periods of :data:`PERIOD_S` without a heartbeat after which a lease expires.
 SILENT_PERIODS = 9
-#: The same for fast heartbeats, for which a successor waits.
+#: Periods of :data:`HASTE_S` after which a lease with fast heartbeats expires; few, because a successor waits.
 SILENT_IN_HASTE = 4
-#: Fraction of the timeout in which the requests of one heartbeat end.
+#: Fraction of the current timeout after which the requests of a heartbeat or claim are cut off, so that another
+#: heartbeat follows in time. A store may retry a request for minutes.
 SHARE_OF_TIMEOUT = 0.5
 #: Seconds between checks for a preemption notice.
 GLANCE_S = 0.2
-#: Seconds between checks for heartbeats; fast on a local disk, where the end of a predecessor shows at once.
+#: Seconds between checks for another process's heartbeats in a store.
 POLL_S = 1.0
+#: Seconds between these checks on a local disk, where the lock shows the end of a process at once.
 POLL_IN_HASTE_S = 0.1
 
 LOG = logger("checkpoint")
@@ -51,37 +51,38 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sign:
-    """Heartbeat of an attempt."""
+    """Heartbeat of an attempt, as written to ``leases/<attempt>.json``."""
 
-    #: Number of this attempt's heartbeats.
+    #: Number of heartbeats that the attempt has written.
     beat: int = 0
-    #: Step of its last checkpoint.
+    #: Step of the attempt's last checkpoint.
     step: int = 0
-    #: Name of the checkpoint that it is about to write; "" if none.
+    #: Name of the checkpoint that the attempt is about to write; "" if none.
     announced: str = ""
-    #: True if its machine has a preemption notice: it ends within its grace period.
+    #: True if the attempt's machine has a preemption notice: the attempt ends within its grace period.
     leaving: bool = False
-    #: True if the training is finished, and its result is being delivered to where Flyte looks for it.
+    #: True if the training is finished, and its result is being uploaded to Flyte's output location.
     delivering: bool = False
-    #: True for an exit record: it writes nothing any more.
+    #: True for an exit record: the attempt writes nothing any more.
     ended: bool = False
 
     @property
     def silence_s(self) -> float:
-        """Timeout: seconds without another heartbeat after which none will come."""
+        """Timeout: seconds without a further heartbeat after which the lease expires."""
         return SILENT_IN_HASTE * HASTE_S if self.announced or self.leaving else SILENT_PERIODS * PERIOD_S
 
 
 def within_timeout(home: Home, timeout_s: float, work: Callable[[], T]) -> T:
-    """Return the result of ``work``, a heartbeat or a claim in ``home`` while others wait for ``timeout_s``.
+    """Return the result of ``work``, which writes a heartbeat or a claim in ``home``.
 
-    Raises ``StorageUnavailable`` if its requests do not end in time. A local directory needs no requests.
+    In a store its requests are cut off after half of the lease's timeout ``timeout_s``; then ``StorageUnavailable`` is
+    raised.
     """
     return work() if home.is_local else within(SHARE_OF_TIMEOUT * timeout_s, work)
 
 
 def sign_of(home: Home, attempt: int) -> Sign | None:
-    """Return the last heartbeat of an attempt; None without one."""
+    """Return the last heartbeat of an attempt; None if it has not written any."""
     return home.read(lease_key(attempt), Sign)
 
 
@@ -89,7 +90,7 @@ class Lease:
     """Lease of an attempt, held by rank 0 only.
 
     ``leaving`` returns True if this process has a preemption notice. ``lost`` is called once, with the reason, if
-    another attempt has taken over the directory. Both are called from the lease's thread.
+    another attempt has taken over the directory. The lease's thread calls both functions.
     """
 
     def __init__(
@@ -103,17 +104,19 @@ class Lease:
     ) -> None:
         """Start the heartbeats.
 
-        ``sign`` is this attempt's last heartbeat; ``lock`` is the directory's lock, if it was acquired.
+        ``sign`` is this attempt's last heartbeat, if another process wrote it. ``lock`` is the directory's lock, if
+        already acquired.
         """
         self._home, self.attempt = home, attempt
         self._leaving, self._lost = leaving, lost
         self._sign = sign or Sign()
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
-        #: Shortest timeout that others may apply: a heartbeat whose answer was lost may count, too.
+        #: Shortest timeout that others may apply: a heartbeat whose response was lost may have arrived.
         self._timeout_s = min(Sign().silence_s, self._sign.silence_s)
-        #: True once the shutdown was announced, and if that was before any later attempt started.
+        #: True once the shutdown was announced.
         self._said_leaving = self._sign.leaving
+        #: True if the shutdown was announced before any later attempt started: a last save is allowed.
         self._may_take_leave = False
         self._process_lock = lock or process_lock(home.storage)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -135,15 +138,15 @@ class Lease:
 
     @property
     def alone(self) -> bool:
-        """True if certainly no process lives that held the lease before."""
+        """True if no process that held the lease before can still be alive."""
         return self._process_lock is not None
 
     def announce(self, name: Name) -> None:
-        """Announce that this checkpoint is about to be written.
+        """Announce that the checkpoint ``name`` is about to be written.
 
-        Raises ``StorageUnavailable`` if a store does not accept this for half of the ordinary timeout, and
-        :class:`Superseded` if a later attempt has started. If that attempt knew of this one's shutdown from its start,
-        it waits for this save and has not listed the checkpoints: then nothing is raised.
+        Raises ``StorageUnavailable`` if a store accepts no announcement for half of the ordinary timeout. Raises
+        :class:`Superseded` if a later attempt has started, unless that attempt saw this one's shutdown announced from
+        its start: it then waits for this save before it lists the checkpoints.
         """
         last = time.monotonic() + SHARE_OF_TIMEOUT * Sign().silence_s
         while True:
@@ -165,7 +168,7 @@ class Lease:
     def saved(self, name: Name) -> None:
         """Record that the announced checkpoint is complete.
 
-        Others see that from its manifest, and from the next heartbeat.
+        Others see it from the manifest, and from the next heartbeat.
         """
         self._change(step=name.step, announced="")
 
@@ -180,12 +183,12 @@ class Lease:
     def hand_over(self) -> None:
         """Stop the heartbeats of a finished training.
 
-        Another process of this attempt keeps the lease until the result is delivered.
+        Another process of this attempt continues the lease until the result is delivered.
         """
         self._stop(delivering=True)
 
     def drop(self) -> None:
-        """Shut down without an exit record: the directory is about to be swept."""
+        """Shut down without an exit record, because the directory is about to be deleted."""
         self._stop()
 
     def _stop(self, **last_word: bool) -> None:
@@ -232,7 +235,11 @@ class Lease:
                     return
 
     def _lost_to(self, leaving: bool) -> str:
-        """Write a heartbeat, or return why the directory is lost if nothing may be finished any more."""
+        """Write a heartbeat and return "", or return why the directory is lost.
+
+        It is lost if a later attempt has started and no last save of this attempt is allowed. ``leaving`` announces the
+        shutdown.
+        """
         try:
             self._home.check_claim(self.attempt)
         except Superseded as error:
@@ -249,7 +256,10 @@ class Lease:
 
 
 def process_lock(storage: Storage) -> FileLock | None:
-    """Return a lock that shows other processes on this machine that this one lives; None if there is none."""
+    """Return the acquired lock of a local checkpoint directory, which shows that this process lives.
+
+    None if the directory cannot be locked, or if another process holds the lock.
+    """
     try:
         return acquired_lock(storage)
     except Timeout:  # of a superseded attempt that still lives
@@ -257,9 +267,9 @@ def process_lock(storage: Storage) -> FileLock | None:
 
 
 def acquired_lock(storage: Storage) -> FileLock | None:
-    """Acquire the lock of a local checkpoint directory; None in a store, and on a disk without locks.
+    """Acquire and return the lock of a local checkpoint directory.
 
-    Raises ``Timeout`` if another process holds it.
+    None in a store, and on a disk without locks. Raises ``Timeout`` if another process holds the lock.
     """
     if not isinstance(storage, LocalStorage):
         return None
@@ -274,7 +284,7 @@ def acquired_lock(storage: Storage) -> FileLock | None:
 
 
 def is_unlocked(storage: Storage) -> bool:
-    """Return True if no process of this machine holds the lock of a local checkpoint directory."""
+    """Return True if the directory is local and no process of this machine holds its lock."""
     lock = process_lock(storage)
     if lock is None:
         return False
@@ -294,7 +304,7 @@ def is_locked(storage: Storage) -> bool:
 
 
 class Watch:
-    """Observation of the newest attempt in a checkpoint directory, while a process waits for it."""
+    """Observer of the newest attempt in a checkpoint directory, for a process that waits."""
 
     def __init__(self, home: Home, now: Callable[[], float] = time.monotonic) -> None:
         self._home, self._now = home, now
@@ -304,15 +314,15 @@ class Watch:
         self.alive = False
 
     def look(self, before: int = 0) -> tuple[int, Sign] | None:
-        """Return the newest attempt and its last heartbeat; None if no attempt is alive.
+        """Return the newest attempt and its last heartbeat; None if that attempt is not alive.
 
-        Only attempts before ``before`` count, if that is given. An attempt is not alive after its exit record, or once
-        its lease has expired.
+        ``before`` limits the search to attempts before it (0: all). An attempt is not alive after its exit record, or
+        once its lease has expired.
         """
         return within_timeout(self._home, Sign().silence_s, lambda: self._look(before))
 
     def _look(self, before: int) -> tuple[int, Sign] | None:
-        # An answer may be as old as its request.
+        # The store may have answered at any time since the request.
         asked = self._now()
         keys = self._home.storage.list(CLAIMS)
         attempt = newest(key for key in keys if not before or newest([key]) < before)
@@ -332,10 +342,10 @@ class Watch:
 
 
 def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
-    """Wait until no other execution works in the directory at ``address``; return True if there was one.
+    """Wait until no other execution works in the directory at ``address``; return True if it had to wait.
 
-    Earlier attempts of the same execution are not waited for: their end is certain, and the claim of ``holder`` fences
-    them off. Raises ``UserError`` if ``when_held`` is "refuse" and the other execution is alive.
+    Earlier attempts of the same execution are not waited for: Flyte has ended them, and the claim of ``holder`` stops
+    their writes. Raises ``UserError`` if ``when_held`` is "refuse" and the other execution is alive.
     """
     home = Home(storage_for(address))
     watch, waited = Watch(home), False
@@ -364,10 +374,10 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
 
 
 def wait_for_announced(home: Home, attempt: int, seconds: float) -> None:
-    """Wait until the attempt before ``attempt``, which has claimed the directory, has finished its last save.
+    """Wait until the predecessor of ``attempt`` has finished its last save.
 
-    The save is announced, or may follow a preemption notice. Waits at most ``seconds``, and only while heartbeats
-    continue.
+    ``attempt`` has claimed the directory. The save is announced, or may follow a preemption notice. Waits at most
+    ``seconds``, and only while heartbeats continue.
     """
     watch, deadline, told = Watch(home), time.monotonic() + seconds, False
     while (seen := watch.look(before=attempt)) and time.monotonic() < deadline:

@@ -14,7 +14,7 @@
 All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
 tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
 holds the application's state (:class:`~slipstream.train.checkpoint.state.AppState`) and the random generators of every
-rank. Nothing here draws random numbers.
+rank. This module never draws random numbers.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ from slipstream.train.checkpoint.state import AppState, capture_random_state, jo
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.notices import Watcher
 
-#: Name prefixes of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the optimiser's state and
-#: the averaged weights, which an optimiser step changes, and the tensors of the progress.
+#: Name prefixes of tensors that may be copied in the background, because their owners call
+#: :meth:`BackgroundSave.wait_for_copy` before a change: optimiser state, averaged weights, and tensors of the progress.
 UNCHANGED = ("optimizer/", "parts/ema/", "progress/")
 
-#: Seconds for which the steps wait for a save that is still in progress when the next is due; once, until a save is
-#: done.
+#: Longest wait, in seconds, for a save that is still in progress when the next is due. After a wait in vain, training
+#: does not wait again until a save is done.
 PATIENCE_S = 2.0
 
 LOG = logger("checkpoint")
@@ -82,20 +82,22 @@ T = TypeVar("T")
 class Restored:
     """Restored checkpoint.
 
-    ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped. ``rank_states`` holds the
-    argument ``rank_state`` of :meth:`Checkpoints.save` of every writing rank, in rank order. If the number and layout
-    of the ranks are unchanged (``same_world``), the random generators were restored and the run continues bit for bit;
-    otherwise only the samples and their order are the same.
+    If the number and layout of the ranks are unchanged (``same_world``), the random generators were restored and the
+    run continues bit for bit; otherwise only the samples and their order are the same.
     """
 
     step: int
     progress: Any
+    #: Argument ``rank_state`` of :meth:`Checkpoints.save` of every writing rank, in rank order.
     rank_states: tuple[Any, ...]
+    #: URI of the checkpoint.
     source: str
     same_world: bool
+    #: Descriptions of damaged checkpoints that were skipped.
     refused: tuple[str, ...]
-    #: Code versions that trained so far, and digests of the modules that wrote it; empty in older releases'.
+    #: Code versions that trained so far; empty in checkpoints of older releases.
     trained_by: tuple[str, ...] = ()
+    #: Digests of the modules that wrote the checkpoint; empty in checkpoints of older releases.
     modules: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -103,8 +105,8 @@ class Checkpoints:
     """Checkpoints of one attempt at a training.
 
     ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it: earlier attempts
-    may finish an announced save, which is waited for, and start no other. The ``watcher`` learns if a later attempt
-    claims it. ``clock`` is the device's, for the waits of ``background``. Raises ``UserError`` if ``home`` cannot be
+    may finish an announced save, for which it waits, and start no other. The ``watcher`` is notified if a later attempt
+    claims ``home``. ``clock`` measures the device's idle time during saves. Raises ``UserError`` if ``home`` cannot be
     written.
     """
 
@@ -120,7 +122,7 @@ class Checkpoints:
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._state = state
-        #: For exchanges of the ranks between two steps.
+        #: Process group for exchanges between two steps.
         self.peers = Peers.connect(timeout)
         self.home = Home(storage_for(home))
         self._watcher = watcher or Watcher([], grace_s=None)
@@ -142,7 +144,7 @@ class Checkpoints:
         self._tensor_keys: list[TensorKey] = []
         self._parts_differ = False
         self._buffers: Buffers | None = None
-        #: Save in progress, and outcome of those before it.
+        #: Save in progress, and results of earlier saves.
         self.background = BackgroundSave(self._publisher, clock or DeviceClock())
         state.optimizer.register_step_pre_hook(lambda *_: self.background.delay_step())
 
@@ -153,7 +155,7 @@ class Checkpoints:
         self.end()
 
     def _take_home(self, policy: ResumePolicy) -> tuple[int, list[Name]]:
-        """Claim the directory on rank 0; return the number of this attempt and the inherited checkpoints."""
+        """Claim the directory, on rank 0; return the number of this attempt and the checkpoints it may restore."""
         self._lease = Lease.take(self.home, policy.holder, self._watcher.has_notice, self._watcher.lose_home)
         try:
             if not self._lease.alone:
@@ -164,18 +166,18 @@ class Checkpoints:
             raise
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on rank 0 only; all ranks get its result or its error."""
+        """Run ``work`` on rank 0 only; return its result, or raise its error, on all ranks."""
         result = run_and_gather(self.peers, lambda: work() if self.peers.rank == 0 else None)[0]
         return cast(T, result)
 
     @property
     def policy(self) -> ResumePolicy:
-        """Policy for resuming, which also describes this attempt in its checkpoints."""
+        """Resume policy, which also describes this attempt in its checkpoints."""
         return self._policy
 
     @property
     def trained_by(self) -> list[str]:
-        """Code versions that have trained so far, this one last."""
+        """Code versions that have trained so far, the current version last."""
         return list(self._publisher.made_by["trained_by"])
 
     def _tree(self, progress: object) -> tuple[object, dict[str, Tensor]]:
@@ -184,7 +186,7 @@ class Checkpoints:
     # Saving
 
     def prepare(self, progress: object) -> None:
-        """Assign writers and allocate buffers, so that the first save stalls no longer than the others."""
+        """Assign writers and allocate buffers, so that the first save stalls no longer than later ones."""
         forget = self._state.initialize()
         self._plan(self._tree(progress)[1])
         forget()
@@ -201,14 +203,14 @@ class Checkpoints:
     def save(self, step: int, progress: object, *, rank_state: object = None) -> float:
         """Take a snapshot after step ``step``, publish it in the background and return the seconds of stall.
 
-        Tensors that only the optimiser changes are also copied in the background. The next optimiser step waits for
-        these copies (:meth:`BackgroundSave.pop_step_wait`); nothing else may change the weights meanwhile. So are those
-        of ``progress``: call :meth:`BackgroundSave.wait_for_copy` before they change. ``rank_state`` is state that
-        differs between ranks: numbers and text.
+        Tensors that only the optimiser changes are copied in the background, too. The next optimiser step waits for
+        these copies (:meth:`BackgroundSave.pop_step_wait`); nothing else may change the weights meanwhile. Tensors of
+        ``progress`` are also copied in the background: call :meth:`BackgroundSave.wait_for_copy` before they change.
+        ``rank_state`` is state that differs between ranks: numbers and text.
 
-        An unfinished previous save is waited for briefly. If the store does not accept it, the snapshot waits while the
-        steps go on (:meth:`BackgroundSave.resume`). Two refused saves in a row are logged; the third raises
-        ``UserError``. ``Superseded`` is always raised.
+        The call waits briefly for an unfinished previous save. If the store does not accept that save, the new snapshot
+        waits while training continues (:meth:`BackgroundSave.resume`). Two refused saves in a row are logged; the third
+        raises ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
         busy = self.background.busy()
@@ -233,7 +235,7 @@ class Checkpoints:
     def _still_busy(self) -> bool:
         """Wait briefly for the previous save; return True if it is still in progress on any rank.
 
-        The wait ends early if the store does not answer some rank.
+        The wait ends early if the store does not answer any one rank.
         """
         for _ in range(round(PATIENCE_S / BRIEF_WAIT_S)):
             self.background.wait_briefly()
@@ -248,19 +250,19 @@ class Checkpoints:
         return self.background.published
 
     def end(self) -> None:
-        """Shut down: this attempt writes nothing any more, and a successor need not wait for it."""
+        """Shut down: this attempt writes nothing any more, so a successor need not wait."""
         if self._lease is not None:
             self._lease.end()
 
     def hand_over(self) -> None:
-        """Hand the directory over to another process: the training is finished."""
+        """Leave the lease of a finished training to another process of this attempt."""
         if self._lease is not None:
             self._lease.hand_over()
 
     def close(self) -> None:
         """Release the process groups and the staging directory, without waiting for a save.
 
-        The directory stays held until :meth:`end`.
+        The lease on the checkpoint directory is held until :meth:`end`.
         """
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
         self.background.close()
@@ -272,11 +274,11 @@ class Checkpoints:
     # Restoring
 
     def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: object = None) -> Restored | None:
-        """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
+        """Restore the newest checkpoint for which ``accept`` is True and whose files are intact; None if there is none.
 
-        The tensors of ``into``, a progress as in :meth:`save`, are overwritten and become the result's. All ranks skip
-        damaged checkpoints, which are logged and listed in the result. Raises ``UserError`` with the first difference
-        if the newest checkpoint has another identity, and ``StorageUnavailable``.
+        ``into`` is a progress as in :meth:`save`: its tensors are overwritten and returned in the result. All ranks
+        skip damaged checkpoints, which are logged and listed in the result. Raises ``UserError`` with the first
+        difference if the newest checkpoint has another identity, and ``StorageUnavailable``.
         """
         self.background.finish(tolerate=True)
         refused: list[str] = []
@@ -318,8 +320,8 @@ class Checkpoints:
         for of_rank in self.peers.gather({name: form_of(tensor) for name, tensor in live.items()}):
             forms |= of_rank
         check_tensors(candidate, index, forms)
-        # Tensors that only other ranks hold are skipped here. So are those that no rank holds, except for a progress
-        # that was not given: all ranks read that.
+        # This rank skips tensors that only other ranks hold, or that no rank holds. Without ``into``, all ranks read
+        # the tensors of the progress.
         unknown = {name for name in index.keys() - forms.keys() if into is None and name.startswith("progress/")}
         tensors = {
             name: live[name] if name in live else torch.empty(entry.size, dtype=getattr(torch, entry.dtype))
@@ -327,7 +329,7 @@ class Checkpoints:
             if name in live or name in unknown
         }
         checkpoint.bring(pieces_read(tensors, index))
-        # Damage cannot be found any more from here on.
+        # All digests are checked: from here on no damage can be found.
         dcp.load(
             tensors,
             storage_reader=ShardReader(artifact.directory, index),
@@ -358,7 +360,7 @@ class Checkpoints:
 
 
 def read_states(artifact: Artifact, uri: str) -> tuple[dict[str, Any], list[RankState]]:
-    """Return the state that all ranks share, and that of every rank, of the checkpoint at ``uri``.
+    """Return the shared state, and the state of every rank, from the checkpoint at ``uri``.
 
     Raises ``DamagedArtifact``.
     """

@@ -1,4 +1,4 @@
-"""Publication of a snapshot as a checkpoint, in the background of the step loop."""
+"""Publication of a snapshot as a checkpoint, while training continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
 from slipstream.train.checkpoint.state import merge
 
 KIND = "checkpoint"
-#: Version of the content of a checkpoint; a newer one is refused.
+#: Version of the checkpoint format; a checkpoint with a higher version is refused.
 CONTENT = 1
 STATE = "state.json"
 
@@ -50,22 +50,23 @@ class RankState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's part of a checkpoint, copied so that the step loop cannot change it."""
+    """One rank's part of a checkpoint, copied so that training cannot change it."""
 
     step: int
     tensors: Mapping[str, Tensor]
-    #: Contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of the
-    #: model; then those of all ranks are merged.
+    #: Contents of ``state.json``, written by rank 0. If ``parts`` is True, the states of all ranks are merged first;
+    #: otherwise they are equal.
     state: object
     rank_state: RankState
+    #: True if ranks hold different parts of the model.
     parts: bool = False
 
 
 def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
     """Run ``work`` on every rank and return the results of all ranks, in rank order.
 
-    Ranks that fail raise their own error, the others that of the lowest failed rank; a plain ``UserError`` as
-    ``AgreedUserError``.
+    If any rank fails, all ranks raise: a failed rank its own error, every other rank the error of the lowest failed
+    rank. A plain ``UserError`` becomes an ``AgreedUserError``.
     """
     mine: tuple[T | None, Exception | None]
     try:
@@ -95,7 +96,7 @@ def is_rank_file(name: str) -> bool:
 
 
 def ranks_of(made_by: Mapping[str, object]) -> dict[str, object]:
-    """Return the rank section of a manifest; see :meth:`.ResumePolicy.ranks`."""
+    """Return the rank section of a manifest's ``made_by``; see :meth:`.ResumePolicy.ranks`."""
     return {key: made_by[key] for key in ("world", "layout") if key in made_by}
 
 
@@ -113,22 +114,22 @@ class Publisher:
     #: Rank section of the manifests: number and layout of the ranks.
     ranks: Mapping[str, object]
     retention: Retention
-    #: Checkpoints that count; only rank 0's list is used.
+    #: Complete checkpoints in the directory; only rank 0's list is used.
     present: list[Name] = field(default_factory=list)
     #: Local directory for files that are not stored yet, private to this rank.
     staging_directory: Path = field(init=False)
-    #: Number of expired checkpoints at the last warning that they cannot be deleted.
+    #: Number of expired checkpoints when it was last logged that they cannot be deleted.
     warned: int = 0
 
     def __post_init__(self) -> None:
         """Create the staging directory.
 
-        All ranks raise ``UserError`` if one has no room for its files.
+        All ranks raise ``UserError`` if any rank cannot write its staging files.
         """
         self.staging_directory = run_and_gather(self.peers, self.make_staging)[self.peers.rank]
 
     def make_staging(self) -> Path:
-        """Return a new staging directory, and delete those of this rank's earlier attempts on this machine."""
+        """Return a new staging directory; delete those of this rank's earlier attempts on this machine."""
         scratch, prefix = self.storage.scratch(), staging_prefix(self.storage, self.peers.rank)
         for directory in scratch.glob(f"{prefix}*"):
             number = number_in_name(directory.name.removeprefix(prefix).partition("-")[0], 4)
@@ -145,8 +146,8 @@ class Publisher:
     def publish(self, snapshot: Snapshot, staged: Callable[[], object] = lambda: None) -> Name:
         """Store one checkpoint, and write its manifest once all ranks have stored their files.
 
-        Calls ``staged`` once the snapshot's tensors are no longer needed, before anything is stored. If a rank fails,
-        all ranks raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
+        Calls ``staged`` once the snapshot's tensors are no longer needed, before any upload. If a rank fails, all ranks
+        raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
         """
         name = Name(self.attempt, snapshot.step)
         directory = self.staging_directory / str(name)
@@ -179,7 +180,7 @@ class Publisher:
             raise AgreedUserError(error.message) if type(error) is UserError else error from failure
 
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
-        """Write the JSON files, and on rank 0 announce the checkpoint before its files are stored."""
+        """Write the JSON files to the staging directory, call ``staged``, and announce the checkpoint on rank 0."""
         files.write(rank_file(self.peers.rank), [to_json(snapshot.rank_state)])
         if self.peers.rank == 0:
             files.write(STATE, [canonical_json(snapshot.state)])
@@ -188,7 +189,7 @@ class Publisher:
             self.lease.announce(name)
 
     def store(self, name: Name, files: FileWriter) -> dict[str, FileRecord]:
-        """Move all of this rank's files to the storage."""
+        """Move all of this rank's staged files to the storage."""
         for file in files.records:
             self.storage.put(f"{name}/{file}", files.directory / file)
         return files.records
@@ -207,8 +208,8 @@ class Publisher:
     def write_manifest(self, name: Name, manifest: bytes) -> None:
         """Write the manifest, which completes the checkpoint.
 
-        A successor waits only for a limited time. Raises ``Superseded`` if it listed its inheritance before the
-        manifest was there.
+        Raises ``Superseded`` if a successor, which waits only for a limited time, listed the checkpoints to restore
+        before this manifest was there.
         """
         if not self.home.is_inherited(self.attempt):
             self.storage.put(f"{name}/{MANIFEST}", manifest)
@@ -221,8 +222,8 @@ class Publisher:
     def point_to(self, name: Name, manifest: bytes) -> None:
         """Write ``latest.json``, which points to the checkpoint, and delete expired checkpoints.
 
-        If the store is unavailable, the next save does it. Does nothing if a successor has started: the rest of the
-        directory is its own.
+        If the store is unavailable, the next save repeats both. Does nothing if a successor has started, which then
+        owns the directory.
         """
         digest = hashlib.sha256(manifest).hexdigest()
         pointer = {"checkpoint": str(name), "attempt": name.attempt, "step": name.step, "manifest_sha256": digest}
@@ -240,7 +241,7 @@ class Publisher:
                 self.warn(error)
 
     def warn(self, error: UserError) -> None:
-        """Warn that expired checkpoints stay, and again whenever their number has more than doubled."""
+        """Log a warning that expired checkpoints remain, repeated when their number has more than doubled."""
         left = len(self.retention.expired(self.present))
         if left > 2 * self.warned:
             self.warned = left

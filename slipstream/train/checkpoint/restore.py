@@ -1,8 +1,8 @@
 """Selection and verified reading of the newest complete checkpoint that this run may resume from.
 
-Each machine fetches and verifies the parts of the tensor files that its ranks read. A file is read in the blocks that
-have a digest in its manifest, so parts can be verified separately. Blocks that several ranks of a machine read are
-fetched once, in equal shares. In a local store the files stay in place and are only verified.
+Each machine fetches and verifies only the byte ranges of the tensor files that its ranks read. The manifest has a
+digest for every block of a file, so blocks can be verified separately. Blocks that several ranks of a machine read are
+fetched once, divided equally among the ranks. Files of a local store stay in place and are only verified.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.publish import CONTENT, KIND, is_rank_file, rank_file, run_and_gather
 from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
 
-#: Maximum bytes of a request, and concurrent requests of a rank: their product bounds its memory for the files.
+#: Maximum bytes of a request.
 RUN_BYTES = 8 << 20
+#: Concurrent requests of a rank; the product with :data:`RUN_BYTES` bounds its memory for file contents.
 REQUESTS = 8
 
-#: Fields of an identity that older releases filled with digests of manifests. Those hold the version of the code that
-#: made the artifact, so newer code makes other digests of the same rows.
+#: Fields of an identity that older releases filled with digests of manifests. Manifests hold a code version, so newer
+#: code makes other digests of the same rows.
 MANIFESTS = ("data", "start", "teacher")
 
 T = TypeVar("T")
 
 
 class Run(NamedTuple):
-    """Consecutive blocks of a file: from ``first`` to ``end``, exclusive."""
+    """Consecutive blocks of a file, numbered from ``first`` to ``end`` (exclusive)."""
 
     file: str
     first: int
@@ -57,7 +58,7 @@ class Run(NamedTuple):
 
 
 def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[Run]:
-    """Return the blocks that hold the bytes of the pieces, without duplicates, sorted."""
+    """Return the sorted, unique blocks that contain the byte ranges ``pieces``."""
     blocks: set[tuple[str, int]] = set()
     for file, start, size in pieces:
         if size:
@@ -67,7 +68,7 @@ def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[
 
 
 def runs(blocks: Iterable[tuple[str, int]]) -> list[Run]:
-    """Merge sorted blocks into runs."""
+    """Merge sorted (file, block number) pairs into runs."""
     merged: list[Run] = []
     for file, block in blocks:
         if merged and merged[-1].file == file and merged[-1].end == block:
@@ -78,7 +79,7 @@ def runs(blocks: Iterable[tuple[str, int]]) -> list[Run]:
 
 
 def share(needed: Iterable[list[Run]], index: int, count: int) -> list[Run]:
-    """Return the blocks that rank ``index`` of a machine's ``count`` ranks fetches.
+    """Return the blocks that the machine's rank number ``index``, of ``count`` ranks, fetches.
 
     ``needed`` lists the blocks that each of these ranks reads.
     """
@@ -87,7 +88,7 @@ def share(needed: Iterable[list[Run]], index: int, count: int) -> list[Run]:
 
 
 def requests(mine: Iterable[Run], files: Mapping[str, FileRecord]) -> Iterator[Run]:
-    """Split the runs into parts of at most :data:`RUN_BYTES`."""
+    """Split runs into requests of at most :data:`RUN_BYTES`, but at least one block."""
     for run in mine:
         step = max(1, RUN_BYTES // files[run.file].block_bytes)
         for first in range(run.first, run.end, step):
@@ -95,7 +96,7 @@ def requests(mine: Iterable[Run], files: Mapping[str, FileRecord]) -> Iterator[R
 
 
 def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
-    """Verify the blocks; from a remote store, also write them into the artifact's files.
+    """Verify the blocks ``mine``; from a remote store, also write them into the artifact's files.
 
     Raises ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``.
     """
@@ -116,7 +117,7 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
         try:
             data = read_verified(artifact, run, read)
         except DamagedArtifact:
-            # An object's checksum does not cover a part of it: the bytes may have changed on their way.
+            # Read again: the bytes may have changed in transit, and a store's checksum covers only whole objects.
             data = read_verified(artifact, run, read)
         with artifact.path(run.file).open("r+b") as target:
             target.seek(run.first * artifact.files[run.file].block_bytes)
@@ -128,7 +129,7 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
 
 
 def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes]) -> bytes:
-    """Return the bytes of the blocks, read by ``read(start, end)``.
+    """Return the bytes of the blocks in ``run``, read by ``read(start, end)``.
 
     Raises ``DamagedArtifact`` unless they match the manifest.
     """
@@ -142,14 +143,15 @@ def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes
     return data
 
 
-#: Dtype and shape of a tensor, and name prefixes of the tensors that training changes.
+#: Dtype and shape of a tensor.
 TensorForm = tuple[str, tuple[int, ...]]
+#: Name prefixes of the tensors that training changes.
 TRAINED = ("model/", "optimizer/", "parts/ema/")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Checkpoint with a manifest that is not verified yet."""
+    """Checkpoint whose manifest is not verified yet."""
 
     storage: Storage
     name: Name
@@ -164,40 +166,41 @@ class SkippedCheckpoint(Exception):
 
 
 def in_older_form(made_by: Mapping[str, Any]) -> bool:
-    """Return True for the manifest section of a release before ``STEP_VERSION``."""
+    """Return True if ``made_by``, of a manifest, was written by a release before ``STEP_VERSION`` existed."""
     return "trained_by" not in made_by
 
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """Run section of new checkpoints, and the policy for resuming from old ones."""
+    """Run section of new manifests, and policy for resuming from existing checkpoints."""
 
     #: Values that must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
     identity: Mapping[str, object]
-    #: The same in the form of releases before ``STEP_VERSION``: see :func:`slipstream.train.identity.in_older_form`.
+    #: Identity in the form of releases before ``STEP_VERSION``: see :func:`slipstream.train.identity.in_older_form`.
     older: Mapping[str, object] = field(default_factory=dict)
-    #: Code version of this process, and digest of every module.
+    #: Code version of this process.
     version: str = ""
+    #: Digest of every module.
     modules: Mapping[str, str] = field(default_factory=dict)
-    #: Holder of this attempt.
+    #: Execution and Flyte attempt of this process.
     holder: Holder = Holder()
-    #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored. With
-    #: "same-code" only checkpoints that were trained by this code version alone are used.
+    #: With "never", only checkpoints of the same execution are used: retries resume, other executions' checkpoints are
+    #: ignored. With "same-code", only checkpoints that were trained by this code version alone are used.
     resume: str = "auto"
-    #: Values of settings that are absent from an identity: older checkpoints do not know newer settings.
+    #: Values to assume for settings that are absent from an identity, because an older release wrote it.
     defaults: Mapping[str, object] = field(default_factory=dict)
-    #: Dotted paths in an identity that do not count.
+    #: Dotted paths in an identity that are not compared.
     ignored: Collection[str] = ()
-    #: Division of the work, if ranks hold different parts of the model; numbers continue bit for bit only under the
-    #: same layout.
+    #: Sizes of the parallel dimensions, if ranks hold different parts of the model. A run continues bit for bit only
+    #: under the same layout.
     layout: Sequence[int] = ()
     #: Number of this attempt, whose own checkpoints are used even with "never"; set by ``Checkpoints``.
     attempt: int = 0
-    #: Seconds for which an earlier attempt may still live after its preemption notice.
+    #: Seconds for which an earlier attempt may continue after its preemption notice.
     grace_s: float = 30.0
 
     def made_by(self, trained_by: Sequence[str]) -> dict[str, object]:
-        """Return the run section of manifests; ``trained_by`` are the code versions that trained before."""
+        """Return the run section of manifests; ``trained_by`` are the code versions that trained before this one."""
         versions = list(dict.fromkeys([*trained_by, self.version]))
         return {
             "identity": self.identity,
@@ -211,7 +214,7 @@ class ResumePolicy:
         return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
 
     def uses(self, name: Name, made_by: Mapping[str, object]) -> bool:
-        """Return True if this policy allows resuming from ``name``, given that the identities are equal."""
+        """Return True if this policy allows resuming from ``name``, assuming an equal identity."""
         if self.resume == "same-code":
             return made_by.get("trained_by") == [self.version]
         run = self.holder.execution
@@ -219,10 +222,10 @@ class ResumePolicy:
         return self.resume != "never" or bool(ours)
 
     def check(self, candidate: Candidate, manifest: Manifest) -> None:
-        """Check the manifest of a candidate.
+        """Check a candidate's manifest.
 
-        Raises ``UserError`` if its identity or format differs, ``SkippedCheckpoint`` if it is to be ignored, and
-        ``DamagedArtifact`` if it is not a checkpoint's.
+        Raises ``UserError`` if its identity differs or its format is newer, ``SkippedCheckpoint`` if the policy ignores
+        it, and ``DamagedArtifact`` if it is not the manifest of this checkpoint.
         """
         made_by, written_by = manifest.made_by, manifest.format
         content, place = made_by.get("content", 0), (made_by.get("step"), type(made_by.get("world")))
@@ -258,7 +261,7 @@ def first_difference(
 ) -> tuple[str, object, object] | None:
     """Return the dotted path and both values of the first difference between two nested mappings.
 
-    Paths in ``ignored`` do not count.
+    Returns None if they are equal. Paths in ``ignored`` are not compared.
     """
     if path in ignored:
         return None
@@ -274,15 +277,15 @@ def first_difference(
 
 
 def abbreviated(value: object) -> str:
-    """Return a value as JSON, at most 60 characters."""
+    """Return a value as JSON, cut to 60 characters; "unset" for None."""
     text = "unset" if value is None else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def newest_identity(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
-    """Return the identity of the checkpoint that code ``version`` would resume from if intact; None if there is none.
+    """Return the identity of the newest checkpoint that ``holder`` may resume from; None if there is none.
 
-    Errors of the checkpoint or the storage are left to the later restore.
+    ``resume`` is the setting of that name, ``version`` a code version. Errors are left to the later restore to report.
     """
     policy, home = ResumePolicy({}, holder=holder, resume=resume, version=version), Home(storage_for(address))
     with suppress(StorageUnavailable):
@@ -298,7 +301,10 @@ def newest_identity(address: str, holder: Holder, resume: str, version: str) -> 
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """Checkpoint whose files are verified on this machine, except tensor files, which are fetched as needed."""
+    """Checkpoint on this machine; all files but the tensor files are present and verified.
+
+    :meth:`bring` fetches the tensors that are needed.
+    """
 
     uri: str
     artifact: Artifact
@@ -307,9 +313,9 @@ class OpenCheckpoint:
     neighbours: Sequence[int]
 
     def bring(self, pieces: Iterable[Piece]) -> None:
-        """Fetch the parts of the tensor files that this rank reads.
+        """Fetch and verify the byte ranges of the tensor files that this rank reads.
 
-        All ranks must call this, and all raise the same: ``DamagedArtifact``, ``MissingObject``,
+        All ranks must call this, and all raise the same error: ``DamagedArtifact``, ``MissingObject``,
         ``StorageUnavailable``.
         """
         needed = self.peers.gather(blocks_of(pieces, self.artifact.files))
@@ -320,10 +326,10 @@ class OpenCheckpoint:
 
 @contextmanager
 def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
-    """Yield the checkpoint, on this machine while the context lasts.
+    """Yield the checkpoint, which stays on this machine's disk while the context lasts.
 
-    All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
-    ``MissingObject`` if a rank found it damaged, ``StorageUnavailable``.
+    All ranks raise the same error: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
+    ``MissingObject`` if any rank found damage, ``StorageUnavailable``.
     """
     neighbours = peers.neighbours()
     leader = neighbours[0]
@@ -340,9 +346,9 @@ def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) ->
 
 
 def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
-    """Download the files once per machine, tensor files without their bytes; return their directory.
+    """Download a checkpoint's files, with empty tensor files of the right size; return their directory.
 
-    Returns an empty string if the policy skips the checkpoint.
+    Called on one rank per machine. Returns "" if the policy skips the checkpoint.
     """
     storage, target = candidate.storage, Path(temporary)
     path = storage.get(f"{candidate.name}/{MANIFEST}", target)
@@ -362,7 +368,7 @@ def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
 
 @contextmanager
 def unreadable_is_damaged(artifact: Artifact) -> Iterator[None]:
-    """Raise ``DamagedArtifact`` for read errors: an older checkpoint may still be readable."""
+    """Raise read errors as ``DamagedArtifact``, so that an older checkpoint is tried."""
     try:
         yield
     except OSError as error:
@@ -370,9 +376,9 @@ def unreadable_is_damaged(artifact: Artifact) -> Iterator[None]:
 
 
 def open_verified(peers: Peers, directory: Path) -> Artifact:
-    """Open the checkpoint and verify all files except tensor files.
+    """Open the checkpoint in ``directory`` and verify all files except tensor files.
 
-    All ranks raise if one finds it damaged.
+    All ranks raise if any rank finds damage.
     """
     artifacts: list[Artifact] = []
 
@@ -385,9 +391,9 @@ def open_verified(peers: Peers, directory: Path) -> Artifact:
 
 
 def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
-    """Return ``live`` without optimiser state of parameters that have none in the checkpoint.
+    """Return ``live`` without the optimiser state of parameters that have none in the checkpoint.
 
-    These had no gradient until then.
+    Such parameters had received no gradient when the checkpoint was written.
     """
     state = "optimizer/state/"
     stepped = {name.rpartition("/")[0] for name in index if name.startswith(state)}
@@ -397,7 +403,7 @@ def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
 def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, TensorForm]) -> None:
     """Raise ``UserError`` unless the training state's tensors have the checkpoint's names, shapes and dtypes.
 
-    ``live`` holds those of all ranks.
+    ``live`` holds the tensors of all ranks.
     """
     then = {name: (entry.dtype, tuple(entry.size)) for name, entry in index.items() if name.startswith(TRAINED)}
     now = {name: form for name, form in live.items() if name.startswith(TRAINED)}

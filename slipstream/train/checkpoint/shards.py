@@ -1,8 +1,8 @@
 """Tensor files of a checkpoint.
 
 PyTorch's distributed checkpoint (DCP) plans the writes and reads; this module performs them. Every rank writes one file
-of raw tensor bytes, little-endian and without gaps, hashed on the way. Rank 0 adds ``index.json`` with the dtype, size
-and chunks of every tensor. DCP's own format is not used, because it holds pickles and no digests.
+of raw tensor bytes, little-endian and without gaps, and hashes it while writing. Rank 0 adds ``index.json`` with the
+dtype, size and chunks of every tensor. DCP's own format is not used, because it has pickles and no digests.
 """
 
 from __future__ import annotations
@@ -45,31 +45,35 @@ P = TypeVar("P")
 INDEX = "index.json"
 #: Maximum bytes that are read at once.
 READ_BYTES = 4 << 20
-#: Minimum number of blocks per file, and limits of their size. Tensor files are verified and fetched in blocks, because
-#: a rank of another layout reads small parts of many tensors; the manifest holds 40 bytes per block.
+#: Minimum number of blocks per file, and limits of their size in bytes. Tensor files are verified and fetched in
+#: blocks, because after a change of layout a rank reads small parts of many tensors. The manifest holds 40 bytes per
+#: block.
 FEWEST_BLOCKS, SMALLEST_BLOCK, LARGEST_BLOCK = 4096, 16 << 10, 1 << 20
 
 
 class Piece(NamedTuple):
-    """Byte range: file, offset and length."""
+    """Byte range of a file: offset and length in bytes."""
 
     file: str
     start: int
     size: int
 
     def rows(self, sizes: Sequence[int], first: int, count: int) -> Piece:
-        """Return the range of ``count`` rows from row ``first`` of a tensor of ``sizes``; a scalar is one row."""
+        """Return the byte range of ``count`` rows, from row ``first``, of the tensor stored in this range.
+
+        ``sizes`` is the tensor's shape; a scalar is one row.
+        """
         row_bytes = self.size // max(1, sizes[0] if sizes else 1)
         return Piece(self.file, self.start + first * row_bytes, count * row_bytes)
 
 
-#: Size and byte range of every stored chunk of the tensors.
+#: Shape and byte range of every stored tensor chunk.
 Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
 
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """Chunk of a tensor, ``sizes`` from ``offsets`` on, and its bytes (see :class:`Piece`)."""
+    """Chunk of a tensor: its position in the tensor, its shape, and where its bytes are."""
 
     offsets: list[int]
     sizes: list[int]
@@ -83,21 +87,21 @@ class StoredTensor:
     chunks: list[StoredChunk]
 
 
-#: Contents of ``index.json``, by the names of the tensors.
+#: Contents of ``index.json``: tensor names to entries.
 Index = Mapping[str, StoredTensor]
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Writer of hashed and synced files in a directory; ``records`` holds their sizes and digests."""
+    """Writer of files into ``directory``, with fsync; ``records`` receives their sizes and digests."""
 
     directory: Path
     records: dict[str, FileRecord]
 
     def write(self, name: str, chunks: Sequence[bytes | memoryview]) -> None:
-        """Write the chunks (bytes-like) into the new file ``name``.
+        """Write the concatenated ``chunks`` into the new file ``name``.
 
-        Raises ``UserError`` if there is no room.
+        Raises ``UserError`` if the disk is full.
         """
         with writing_to(self.directory), (self.directory / name).open("xb") as raw:
             file = HashingFile(raw, block_bytes(sum(len(chunk) for chunk in chunks)))
@@ -109,7 +113,7 @@ class FileWriter:
 
 
 def block_bytes(size: int) -> int:
-    """Return the block size for a file of ``size`` bytes: a power of two."""
+    """Return the size of a digest block, a power of two, for a file of ``size`` bytes."""
     largest = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, size // FEWEST_BLOCKS))
     return 1 << largest.bit_length() - 1
 
@@ -119,10 +123,7 @@ def holds_tensors(file: str) -> bool:
 
 
 class ForOneCheckpoint:
-    """Parts of DCP's writer and reader interface without work.
-
-    An instance serves one checkpoint, and takes the plans unchanged.
-    """
+    """Default methods of a DCP writer or reader that serves one checkpoint and keeps plans unchanged."""
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None: ...
 
@@ -138,7 +139,7 @@ class ForOneCheckpoint:
 
 
 class ShardWriter(ForOneCheckpoint, StorageWriter):
-    """DCP writer of this rank's tensors to ``tensors-<rank>.bin`` in a directory that it creates."""
+    """DCP writer of this rank's tensors to ``tensors-<rank>.bin``; creates the directory."""
 
     def __init__(self, files: FileWriter, rank: int) -> None:
         self._files = files
@@ -174,7 +175,7 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
 
 
 class ShardReader(ForOneCheckpoint, StorageReader):
-    """DCP reader from verified files directly into the target tensors."""
+    """DCP reader that copies from verified files into the target tensors."""
 
     def __init__(self, directory: Path, index: Index) -> None:
         self._directory = directory
@@ -203,9 +204,9 @@ class ShardReader(ForOneCheckpoint, StorageReader):
 def read_into(
     target: Tensor, directory: Path, piece: Piece, dtype: str, sizes: Sequence[int], offsets: Sequence[int]
 ) -> None:
-    """Fill ``target`` with the part of a stored chunk of ``sizes`` that starts at ``offsets``.
+    """Fill ``target`` with the part of a stored chunk that starts at ``offsets``.
 
-    Reads only its rows, and holds at most :data:`READ_BYTES`, or one row, at once.
+    ``sizes`` is the chunk's shape. Reads only the rows of that part, at most :data:`READ_BYTES` or one row at once.
     """
     if not target.numel():
         return
@@ -221,7 +222,7 @@ def read_into(
 
 
 def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> Tensor:
-    """Read a byte range into a CPU tensor of the given sizes."""
+    """Read a byte range into a new CPU tensor of the shape ``sizes``."""
     kind = getattr(torch, dtype)
     if not piece.size:
         return torch.empty(sizes, dtype=kind)
@@ -246,7 +247,7 @@ def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> dict[
 
 
 def metadata_of(index: Index) -> tuple[Metadata, Chunks]:
-    """Return DCP's metadata and the stored chunks: the inverse of :func:`index_of`."""
+    """Return DCP's metadata and the stored chunks from an index (inverse of :func:`index_of`)."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     chunk_pieces: Chunks = {}
     for name, entry in index.items():
@@ -263,7 +264,10 @@ def load_planner() -> DefaultLoadPlanner:
 
 
 def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
-    """Yield the byte ranges that this rank reads to fill ``tensors``: the needed rows of every stored chunk."""
+    """Yield the byte ranges that this rank must read to fill ``tensors``.
+
+    From every stored chunk only the needed rows are read.
+    """
     metadata, chunks_of = metadata_of(index)
     planner = load_planner()
     planner.set_up_planner(dict(tensors), metadata)
@@ -273,9 +277,9 @@ def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
 
 
 def read_index(directory: Path) -> Index:
-    """Return the index in ``directory``.
+    """Return the contents of ``index.json`` in ``directory``.
 
-    Raises ``DamagedArtifact`` if it is malformed.
+    Raises ``DamagedArtifact`` if the file is malformed.
     """
     with open_file(directory, INDEX) as file:
         index: Index = from_json(file.read(), dict[str, StoredTensor], directory / INDEX)
@@ -285,8 +289,8 @@ def read_index(directory: Path) -> Index:
 def check_index(index: Index, files: Mapping[str, FileRecord], where: str) -> None:
     """Raise ``DamagedArtifact`` if the index is inconsistent.
 
-    Every dtype must be torch's. Every chunk must be within the ``files`` of the manifest, and the chunks of a tensor
-    must add up to it.
+    Dtypes must be torch's, chunks must lie within the manifest's ``files``, and the chunks of a tensor must add up to
+    its size.
     """
     for name, entry in index.items():
         if not isinstance(dtype := getattr(torch, entry.dtype, None), torch.dtype):

@@ -1,9 +1,9 @@
-"""Snapshot of the tensors that stalls the step loop as little as possible.
+"""Snapshot of tensors that stalls training as little as possible.
 
 Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: page faults
-make copying into fresh memory several times as slow. Weights and the optimiser's state are copied in the background,
-because they do not change before the next optimiser step, after a forward and a backward pass. So are the best weights
-so far, which only the next evaluation may change.
+make copying into fresh memory several times as slow. Weights and optimiser state are copied in the background, because
+they do not change before the next optimiser step, after a forward and a backward pass. The best weights so far are,
+too: only the next evaluation may change them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch.distributed.tensor import DTensor
 
 from slipstream.train.device_clock import wait_for
 
-#: Alignment in bytes: no type of torch needs more, and copies start at a cache line.
+#: Alignment of tensors in a buffer, in bytes: no dtype needs more, and copies start at a cache line.
 ALIGNMENT = 64
 #: cudaHostRegisterPortable: pinned for all devices.
 PORTABLE = 1
-#: Name, size and dtype of a tensor; True if it is sharded.
+#: Name, shape and dtype of a tensor, and True if it is a ``DTensor`` (sharded).
 TensorKey = tuple[str, tuple[int, ...], torch.dtype, bool]
 
 
 def tensor_keys(tensors: Mapping[str, Tensor]) -> list[TensorKey]:
-    """Return the sorted properties of the tensors that determine their writers."""
+    """Return name, shape, dtype and sharding of the tensors, sorted; they determine which rank writes a tensor."""
     return sorted((name, tuple(t.shape), t.dtype, isinstance(t, DTensor)) for name, t in tensors.items())
 
 
 def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
-    """Return the rank that writes each unsharded tensor; the ranks that hold shards write these.
+    """Return the writing rank of each unsharded tensor, given the keys of all ranks.
 
     Tensors are assigned from the largest on, each to the rank with the fewest bytes so far, so that all ranks write
-    about the same number of bytes.
+    about the same number of bytes. Sharded tensors are written by all ranks that hold shards.
     """
     holders: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
@@ -55,10 +55,10 @@ def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
 
 
 class Buffers:
-    """Host buffer for the tensors that this rank writes, reused for every checkpoint."""
+    """Host memory for snapshots of the tensors that this rank writes, reused for every checkpoint."""
 
     def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:
-        # Sorted, because restoring changes the order of an optimiser's state, and files must be the same.
+        # Sorted, because restoring changes the order of an optimiser's state, but not that of the files.
         self._mine = sorted(name for name, t in tensors.items() if isinstance(t, DTensor) or chosen[name] == rank)
         parts = {name: local(tensors[name]) for name in self._mine}
         places = [aligned(part.nbytes) for part in parts.values()]
@@ -74,8 +74,8 @@ class Buffers:
     def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
         """Start a snapshot of this rank's tensors, and return a function that completes it in any thread.
 
-        The function copies the tensors named in ``deferred`` and raises ``RuntimeError`` if one of them has changed
-        since. All others are copied at once.
+        The function copies the tensors named in ``deferred``, and raises ``RuntimeError`` if any of these has changed
+        since the call of :meth:`stage`. All other tensors are copied at once.
         """
         later = {name: local(tensors[name]).detach() for name in self._mine if name in deferred}
         versions = {name: tensor._version for name, tensor in later.items()}
@@ -107,24 +107,24 @@ class Buffers:
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all deferred copies from a GPU.
+    """Return the CUDA stream for deferred copies from a GPU, one per device.
 
-    Torch hands out 32 in turn, so a new one for every save would now and then be shared with other work.
+    Torch hands out 32 streams in rotation, so a new stream per save would sometimes be shared with other work.
     """
     return torch.cuda.Stream(device)
 
 
 def aligned(size: int) -> int:
-    """Return the least number of bytes, at least ``size``, after which another tensor may start."""
+    """Round ``size`` (bytes) up to a multiple of :data:`ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def pin(memory: Tensor) -> None:
-    """Pin the pages of a CPU tensor for its lifetime, so that GPUs copy to it in parallel with other work.
+    """Pin the pages of a CPU tensor for its lifetime, so that copies from GPUs run asynchronously.
 
-    Uses cudaHostRegister, like torch's own checkpoint stager: torch rounds its pinned allocations up to a power of two.
     Raises ``RuntimeError`` if the pages cannot be pinned.
     """
+    # With cudaHostRegister, like torch's own checkpoint stager: torch rounds pinned allocations up to a power of two.
     address, runtime = memory.data_ptr(), torch.cuda.cudart()
     if status := int(runtime.cudaHostRegister(address, memory.nbytes, PORTABLE)):
         raise RuntimeError(
@@ -136,9 +136,9 @@ def pin(memory: Tensor) -> None:
 
 
 def changed_later(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], unchanged: tuple[str, ...]) -> set[str]:
-    """Return the names of ``tensors`` that do not change before the optimiser step.
+    """Return the names of ``tensors`` that do not change before the next optimiser step.
 
-    These share memory with its ``parameters``, or their names start with one of ``unchanged``.
+    They share memory with the optimiser's ``parameters``, or their names start with one of ``unchanged``.
     """
     memory = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
     return {
@@ -153,7 +153,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def with_placement_of(tensor: Tensor, buffer: Tensor) -> Tensor:
-    """Return the buffer, as a ``DTensor`` with the placement of ``tensor`` if that is one."""
+    """Return ``buffer``, wrapped as a ``DTensor`` with the placement of ``tensor`` if ``tensor`` is a ``DTensor``."""
     if not isinstance(tensor, DTensor):
         return buffer
     # ``from_local`` would move the buffer to the mesh's device.

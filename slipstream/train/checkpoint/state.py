@@ -1,11 +1,10 @@
-"""State in checkpoints: the model, its optimiser, other parts of the training, and random generators.
+"""Training state in checkpoints: model, optimiser, other stateful objects, and random generators.
 
-Parameters are keyed by name. The state of model and optimiser equals the results of torch's ``get_model_state_dict``
-and ``get_optimizer_state_dict``. These look every name up through all wrappers of the model, which took 2.6 ms for a
-transformer of 24 layers, a third of a save's stall. The only wrapper here is DDP, which is removed at once.
+Parameters are keyed by name. Model and optimiser state equal the results of torch's ``get_model_state_dict`` and
+``get_optimizer_state_dict``.
 
 State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. Checkpoints hold no
-pickles: :func:`split` separates the tensors, named by their paths, from a tree that JSON can hold; :func:`join` is its
+pickles: :func:`split` separates the tensors, named by their paths, from a JSON-serialisable tree; :func:`join` is its
 inverse.
 """
 
@@ -25,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.models.factory import Predictor
 
-#: As in torch: names to tensors, numbers, text and further dictionaries.
+#: As in torch: names to tensors, numbers, text and nested dictionaries.
 StateDict = dict[str, Any]
-#: Pair of the outer path and the key; empty at the top.
+#: Path of a value as a linked list: (path of the enclosing container, key); ``()`` at the top.
 KeyPath = tuple[Any, ...]
 
 
@@ -39,7 +38,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class AppState:
-    """Objects whose state checkpoints hold; ``parts`` are the scheduler, scaler, EMA and the like, by name."""
+    """Objects whose state is saved; ``parts`` are scheduler, scaler, EMA and others, by name."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -53,7 +52,7 @@ class AppState:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Load all but the model's tensors, which are filled in place."""
+        """Load all state except the model's tensors, which the restore has already filled in place."""
         # Not strict: a parameter that had no gradient yet has no state.
         options = StateDictOptions(strict=False)
         set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=state["optimizer"], options=options)
@@ -64,9 +63,10 @@ class AppState:
             part.load_state_dict(state["parts"][name])
 
     def initialize(self) -> Callable[[], None]:
-        """Give an optimiser without state the tensors that its first step would make, and no step.
+        """Create the optimiser's state tensors without taking a step, if there are none yet.
 
-        Returns a function that removes them. Training from the beginning needs it, because the step counters are at 1.
+        Returns a function that removes them, to call before training from scratch: otherwise step counters would start
+        at 1.
         """
         if self.optimizer.state:
             return lambda: None
@@ -76,7 +76,7 @@ class AppState:
 
 
 def own_state(model: nn.Module) -> StateDict:
-    """Return the model's state dictionary without its base's part."""
+    """Return the model's state dictionary without frozen tensors of its base."""
     return model.own_state() if isinstance(model, Predictor) else model.state_dict()
 
 
@@ -85,7 +85,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
-    """Return the optimiser's ``state`` by parameter name, and its ``param_groups`` with names in ``params``."""
+    """Return the optimiser's state dictionary, with parameter names instead of indices."""
+    # ``get_optimizer_state_dict`` resolves every name through all wrappers of the model, which took 2.6 ms for a
+    # transformer of 24 layers, a third of a save's stall. The only wrapper here is DDP, which is removed at once.
     names: dict[Tensor, str] = {parameter: name for name, parameter in unwrapped(model).named_parameters()}
     return {
         "state": {names[parameter]: dict(state) for parameter, state in optimizer.state.items()},
@@ -96,9 +98,9 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State
 
 
 def split(value: object) -> tuple[object, dict[str, Tensor]]:
-    """Return ``value`` as a tree for JSON, and its tensors by name.
+    """Split ``value`` into a JSON-serialisable tree and its tensors by name.
 
-    Raises ``TypeError`` with the path of a value that is neither a tensor nor fit for JSON.
+    Raises ``TypeError`` with the path of a value that is neither a tensor nor JSON-serialisable.
     """
     tensors: dict[str, Tensor] = {}
     return encode(value, (), tensors), tensors
@@ -138,7 +140,7 @@ def path_text(path: KeyPath) -> str:
 def merge(first: object, second: object) -> object:
     """Merge the trees of two ranks that hold different parts of a model.
 
-    Mappings and lists are united (each rank has parameter groups of its own); all else is equal in both.
+    Mappings and lists are united (each rank has its own parameter groups); all other values are equal in both trees.
     """
     if isinstance(first, dict) and isinstance(second, dict):
         return {key: merge(first.get(key, item), second.get(key, item)) for key, item in {**first, **second}.items()}
@@ -148,9 +150,9 @@ def merge(first: object, second: object) -> object:
 
 
 def join(tree: object, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the inverse of :func:`split`.
+    """Return the original value from the tree and tensors that :func:`split` returned.
 
-    Tensors that ``tensors`` lacks are other ranks'; mappings omit them.
+    Tensors missing from ``tensors`` belong to other ranks; mappings omit them.
     """
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
@@ -172,19 +174,19 @@ def is_absent(item: object, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def generator_seed(seed: int, rank: int) -> int:
-    """Return the seed of a rank's generators for the training's ``seed``; torch's has 64 bits."""
+    """Return the seed of a rank's random generators, of 64 bits as torch allows."""
     return (seed * 1_000_003 + rank + 1) % 2**64
 
 
 def seed_generators(seed: int) -> None:
-    """Seed all generators that a checkpoint holds."""
+    """Seed all generators whose state a checkpoint holds: Python's, NumPy's and torch's."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def capture_random_state() -> StateDict:
-    """Return the state of the generators of Python, NumPy and torch (CPU, and this process's GPU if it uses one)."""
+    """Return the state of Python's, NumPy's and torch's generators (CPU, and the current GPU if CUDA is in use)."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
     state: StateDict = {

@@ -1,4 +1,4 @@
-"""State of a training for later attempts and executions, as Flyte's tasks use it."""
+"""Hooks with which Flyte's training task resumes or reuses a training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOG = logger("train")
 
 class UnfinishedTraining:
     def lasting(self, inputs: Inputs) -> Inputs:
-        """Return the inputs that decide the result, without the code: a training resumes after an edit of it."""
+        """Return the inputs that decide the result, without the code, since a training resumes after code edits."""
         from slipstream.train.data_order import ORDER_VERSION
 
         versions = {"order": ORDER_VERSION, "step": STEP_VERSION}
@@ -77,9 +77,9 @@ class UnfinishedTraining:
 def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
     """Return the record of the finished training at ``address``, if ``holder`` may take its result.
 
-    It may if the same code finished the training, either in an earlier attempt of the same execution, whose result did
-    not reach Flyte, or while ``holder`` waited. Otherwise the code is another, or Flyte's cache is to be overwritten or
-    has lost the result. Then the training starts again.
+    The same code must have finished the training, either in an earlier attempt of the same execution, whose result did
+    not reach Flyte, or while ``holder`` waited. Otherwise code has changed, or Flyte's cache is to be overwritten or
+    lost the result: the record is deleted, the training starts again, and None is returned. None also without a record.
     """
     home = Home(storage_for(address))
     finished = home.finished()
@@ -95,7 +95,7 @@ def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
 
 
 def fetch(artifact: str, directory: Path) -> bool:
-    """Copy a trained model to ``directory``, every byte verified; return False if it is absent or damaged."""
+    """Copy a trained model to ``directory`` and verify it; return False if it is absent or damaged."""
     try:
         if artifact.startswith(STORES):
             download_all(artifact, directory)

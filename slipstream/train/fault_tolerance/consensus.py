@@ -1,7 +1,7 @@
 """Collective decisions between steps: whether to stop, and how many steps until the next checkpoint.
 
-The ranks exchange a few numbers in one small collective. All get the same numbers, and therefore decide alike. The
-interval between checkpoints is a number of steps, a time, or the optimum for a failure rate
+The ranks exchange a few numbers in one small collective. All get the same numbers, so they decide alike. The interval
+between checkpoints is a number of steps, a time, or the optimum for a failure rate
 (:mod:`slipstream.checkpoint_interval`).
 """
 
@@ -20,26 +20,27 @@ from slipstream.distributed.process_group import Peers
 from slipstream.train.fault_tolerance.notices import Notice, Watcher
 from slipstream.train.telemetry.step_times import StepTimes
 
-#: Seconds between two exchanges, and so the longest that a preemption notice waits. Measured step times give the number
-#: of steps.
+#: Target seconds between two exchanges, and so the longest delay of a reaction to a preemption notice. The schedule
+#: converts it to steps by measured step times.
 PERIOD_S = 1.0
-#: A checkpoint is only started if this many times the duration of the last one fits before the deadline, with this many
-#: seconds to spare.
+#: Safety factor: a checkpoint is only started if the last one's duration times this factor, plus :data:`LEAVE_S`, fits
+#: before the deadline.
 SAVE_MARGIN = 1.5
+#: Seconds to leave for the shutdown after the last checkpoint.
 LEAVE_S = 2.0
-#: Seconds left after a notice without a deadline: more than any deadline, less than infinity.
+#: Value for the seconds left if a notice has no deadline: more than any deadline, less than infinity.
 ADVICE_S = 1e9
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Decision to stop: the reason, and the fewest seconds left on any rank."""
+    """Decision to stop: reason, and the fewest seconds left before a deadline on any rank."""
 
     why: str
     seconds_left: float
 
     def time_to_save(self, save_seconds: float) -> bool:
-        """Return True if a checkpoint that takes about ``save_seconds`` to publish fits before the deadline."""
+        """Return True if a checkpoint that takes ``save_seconds`` to publish fits before the deadline."""
         return self.seconds_left > SAVE_MARGIN * save_seconds + LEAVE_S
 
 
@@ -52,7 +53,7 @@ class Measured(NamedTuple):
     stall_s: float = 0.0
     #: Time from a snapshot to its publication.
     publish_s: float = 0.0
-    #: Age of the first snapshot that is not saved.
+    #: Age of the oldest unsaved snapshot.
     unsaved_s: float = 0.0
     #: Nonzero if a save is in progress.
     saving: float = 0.0
@@ -65,7 +66,8 @@ UNKNOWN = Measured()
 class GroupState:
     """Result of an exchange, equal on all ranks.
 
-    ``advised`` is True if a rank has a preemption notice without a deadline: a reason to save soon, but not to stop.
+    ``stop`` is None to continue. ``advised`` is True if some rank has a preemption notice without a deadline: a reason
+    to save soon, but not to stop.
     """
 
     stop: Stop | None
@@ -74,18 +76,18 @@ class GroupState:
 
 
 class ExchangeSchedule:
-    """Schedule of exchanges by counts (of steps, or of evaluation batches) that all ranks compute alike."""
+    """Schedule of exchanges by a count of steps or evaluation batches, computed alike on all ranks."""
 
     def __init__(self) -> None:
         self._last: int | None = None
         self._next = 1
 
     def due(self, count: int) -> bool:
-        """Return True if all ranks exchange at this count."""
+        """Return True if all ranks must exchange at ``count``."""
         return count >= self._next
 
     def exchanged(self, count: int, each_s: float) -> None:
-        """Record an exchange at ``count``, and the agreed seconds per count (``each_s``; 0 if unknown)."""
+        """Record an exchange at ``count``; ``each_s`` is the agreed duration of one count in seconds (0 if unknown)."""
         # At most twice the last distance, since steps may become slower than the measured ones.
         furthest = 1 if self._last is None else max(1, 2 * (count - self._last))
         self._last, self._next = count, count + (min(furthest, max(1, round(PERIOD_S / each_s))) if each_s else 1)
@@ -96,7 +98,7 @@ class ExchangeSchedule:
 
 
 class Consensus:
-    """Exchange between ``peers``, whose group has no other work in progress meanwhile."""
+    """Exchange between ``peers``, a process group that nothing else uses at that time."""
 
     def __init__(self, watcher: Watcher, peers: Peers) -> None:
         self._watcher = watcher
@@ -118,11 +120,14 @@ class Consensus:
 
     @property
     def leads(self) -> bool:
-        """True if this rank speaks for all."""
+        """True on rank 0, which logs for all ranks."""
         return self._peers.rank == 0
 
     def local_stop(self) -> Stop | None:
-        """Return the stop that this rank's own preemption notice requires, without an exchange."""
+        """Return the stop that this rank's own preemption notice requires, without an exchange.
+
+        None without a notice, or without a deadline.
+        """
         notice = self._watcher.notice
         if notice is None or notice.deadline is None:
             return None
@@ -147,15 +152,15 @@ def seconds_left(notice: Notice | None) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """Checkpoint interval: exactly one field is set, the others are 0."""
+    """Checkpoint interval, by the one field that is not 0."""
 
     steps: int = 0
     seconds: float = 0.0
-    #: Seconds between failures of the whole job: those of one machine, divided by the number of machines.
+    #: Mean seconds between failures of the whole job: the mean of one machine, divided by the number of machines.
     mean_time_between_failures_s: float = 0.0
 
     def between(self, measured: Measured) -> int:
-        """Return the steps from one checkpoint to the next, by the agreed measurements."""
+        """Return the number of steps from one checkpoint to the next, given measurements agreed by all ranks."""
         if self.steps:
             return self.steps
         if measured.step_s <= 0:

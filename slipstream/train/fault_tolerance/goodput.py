@@ -1,8 +1,8 @@
-"""Goodput: the steps of every attempt, the fraction that was kept, and the use of its time.
+"""Goodput: the steps of every attempt, the fraction that was kept, and how time was spent.
 
 Each attempt has one record, ``ledger/<attempt>.json`` in the checkpoint directory. Rank 0 rewrites it every few seconds
 in a background thread and when the attempt ends; a record without an end belongs to a killed attempt. Steps are useful
-if no later attempt repeated them. The records hold times only, so they do not affect a run's results.
+if no later attempt repeated them. Records are only measurements: they do not affect a run's results.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.home import Home
 
 PERIOD_S = 5.0
-#: Seconds for which the end of an attempt waits for its last record; an unavailable store is not waited for.
+#: Longest wait, in seconds, for the last record to be written when an attempt ends.
 LAST_WRITE_S = 10.0
-#: Events on an attempt's time axis, and the maximum of each kind: beyond it every other one is dropped.
+#: Kinds of events whose times a record holds.
 EVENTS = EVALUATED, SAVED = "evaluation", "checkpoint"
+#: Maximum number of events of a kind; beyond it every other event is dropped.
 MOST_EVENTS = 256
 
 LOG = logger("goodput")
 
 
 def nothing() -> None:
-    """Observe nothing; the default of :attr:`GoodputRecorder.observe`."""
+    """Return None; default of :attr:`GoodputRecorder.observe`."""
 
 
 class GoodputRecorder:
-    """Recorder of this attempt, on every rank; only rank 0's (``writes``) is stored.
+    """Recorder of one attempt, on every rank; only rank 0 (``writes``) stores its record.
 
-    If the store is unavailable, it logs a warning and the run continues.
+    If the store is unavailable, it logs a warning and training continues.
     """
 
     def __init__(self, home: Home, attempt: int, world: int, *, writes: bool, started: float) -> None:
-        """Create the record; ``started`` is the start of this process on the clock of ``time.perf_counter``."""
+        """Create the record; ``started`` is this process's start on the clock of ``time.perf_counter``."""
         self._home, self._storage = home, home.storage
         self._writes = writes
         self._started = started
@@ -61,11 +62,11 @@ class GoodputRecorder:
         self._failed = False
         self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
         self.record.began_at = time.time() - (time.perf_counter() - started)
-        #: Callback for the current observations, called whenever the record is written.
+        #: Callback that returns observations for the bottleneck diagnosis, called whenever the record is written.
         self.observe: Callable[[], Observed | None] = nothing
 
     def begin(self, step: int) -> None:
-        """Start the attempt at ``step``; time that is not accounted for until now is start-up."""
+        """Start the attempt at ``step``; time not yet assigned to an activity counts as start-up."""
         self.record.first_step = self.record.last_step = self.record.saved_step = step
         self.record.seconds[START] = time.perf_counter() - self._started - sum(self.record.seconds.values())
         if self._writes:
@@ -73,7 +74,7 @@ class GoodputRecorder:
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
-        """Add the block's wall-clock time to ``activity``, less the time that it adds to other activities."""
+        """Add the block's wall-clock time to ``activity``, minus time that it adds to other activities."""
         started, accounted = time.perf_counter(), sum(self.record.seconds.values())
         try:
             yield
@@ -84,7 +85,7 @@ class GoodputRecorder:
         self.record.seconds[activity] += seconds
 
     def event(self, kind: str) -> None:
-        """Record that one of :data:`EVENTS` has just ended."""
+        """Record that an event of ``kind`` (one of :data:`EVENTS`) has just ended."""
         self.record.saves += kind == SAVED
         times = self.record.events.setdefault(kind, [])
         times.append(round(time.perf_counter() - self._started, 3))
@@ -92,16 +93,16 @@ class GoodputRecorder:
             del times[::2]
 
     def end(self, reason: str) -> None:
-        """Record the end of the attempt: "finished", or the reason why it stops early."""
+        """Record the end of the attempt: "finished", or why it stopped early."""
         self.record.ended = reason
         if self._thread.is_alive():
             self._ended.set()
             self._thread.join(LAST_WRITE_S)
 
     def end_of_all(self, error: Exception) -> None:
-        """Record the end of this rank alone, and with it of the attempt.
+        """Record an error of this rank that ends the whole attempt.
 
-        Rank 0 only sees a lost peer. So the reason is stored in the ledger next to its record.
+        Rank 0 only sees a lost connection. So this rank stores the reason next to rank 0's record.
         """
         reason = str(error) if isinstance(error, OutOfMemory) else f"{type(error).__name__}: {error}"
         self.end(reason)
@@ -112,7 +113,7 @@ class GoodputRecorder:
                 LOG.warning("the record of this attempt could not be written: %s", failed)
 
     def goodput(self) -> float:
-        """Return the goodput of this attempt so far, for other threads."""
+        """Return the goodput of this attempt so far; other threads may call this."""
         wall = time.perf_counter() - self._started
         return summarise([dataclasses.replace(self.record, wall=wall)]).goodput
 
@@ -120,7 +121,7 @@ class GoodputRecorder:
         return summarise(self.attempts())
 
     def attempts(self) -> list[AttemptRecord]:
-        """Return all attempts up to now, or only this one if the store is unavailable."""
+        """Return the records of all attempts up to this one; of this one only if the store is unavailable."""
         self._update()
         try:
             earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]

@@ -1,16 +1,16 @@
-"""Guard that limits the loss of a run: it saves checkpoints and stops before a preemption.
+"""Guard that limits the work lost by failures: saves checkpoints, and stops before a preemption.
 
 Called after every step, it combines preemption notices, the ranks' consensus, the checkpoint interval, the checkpoints
 and the goodput record. All ranks call it at the same points and do the same at the same step. The ranks exchange
 notices
 
-- before the first step, for those that came during start-up and restore; there is nothing to save yet;
+- before the first step, for notices from start-up and restore; there is nothing to save yet;
 - between steps;
 - between the batches of an evaluation. The next attempt repeats an interrupted evaluation completely.
 
-A rank that waits for data cannot exchange, because the others are in the next step already and wait for its gradient.
-If its own machine is preempted and the data does not arrive in time for a checkpoint, it stops alone, and the others
-lose their connection to it.
+A rank that waits for data cannot exchange, because the others are already in the next step and wait for its gradient.
+If its own machine is preempted and the data does not arrive in time for a checkpoint, the rank stops alone, and the
+others lose their connection to it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from slipstream.train.fault_tolerance.notices import Watcher
 from slipstream.train.telemetry.marks import ProcessorWait, StepMarks, StepTiming
 from slipstream.train.telemetry.step_times import StepTimes
 
-#: Number of stalls whose median is a save's stall, so that one save on a busy machine does not count.
+#: Number of recent saves whose median stall is used, so that one save on a busy machine does not distort it.
 STALLS = 5
 LOG = logger("train")
-#: Returns the arguments of :meth:`.Checkpoints.save`, the progress and this rank's own state, or None if the current
-#: state must not be kept. It has to call :meth:`Guard.finished` for all steps first.
+#: Function that returns the arguments of :meth:`.Checkpoints.save` (progress, this rank's own state), or None if the
+#: current state must not be saved. It must call :meth:`Guard.finished` for all enqueued steps first.
 Capture = Callable[[], tuple[object, object] | None]
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Guard:
         clock: DeviceClock | None = None,
         unsaved_limit_s: float = math.inf,
     ) -> None:
-        """Create the guard; after ``unsaved_limit_s`` without a finished save the steps wait for one."""
+        """Create the guard; if no save finishes for ``unsaved_limit_s`` seconds, training waits for one."""
         self._checkpoints = checkpoints
         self._unsaved_limit_s = unsaved_limit_s
         self._clock = clock or DeviceClock()
@@ -84,7 +84,7 @@ class Guard:
         self._advised = False
 
     def begin(self, step: int) -> None:
-        """Start training at ``step``, which needs no checkpoint.
+        """Start training at ``step``, which is the initial state or already saved.
 
         Raises ``AgreedPreempted`` if a machine already has a preemption notice.
         """
@@ -96,20 +96,20 @@ class Guard:
             self._exit(AgreedPreempted(f"stopped before the first step ({stop.why})"))
 
     def before_step(self) -> StepMarks:
-        """Return the marks of a step whose batch is ready and that is about to be enqueued."""
+        """Return timestamps to pass to :meth:`enqueued`, for a step that is about to be enqueued."""
         return StepMarks(self._clock, self._pauses())
 
     def enqueued(self, start: StepMarks, waited: float = 0.0) -> StepTiming:
-        """Return the timing of an enqueued step from its ``start``; the host ``waited`` seconds for its batch."""
+        """Return the timing of a step that was just enqueued; the host ``waited`` seconds for its batch."""
         snapshot_wait = self._checkpoints.background.pop_step_wait()
         return StepTiming(
             start, self._clock.mark(), waited, snapshot_wait, self._pauses(), self._processor_wait.seconds()
         )
 
     def finished(self, step: int, timing: StepTiming) -> None:
-        """Wait until the device has finished the ``step``-th step of the run, and record its times.
+        """Wait until the device has finished step number ``step``, and record its times.
 
-        Steps finish in the order in which they were enqueued.
+        Call it for steps in the order in which they were enqueued.
         """
         places = timing.wait()
         stall = timing.snapshot_wait.stall() if timing.snapshot_wait else 0.0
@@ -127,7 +127,7 @@ class Guard:
     def after_step(self, step: int, capture: Capture) -> None:
         """Exchange and save, if due, once ``step`` steps are enqueued.
 
-        Raises ``AgreedPreempted`` when a machine has a preemption notice, after saving a checkpoint if there is time.
+        Raises ``AgreedPreempted`` if a machine has a preemption notice, after saving a checkpoint if there is time.
         """
         began = time.perf_counter()
         if self._schedule.due(step):
@@ -137,11 +137,11 @@ class Guard:
         self._paused += time.perf_counter() - began
 
     def _pauses(self) -> float:
-        """Return the seconds between steps that belong to none: exchanges, saves, evaluations."""
+        """Return the seconds spent between steps so far: exchanges, saves, evaluations."""
         return self._paused + self.recorder.record.seconds[EVALUATION]
 
     def evaluating(self, batches: Iterator[T], rounds: int, step: int, capture: Capture) -> Iterator[T]:
-        """Yield this rank's batches of the evaluation after ``step``.
+        """Yield this rank's batches of the evaluation after ``step``, with exchanges between them.
 
         No rank has more than ``rounds`` batches; ranks with fewer still take part in the exchanges. Raises like
         :meth:`after_step`.
@@ -158,13 +158,13 @@ class Guard:
                 yield batch
 
     def wait_for_copy(self) -> None:
-        """Wait until the last save holds copies of all tensors: those of its progress may change then."""
+        """Wait until the last save has copied all tensors, so that tensors of the progress may change."""
         self._checkpoints.background.wait_for_copy()
 
     def waiting(self) -> None:
-        """Stop this rank if a preemption leaves too little time for a common checkpoint.
+        """Stop this rank if a preemption leaves too little time for a checkpoint by all ranks.
 
-        Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank alone.
+        Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank only.
         """
         stop = self._consensus.local_stop()
         if stop and not stop.time_to_save(self._checkpoints.background.publish_seconds):
@@ -187,7 +187,7 @@ class Guard:
             self._advised = self._save(step, capture)
 
     def _exchange_and_publish(self, step: int, capture: Capture) -> GroupState:
-        """Exchange, stop on a preemption notice, and publish the waiting snapshot if possible."""
+        """Exchange, stop on a preemption notice, and publish the waiting snapshot if no save is in progress."""
         state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
         if state.stop:
             self._stop(step, state.stop, capture)
@@ -196,7 +196,7 @@ class Guard:
         return state
 
     def _wait_until_saved(self, step: int, capture: Capture) -> GroupState:
-        """Wait for the store: a loss would cost more than ``training.unsaved_limit`` allows."""
+        """Wait until the store accepts a checkpoint, because ``training.unsaved_limit`` is exceeded."""
         if self._consensus.leads:
             LOG.warning(
                 "training paused: no checkpoint could be saved for %g s (training.unsaved_limit)", self._unsaved_limit_s
@@ -215,7 +215,7 @@ class Guard:
         return state is not None and step - self._saved >= self.interval.between(state.slowest)
 
     def _save(self, step: int, capture: Capture) -> bool:
-        """Save a checkpoint, unless there is nothing to keep; return True if it was saved."""
+        """Save a checkpoint; return False if the current state must not be saved."""
         captured = capture()
         if captured is None:
             return False
@@ -237,13 +237,13 @@ class Guard:
             self.recorder.event(SAVED)
 
     def _add_stall(self, seconds: float) -> None:
-        """Add to the step loop's stall from the last save."""
+        """Add ``seconds`` to the stall of the last save."""
         if seconds:
             self._stalls[-1] += seconds
             self.recorder.add(STALL, seconds)
 
     def _stop(self, step: int, stop: Stop, capture: Capture) -> NoReturn:
-        """Save if the checkpoint can be finished before the deadline, and exit."""
+        """Save if the checkpoint can be published before the deadline, and raise ``AgreedPreempted``."""
         saved = self._saved == step
         if not saved and stop.time_to_save(self._checkpoints.background.publish_seconds):
             saved = self._save(step, capture)
@@ -259,7 +259,7 @@ class Guard:
         raise preempted
 
     def collect_times(self) -> None:
-        """Collect the times of the last steps; all ranks must call this."""
+        """Exchange the times of the last steps; all ranks must call this."""
         self._exchange(0.0)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Preemption notices from the clouds' metadata servers and from SIGTERM.
+"""Preemption notices from cloud metadata servers and from SIGTERM.
 
 A thread polls the metadata server and a signal handler receives SIGTERM; both only store a notice and its deadline. All
 ranks decide together, between two steps, how to react (:mod:`slipstream.train.fault_tolerance.consensus`).
@@ -31,9 +31,9 @@ from slipstream.machine.cloud_metadata import (
     request,
 )
 
-#: Seconds between polls. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
+#: Seconds between polls. AWS gives notice two minutes before the end, other clouds thirty seconds.
 PERIOD_S = 5.0
-#: Number of times that all clouds' metadata servers are tried before the search ends.
+#: Number of times that every cloud's metadata server is tried before giving up.
 SEARCH_ROUNDS = 3
 
 
@@ -41,7 +41,7 @@ SEARCH_ROUNDS = 3
 class Notice:
     """Preemption notice of this machine.
 
-    ``deadline`` is on the clock of ``time.monotonic``; None if the end is not certain.
+    ``deadline`` is on the clock of ``time.monotonic``; None if the preemption is not certain.
     """
 
     source: str
@@ -61,21 +61,21 @@ class Server(Protocol):
         """
 
     def ask(self) -> Notice | None:
-        """Return the current notice, None without one.
+        """Return the current notice; None without a notice.
 
         Raises ``MetadataUnavailable``.
         """
 
 
 def monotonic_deadline(moment: datetime) -> float:
-    """Return a date and time on the clock of ``time.monotonic``."""
+    """Convert a date and time (UTC if naive) to the clock of ``time.monotonic``."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
 
 
 class Aws:
-    """AWS spot's instance action, and the rebalance recommendation before it."""
+    """AWS metadata: spot instance actions, and rebalance recommendations, which come earlier."""
 
     name = "aws"
 
@@ -106,7 +106,7 @@ class Aws:
 
 
 class Gcp:
-    """Google's metadata value, TRUE from the preemption on, 30 seconds before the end."""
+    """Google metadata: ``instance/preempted`` turns TRUE 30 seconds before the end."""
 
     name = "gcp"
     NOTICE_S = 30.0
@@ -132,7 +132,7 @@ class Gcp:
 
 
 class Azure:
-    """Azure's scheduled events of type ``Preempt``; the first response may take two minutes."""
+    """Azure metadata: scheduled events of type ``Preempt``; the first response may take two minutes."""
 
     name = "azure"
     NOTICE_S = 30.0
@@ -177,15 +177,16 @@ CLOUDS: dict[str, Callable[[], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azur
 class Watcher:
     """Watcher for preemption notices, in a background thread.
 
-    It polls the first of the metadata ``servers`` that answers. With ``grace_s`` SIGTERM counts as a notice with that
-    many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main thread.
+    It polls the first of the metadata ``servers`` that answers. Unless ``grace_s`` is None, SIGTERM counts as a notice
+    with that many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main
+    thread.
     """
 
     def __init__(self, servers: Sequence[Server], *, grace_s: float | None, period_s: float = PERIOD_S) -> None:
         self._servers = list(servers)
         self._grace_s = grace_s
         self._period_s = period_s
-        #: Most urgent notice so far.
+        #: Most urgent notice so far; None without any.
         self.notice: Notice | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
@@ -208,15 +209,15 @@ class Watcher:
             signal.signal(signal.SIGTERM, self._handler_before)
 
     def has_notice(self) -> bool:
-        """Return True if this machine's end is announced."""
+        """Return True if there is a notice with a deadline."""
         return self.notice is not None and self.notice.deadline is not None
 
     def lose_home(self, why: str) -> None:
-        """Stop this attempt at once: another works in the checkpoint directory, so this one can save nothing."""
+        """Stop this attempt at once, because another attempt has taken over the checkpoint directory."""
         self._take(Notice("lease", why, time.monotonic()))
 
     def _take(self, notice: Notice) -> None:
-        """Store the notice if it is more urgent; a deadline is more urgent than none."""
+        """Store ``notice`` if it is more urgent than the stored one; any deadline is more urgent than none."""
         before = self.notice
         if before is None or before.deadline is None or (notice.deadline or before.deadline) < before.deadline:
             self.notice = notice
@@ -241,5 +242,5 @@ class Watcher:
 
 
 def metadata_servers(cloud: str) -> list[Server]:
-    """Return the metadata servers to try: the named cloud's, all for "auto", none for "none"."""
+    """Return the metadata servers to try: one for a cloud's name, all for "auto", none for "none"."""
     return [make() for name, make in CLOUDS.items() if cloud in (name, "auto")]

@@ -19,15 +19,13 @@ from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop.objective import evaluate_split
 from slipstream.train.loop.state import TrainingState
 
-#: Fraction of a GPU's free memory for the outputs of a batch. Losses, gathered weights and fragments need the rest.
+#: Fraction of a GPU's free memory that outputs of a batch may take. Losses, gathered weights and fragmentation need
+#: the remainder.
 SHARE = 0.5
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that torch can still allocate on a GPU.
-
-    Return 0 for a CPU, because other processes use its memory too.
-    """
+    """Return the bytes that torch can still allocate on a GPU; 0 for a CPU, whose memory is shared."""
     if device.type != "cuda":
         return 0
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -37,8 +35,8 @@ def free_bytes(device: torch.device) -> int:
 def fitting_rows(row_bytes: int, free: int, before: int) -> int:
     """Return the number of rows of an evaluation batch with ``row_bytes`` of outputs per row.
 
-    The result is at least :func:`batch_rows` of ``row_bytes``, and a power of two, because free memory varies slightly.
-    The number ``before`` of a resumed run is kept if it fits in ``free`` bytes, so that its sums stay bit-identical.
+    It is a power of two, because free memory varies slightly, and at least :func:`batch_rows` of ``row_bytes``. A
+    resumed run keeps its number ``before`` if it fits in ``free`` bytes, so that its sums stay bit-identical.
     """
     least = batch_rows(row_bytes)
     if before and before * row_bytes <= max(free, least * row_bytes):
@@ -48,9 +46,9 @@ def fitting_rows(row_bytes: int, free: int, before: int) -> int:
 
 
 def agree_on_rows(state: TrainingState, device: torch.device) -> None:
-    """Set the rows of an evaluation batch to the minimum over all ranks.
+    """Set the rows of an evaluation batch to the minimum that any rank can hold.
 
-    Collective. Call it between steps, when memory holds the same as during an evaluation.
+    Collective. Call it between steps, when as much memory is allocated as during an evaluation.
     """
     rows = fitting_rows(state.model.row_bytes, free_bytes(device), state.progress.evaluation_rows)
     agreed = torch.full((), rows, dtype=torch.int64, device=device)
@@ -67,10 +65,10 @@ def record_evaluation(
     epoch: float,
     guard: Guard,
 ) -> None:
-    """Evaluate, copy the best weights, and stop early when ``patience`` is exceeded.
+    """Evaluate, copy the weights if they are the best so far, and stop early when ``patience`` is exceeded.
 
-    Raises ``Preempted`` on all ranks if a machine is preempted; the saved state is the one before the evaluation.
-    Raises ``AgreedUserError`` on all ranks if the loss is not finite.
+    Raises ``Preempted`` on all ranks if a machine is preempted; a checkpoint then holds the state before the
+    evaluation. Raises ``AgreedUserError`` on all ranks if the loss is not finite.
     """
     progress, model = state.progress, state.model
     agree_on_rows(state, group.device)

@@ -1,4 +1,4 @@
-"""Search for the rows that give a non-finite loss or gradient."""
+"""Search for the rows that cause a non-finite loss or gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.train.loop.probe import running_statistics, unchanged_after
 from slipstream.train.loop.step import padded_rows
 from slipstream.train.parallel.model import ParallelModel
 
-#: Maximum number of rows that one rank searches for and names.
+#: Maximum number of rows that one rank reports.
 NAMED = 8
 
 
@@ -31,10 +31,10 @@ def name_rows(
     precision: str,
     group: Group,
 ) -> SkippedStep:
-    """Return the rows of step ``step`` (from 1) with a non-finite loss or gradient.
+    """Return the rows of step number ``step`` (from 1) that cause a non-finite loss or gradient.
 
-    A row counts if it gives such a value by itself, with the current weights. Only losses are checked if the model is
-    divided among ranks. Collective; the result is equal on all ranks. ``group`` holds the ranks that divide the rows.
+    Every row is tested separately with the current weights. Only losses are tested if the model is divided among ranks.
+    Collective; the result is equal on all ranks. ``group`` holds the data-parallel ranks.
     """
     start, stop = order.consumed(step - 1), order.consumed(step)
     rows = next(order.plans(group.rank, group.world, start, stop)).rows
@@ -55,7 +55,7 @@ def name_rows(
 def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, device: torch.device) -> list[int]:
     """Return the positions in ``batch`` of the first :data:`NAMED` non-finite losses.
 
-    Collective: one forward pass in evaluation mode. Of ranks with the same rows, only one returns any.
+    Collective: one forward pass in evaluation mode. If several ranks have the same rows, only one of them returns any.
     """
     was_training = parallel.model.training
     parallel.model.eval()
@@ -70,9 +70,9 @@ def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, de
 
 
 def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: str, device: torch.device) -> list[int]:
-    """Return the positions in ``batch`` of the first :data:`NAMED` such rows.
+    """Return the positions of the first :data:`NAMED` rows of ``batch`` with a non-finite loss or gradient.
 
-    The search is a bisection and restores the model.
+    Searches by bisection, and leaves the model unchanged.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
 

@@ -1,7 +1,7 @@
 """Training loss, distillation from a teacher, and evaluation on a held-out split.
 
 A teacher (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015) only runs forward passes in
-evaluation mode on the rows of the step. It changes neither the order of the data nor the contents of a checkpoint.
+evaluation mode on the batch of the step. It changes neither the order of the data nor the contents of a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.train.loop.token_loss import token_losses
 
 @dataclass(frozen=True)
 class SplitMetrics:
-    """Mean loss, and accuracy (classification) or RMSE (regression)."""
+    """Mean loss, and accuracy (classification, next token) or RMSE (regression) of a split."""
 
     loss: float
     accuracy: float | None = None
@@ -34,7 +34,7 @@ class SplitMetrics:
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
-    """Return half-precision outputs as float32, and others unchanged."""
+    """Convert half-precision outputs to float32; return others unchanged."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
@@ -46,8 +46,8 @@ def loss_sum(
     It is computed in float32, or in float64 for float64 outputs. The loss of a row depends on the task:
 
     - Next token: the mean cross-entropy of logits ``[length, tokens]`` and next tokens. If some tokens are not learned,
-      it is the sum over the learned ones, divided by their mean number in a training row. The mean of the batch would
-      depend on how the batch is divided.
+      the sum over learned tokens is divided by their mean number in a training row: their number in the micro-batch
+      would depend on how the batch is divided.
     - Classification: the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``.
     - Regression: the squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's
       variance.
@@ -64,7 +64,7 @@ def loss_sum(
 
 
 def correct_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:
-    """Return the sum over the rows that accuracy or RMSE is computed from.
+    """Return the sum over rows from which accuracy or RMSE is computed.
 
     It is the number of correctly classified rows, the sum of the rows' fractions of correct tokens, or the sum of
     squared errors in units of the target squared.
@@ -85,9 +85,9 @@ def evaluate_split(
     device: torch.device,
     precision: str = "fp32",
 ) -> SplitMetrics:
-    """Return the mean loss and accuracy (or RMSE) over the batches of all ranks.
+    """Return mean loss and accuracy (or RMSE) over the batches of all ranks, equal on every rank.
 
-    ``forward`` is the model in evaluation mode, or a replacement for it. The result is equal on every rank.
+    ``forward`` computes the model's outputs, or None on pipeline stages before the last.
     """
     was_training = model.training
     model.eval()
@@ -114,18 +114,18 @@ def evaluate_split(
 
 @dataclass(frozen=True)
 class Teacher:
-    """Frozen model in evaluation mode on the training device."""
+    """Frozen teacher model, in evaluation mode on the training device."""
 
     model: Predictor
     teaching: TeachingConfig
     precision: str
 
     def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
-        """Return the sum of the rows' losses, blended with the teacher's.
+        """Return the weighted mean of ``loss`` and the distillation loss, both summed over rows.
 
         ``loss`` is the sum for the labels, ``outputs`` are the student's, and ``weight`` is ``[rows]``. For logits the
-        teacher's loss is the Kullback-Leibler divergence of both softmaxes at the temperature T, times T² so that its
-        gradient does not shrink with T. For a regression it is the squared difference in units of the target's
+        distillation loss is the Kullback-Leibler divergence of both softmaxes at the temperature T, times T² so that
+        its gradient does not shrink with T. For a regression it is the squared difference in units of the target's
         variance.
         """
         share = self.teaching.weight
@@ -137,7 +137,7 @@ class Teacher:
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
     def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
-        """Return the divergence of every row, ``[rows]``, in the dtype of the outputs."""
+        """Return the distillation loss of every row, ``[rows]``, in the dtype of the outputs."""
         signature = self.model.signature
         if signature.task == "regression":
             return ((outputs[:, 0] - teacher_outputs[:, 0]) / signature.target_std) ** 2

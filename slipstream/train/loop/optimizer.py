@@ -1,11 +1,6 @@
 """Update of a step: learning rate, check of the gradient, AdamW, averaged weights.
 
-The norm and the check are those of the whole model's gradient, and equal on all ranks. The norm is non-finite if any
-gradient or loss is: the step multiplies a non-finite loss into its gradient, and the sum over the ranks spreads it. So
-the check needs no collective of its own, and stays on the device. On a CPU the host reads it, because arithmetic on
-scalars would take longer.
-
-The learning rate is a pure function of the step, so checkpoints hold no state of it.
+The learning rate is a pure function of the step, so checkpoints need not hold it.
 """
 
 from __future__ import annotations
@@ -21,17 +16,17 @@ from torch.func import functional_call
 from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 
-#: Values of ``skip`` on the host.
+#: Values of :attr:`Verdict.skip` on the CPU.
 USE, SKIP = torch.zeros(()), torch.ones(())
-#: Torch's summand to a norm before dividing by it, and an upper bound of the rounding error.
+#: Number that torch's clipping adds to a norm before dividing by it, and an upper bound of the relative rounding error.
 EPSILON, ROUNDING = 1e-6, 1e-6
-#: The decay after t steps is at most (1 + t) / (10 + t), so that the initial weights fade soon (as in TensorFlow's
-#: ExponentialMovingAverage).
+#: Constant of the EMA's warm-up: the decay after t steps is at most (1 + t) / (10 + t), so that the initial weights
+#: fade soon (as in TensorFlow's ExponentialMovingAverage).
 EARLY = 10.0
 
 
 class Verdict(NamedTuple):
-    """Norm of the gradient and whether to skip the step, as scalars on its device.
+    """Gradient norm and whether to skip the step, as scalars on the gradient's device.
 
     ``norm`` is the L2 norm; ``skip`` is float32 1 if the norm is not finite, else 0 (``found_inf`` of fused
     optimisers).
@@ -42,25 +37,29 @@ class Verdict(NamedTuple):
 
 
 def known_to_host(tensor: Tensor) -> bool:
-    """Return True if the host can read the value without waiting.
+    """Return True if the host can read the value without waiting for a device.
 
-    A fake tensor has no value.
+    Fake tensors have no value.
     """
     return tensor.device.type == "cpu" and not is_fake(tensor)
 
 
 def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
-    """Return the factor of a loss, or NaN if the loss is not finite.
+    """Return ``factor``, by which a loss is multiplied, or NaN if the loss is not finite.
 
-    The derivative of a non-finite loss may be finite.
+    NaN makes the gradient non-finite, too: the derivative of a non-finite loss may be finite.
     """
     if known_to_host(loss) and not isinstance(factor, Tensor):
         return factor if math.isfinite(loss) else math.nan
     return loss * 0 + factor
 
 
+# Norm and check cover the whole model, and are equal on all ranks. The norm is non-finite if any gradient or loss is:
+# the step multiplies a non-finite loss into its gradient, and the sum over the ranks spreads it. So the check needs no
+# further collective, and stays on the device. On a CPU the host reads the norm, because tensor arithmetic on scalars
+# would take longer.
 def judge(norm: Tensor) -> Verdict:
-    """Return the norm, and whether it requires skipping the step."""
+    """Return the :class:`Verdict` for a gradient norm: skip the step if the norm is not finite."""
     if known_to_host(norm):
         return Verdict(norm, USE if math.isfinite(norm) else SKIP)
     # A non-finite number minus itself is NaN; ``isfinite`` launches three times as many kernels.
@@ -68,14 +67,15 @@ def judge(norm: Tensor) -> Verdict:
 
 
 def may_exceed(norm: Tensor, largest: float) -> bool:
-    """Return True if the norm is larger than ``largest``, or unknown to the host."""
+    """Return True if the norm exceeds ``largest``, or if the host cannot read it."""
     return not (known_to_host(norm) and (norm.item() + EPSILON) * (1 + ROUNDING) < largest)
 
 
 def update(optimizer: torch.optim.Optimizer, verdict: Verdict) -> None:
-    """Run the optimiser's step unless ``verdict.skip`` is set.
+    """Run the optimiser's step unless ``verdict.skip`` is 1.
 
-    A fused optimiser decides on the device, unless the host knows the value: reverting its step count costs more.
+    If the host cannot read ``skip``, a fused optimiser decides on the device. Otherwise the host decides, which is
+    cheaper: a fused optimiser must revert its step count.
     """
     if not known_to_host(verdict.skip) and all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = verdict.skip  # type: ignore[attr-defined]  # as GradScaler does
@@ -100,9 +100,9 @@ def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
 
 
 class AveragedWeights:
-    """Exponential moving average of a model's parameters (Polyak, Juditsky 1992).
+    """Exponential moving average (EMA) of a model's trained parameters (Polyak, Juditsky 1992).
 
-    Buffers and frozen parameters are the model's own.
+    Buffers and frozen parameters are not averaged.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -114,10 +114,10 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:
-        """Add the weights after step ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
+        """Update the averages after step number ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
 
-        A step that the host knows to be skipped leaves the averages untouched: a checkpoint may be copying them, and
-        only the optimiser's step waits for that.
+        If the host knows that ``skip`` is 1, the averages are not even read: a checkpoint may be copying them, and only
+        the optimiser's step, which is skipped, waits for the copy.
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))
         averages = list(self.weights.values())
@@ -131,7 +131,7 @@ class AveragedWeights:
             torch._foreach_lerp_(averages, weights, share)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the model's outputs with the averaged weights."""
+        """Return the model's outputs for ``inputs``, computed with the averaged weights."""
         return functional_call(self._model, self.weights, inputs)
 
     def state_dict(self) -> StateDict:
@@ -145,7 +145,8 @@ class AveragedWeights:
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
     """Return AdamW (Loshchilov, Hutter 2019) for the trained parameters.
 
-    Biases and normalisation layers have no weight decay. It is fused unless a parameter's dtype has no fused kernel.
+    Parameters of fewer than two dimensions (biases, normalisation) have no weight decay. AdamW is fused unless a
+    parameter's dtype has no fused kernel.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [

@@ -1,4 +1,4 @@
-"""Arithmetic of training: loss scaling and allowed kernels."""
+"""Numerics of training: loss scaling and selection of kernels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from slipstream.train.loop.optimizer import Verdict
 #: Defaults of torch's GradScaler.
 FIRST_SCALE = 2.0**16
 STEPS_TO_GROW = 2000
-#: Outcomes of a step: updated; skipped; skipped, possibly because the loss scale was too large.
+#: Outcomes of a step: weights updated; skipped; skipped, possibly because the loss scale was too large.
 USED, SKIPPED, RESCALED = 0, 1, 2
 
 
 @contextmanager
 def kernels(config: TrainingConfig) -> Iterator[None]:
-    """Set the deterministic and TF32 kernels of the config, and restore the settings on exit.
+    """Set deterministic and TF32 kernels as configured, and restore the former settings on exit.
 
     TF32 applies to both matmuls and convolutions. Enter the context before anything runs on a GPU.
     """
@@ -36,7 +36,7 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
     if config.deterministic:
         # cuBLAS sums in a fixed order only with a workspace of fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # It selects the fastest algorithm per shape, which may differ between runs.
+    # The benchmark selects the fastest algorithm per shape, which may differ between runs.
     cudnn.benchmark = not config.deterministic
     torch.use_deterministic_algorithms(config.deterministic)
     fill.fill_uninitialized_memory = False
@@ -49,9 +49,9 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
 
 
 class LossScaler:
-    """Dynamic loss scaling (Micikevicius et al. 2018) for fp16; a factor of 1 if disabled.
+    """Dynamic loss scaling (Micikevicius et al. 2018) for fp16; with ``enabled`` False the scale is 1.
 
-    Unlike torch's GradScaler it does not check this rank's gradients itself, and never makes the host wait in a step.
+    Unlike torch's GradScaler it takes the check of the gradients from :class:`Verdict`, and never makes the host wait.
     Its state has GradScaler's keys.
     """
 
@@ -61,7 +61,7 @@ class LossScaler:
         self._steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def scaled(self, factor: float) -> Tensor | float:
-        """Return the factor times the scale."""
+        """Return ``factor`` times the scale."""
         return self.scale * factor if self.enabled else factor
 
     def outcome(self, verdict: Verdict) -> Tensor:
@@ -70,7 +70,7 @@ class LossScaler:
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[Tensor]) -> None:
-        """Divide the gradients by the scale."""
+        """Divide the gradients of ``parameters`` by the scale, in place."""
         if not self.enabled:
             return
         gradients = [p.grad for p in parameters if p.grad is not None]

@@ -1,4 +1,4 @@
-"""Probe of a model by one training pass, before it is copied to the ranks."""
+"""Probe of a model by one training pass, before training starts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from slipstream.models.factory import Predictor, zeros
 from slipstream.models.flops import training_flops
 from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
 
-#: Attention kernels. Torch does not count the CPU's, and counts the recomputation of the others.
+#: Attention kernels with a FLOP formula here: torch's counter omits the CPU kernel, and counts the recomputation in the
+#: backward passes of the others.
 ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-#: Batch normalisation needs two rows for a variance.
+#: Number of rows of the probe: batch normalisation needs two for a variance.
 ROWS = 2
 
 
 def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
-    """Count attention with the heads of keys and values repeated: torch 2.11 cannot count shared ones."""
+    """Return the FLOPs of attention from tensor shapes, with key and value heads repeated to match the query.
+
+    torch 2.11 cannot count shared heads.
+    """
     heads = query[1]
     return sdpa_flop_count(query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:]))
 
@@ -52,22 +56,23 @@ def flop_counter() -> FlopCounterMode:
 class Traits:
     """Properties of a model that decide how it is trained."""
 
-    #: Parameters without a gradient.
+    #: Names of trained parameters that receive no gradient.
     unused: tuple[str, ...] = ()
-    #: Buffers of modules that change any of theirs in a forward pass, such as running statistics.
+    #: Names of all buffers of modules that change a buffer in a forward pass, such as running statistics.
     changing: tuple[str, ...] = ()
-    #: True if the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
+    #: True if the rows of a micro-batch influence each other, as in batch normalisation; then no row may be padding.
     has_batch_statistics: bool = False
     #: Floating-point operations of forward and backward pass per row, from the shapes of a built-in model
     #: (:mod:`slipstream.models.flops`), else by :func:`flop_counter`.
     flops_per_row: float = 0.0
-    #: Number of elements in all parameters (shared ones counted once), and in the trained ones.
+    #: Number of elements in all parameters; shared parameters count once.
     parameters: int = 0
+    #: Number of elements in trained parameters.
     trained: int = 0
 
 
 def probe(model: Predictor, device: torch.device) -> Traits:
-    """Run forward and backward on zeros in training mode, and restore the model.
+    """Run one forward and backward pass on zeros in training mode, and restore the model.
 
     Raises ``UserError`` if the model fails.
     """
@@ -105,7 +110,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
 
 @contextmanager
 def unchanged_after(model: Predictor) -> Iterator[None]:
-    """Restore random generators and buffers after the block, and drop the gradients."""
+    """Restore random generators and the model's buffers after the block, and clear its gradients."""
     random = capture_random_state()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
@@ -120,7 +125,7 @@ def unchanged_after(model: Predictor) -> Iterator[None]:
 
 @contextmanager
 def running_statistics(model: nn.Module) -> Iterator[None]:
-    """Use fixed running statistics in batch normalisation: one row has no variance."""
+    """Switch batch normalisation to its running statistics, because one row has no variance."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     for layer in layers:
         layer.train(False)

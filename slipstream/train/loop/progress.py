@@ -1,4 +1,4 @@
-"""Display of training progress: a bar on a terminal, otherwise a line now and then."""
+"""Display of training progress: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from slipstream.telemetry.series import cpu_use, share
 SECONDS_BETWEEN_LINES = 5.0
 #: Seconds between updates of the bar's figures.
 REFRESH_S = 1.0
-#: Number of samples for the CPU utilisation, shown without a GPU.
+#: Number of telemetry samples over which CPU utilisation is averaged; it is shown if there is no GPU.
 SAMPLES = 6
 
 
 class ProgressDisplay:
-    """Display of training progress, which measures nothing that training uses."""
+    """Progress bar or progress lines with validation metrics, rows per second and device utilisation."""
 
     def __init__(
         self, total: int, done: int, consumed: Callable[[int], int], *, shown: bool, sampled: Path | None = None
@@ -30,7 +30,7 @@ class ProgressDisplay:
         """Start the display at step ``done`` of ``total``.
 
         ``consumed`` returns the rows that all ranks have trained on after a step. ``sampled`` is the file of this pod's
-        sampler, None without a sampler.
+        telemetry sampler, None without a sampler.
         """
         self._total, self._consumed, self._sampled = total, consumed, sampled
         self._lines = shown and not sys.stderr.isatty()
@@ -38,7 +38,7 @@ class ProgressDisplay:
             total=total, initial=done, desc="train", unit="step", disable=not shown or self._lines, leave=False
         )
         self._validation = ""
-        #: Time of the last update, and the rows by then.
+        #: Time of the last update, and the number of rows consumed by then.
         self._shown_at, self._rows = time.monotonic(), consumed(done)
 
     def step(self, done: int) -> None:
@@ -59,10 +59,7 @@ class ProgressDisplay:
             print("  ".join([f"train        {where}  validation {figures}", *self._live(done)]), flush=True)
 
     def _live(self, done: int) -> list[str]:
-        """Return rows per second since the last call, and the devices' use.
-
-        The time includes evaluations and saves.
-        """
+        """Return rows per second since the last call, including evaluations and saves, and the devices' utilisation."""
         now, rows = time.monotonic(), self._consumed(done)
         passed, more = now - self._shown_at, rows - self._rows
         self._shown_at, self._rows = now, rows
@@ -74,9 +71,9 @@ class ProgressDisplay:
 
 
 def devices_of(sampled: Path) -> list[str]:
-    """Return utilisation and memory of this pod's GPUs, or of its CPUs without GPUs.
+    """Return utilisation and memory of this pod's GPUs, or of its CPUs if it has no GPU.
 
-    Return nothing if the sampler has ended.
+    Returns an empty list if the sampler has ended.
     """
     try:
         samples = latest(sampled, SAMPLES)
@@ -100,7 +97,7 @@ def of_host(samples: Sequence[Sample]) -> list[str]:
 
 
 def described(busy: Sequence[float | None], memory: Sequence[float | None]) -> list[str]:
-    """Format the smallest and largest value of several devices; skip unknown figures."""
+    """Format utilisation and memory, from smallest to largest over all devices; skip unknown values."""
     figures = []
     for name, values in (("utilisation", busy), ("memory", memory)):
         known = sorted(round(100 * value) for value in values if value is not None)

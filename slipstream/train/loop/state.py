@@ -24,23 +24,24 @@ from slipstream.train.parallel.model import ParallelModel
 
 @dataclass
 class Progress:
-    """Progress of training, independent of the clock.
+    """Progress of training; it holds no times, so equal runs have equal progress.
 
-    ``step`` counts the optimiser steps whose batches were used, skipped or left out.
+    ``step`` counts optimiser steps: applied, skipped for non-finite values, or omitted by a rollback.
     """
 
     step: int = 0
     #: Evaluations since the last improvement, for early stopping.
     stale: int = 0
-    #: The evaluation with the lowest loss.
+    #: Evaluation with the lowest loss so far.
     best: ValidationPoint | None = None
     steps: list[LossPoint] = field(default_factory=list)
     evaluations: list[ValidationPoint] = field(default_factory=list)
-    #: Steps without an update, and ranges of steps left out by rolling back to a checkpoint.
+    #: Steps without an update, because a loss or gradient was non-finite.
     skipped: list[SkippedStep] = field(default_factory=list)
+    #: Ranges of steps omitted by rolling back to a checkpoint.
     left_out: list[LeftOut] = field(default_factory=list)
     stopped_early: bool = False
-    #: Maximum rows of an evaluation batch; 0 until the ranks have agreed on it.
+    #: Maximum rows of an evaluation batch; 0 until the ranks have agreed on a number.
     evaluation_rows: int = 0
 
 
@@ -60,13 +61,13 @@ class TrainingState:
     averaged: AveragedWeights | None = None
     #: Teacher for distillation, if any.
     teacher: Teacher | None = None
-    #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
+    #: Conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
     conditions: dict[str, object] = field(default_factory=dict)
-    #: This rank's sum of losses since the last point of the history, and its number of rows.
+    #: Sum of this rank's losses since the last history point, and the number of their rows.
     loss_sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    #: History points that the ranks have not added up yet: the step, and this rank's ``loss_sums`` there.
+    #: History points not yet summed over the ranks: the step, and this rank's ``loss_sums`` at that step.
     pending_points: list[tuple[int, list[float]]] = field(default_factory=list)
-    #: The model's parameters, listed once.
+    #: All parameters of the model, listed once because listing takes time.
     parameters: list[nn.Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,23 +94,23 @@ class TrainingState:
         }
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to evaluate and to hand on: the averaged ones if there are any."""
+        """Return the weights to evaluate and export: the averaged weights if there are any."""
         weights = own_state(self.model)
         return {**weights, **self.averaged.weights} if self.averaged else weights
 
     def update_best_weights(self) -> None:
-        """Copy the current weights as the best ones to the host, where they take no GPU memory."""
+        """Copy the current weights to ``best_weights`` on the host, where they take no GPU memory."""
         for name, tensor in self.weights().items():
             self.best_weights[name].copy_(tensor)
 
     def rank_state(self) -> dict[str, object]:
-        """Return the part of the state that differs between ranks."""
+        """Return this rank's loss sums and pending history points, which differ between ranks."""
         return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.pending_points]}
 
     def apply(self, restored: Restored, group: Group) -> None:
         """Continue from a restored checkpoint.
 
-        If the number of ranks changed, rank 0 gets the sums of all losses.
+        If the number or layout of ranks changed, rank 0 gets the loss sums of all.
         """
         names = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
@@ -130,10 +131,10 @@ class TrainingState:
 
 
 def added(losses: Sequence[Sequence[float]]) -> list[float]:
-    """Return the sums of losses and row counts over several ranks."""
+    """Sum (loss, rows) pairs of several ranks."""
     return [sum(loss for loss, _ in losses), sum(rows for _, rows in losses)]
 
 
 def weights_of(model: Predictor) -> dict[str, Tensor]:
-    """Return a copy of the model's own weights on the host."""
+    """Return a copy of the model's own weights (without its base) on the host."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_state(model).items()}

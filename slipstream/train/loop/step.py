@@ -1,6 +1,6 @@
 """One optimiser step over a global batch, divided among ranks and into micro-batches.
 
-Nothing in a step makes the host wait for the device.
+A step never makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.train.telemetry.marks import StepMarks
 
 
 class StepResult(NamedTuple):
-    """Losses of this rank's micro-batches (sums) and outcome of the step, as device scalars.
+    """Summed loss of each of this rank's micro-batches, and the step's outcome, as device scalars.
 
     See :meth:`.LossScaler.outcome` for the outcome.
     """
@@ -35,9 +35,9 @@ class StepResult(NamedTuple):
 
 
 def padded_rows(largest: int, accumulation: int) -> int:
-    """Return the rows to pad every rank's batch to: a multiple of the micro-batch.
+    """Return the number of rows to pad every rank's batch to: a multiple of the micro-batch.
 
-    ``largest`` is the size of the largest batch of a rank.
+    ``largest`` is the number of rows of a rank's largest batch.
     """
     size = -(-largest // accumulation)
     return size * -(-largest // size)
@@ -52,7 +52,7 @@ def micro_batches(rows: int, accumulation: int) -> list[slice]:
 def whole_micro_batches(rows: int, accumulation: int) -> list[slice]:
     """Divide an unpadded batch into at most ``accumulation`` slices of similar length.
 
-    Every slice has at least two rows, if ``rows`` allows.
+    Every slice has at least two rows, if ``rows`` allows, because batch statistics need them.
     """
     pieces = max(1, min(rows // ROWS, accumulation))
     return [slice(rows * i // pieces, rows * (i + 1) // pieces) for i in range(pieces)]
@@ -67,14 +67,10 @@ def train_step(
     total_steps: int,
     marks: StepMarks | None = None,
 ) -> StepResult:
-    """Run one step on this rank's batch.
+    """Run one step on this rank's batch, with the gradient of the mean over the *global* batch.
 
-    The gradient is that of the mean over the *global* batch of G rows, for any number of ranks: every rank's sum is
-    scaled by W/G, since gradients are averaged over the W ranks. Row weights do not change this scale, as their mean is
-    1: over an epoch a row of weight 2 counts like two rows of weight 1. Padding has weight 0.
-
-    If a loss or the gradient is non-finite on any rank, only the random generators change. ``marks`` receives the
-    timestamps of the phases.
+    If a loss or the gradient is non-finite on any rank, weights and optimiser state stay unchanged. ``marks`` receives
+    the timestamps of the phases.
     """
     rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
     for settings in state.optimizer.param_groups:
@@ -85,6 +81,9 @@ def train_step(
     losses: list[Tensor] = []
     divide = whole_micro_batches if state.traits.has_batch_statistics else micro_batches
     pieces = divide(len(batch.target), config.micro_batches)
+    # For any number of ranks W the gradient is that of the mean over the global batch of G rows: every rank's sum is
+    # scaled by W/G, since gradients are averaged over the ranks. Row weights do not change this scale, as their mean is
+    # 1: over an epoch a row of weight 2 counts like two rows of weight 1. Padding has weight 0.
     factor = state.scaler.scaled(group.world / batch.size)
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:
@@ -119,10 +118,7 @@ def train_step(
 
 
 def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, outputs: Tensor, piece: slice) -> Tensor:
-    """Return the sum of the losses of one micro-batch without padding.
-
-    The result is 0 if this rank has no rows.
-    """
+    """Return the sum of the losses of one micro-batch without padding; 0 if this rank has no rows."""
     if not len(batch.target):
         return outputs.float().sum() * 0
     weight = None if batch.weight is None else batch.weight[piece]
@@ -137,7 +133,7 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
 
 @torch.no_grad()
 def broadcast_buffers(buffers: Iterable[Tensor]) -> None:
-    """Overwrite the buffers with rank 0's, with one broadcast per dtype."""
+    """Overwrite the buffers with rank 0's values, with one broadcast per dtype."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for buffer in buffers:
         by_type.setdefault(buffer.dtype, []).append(buffer)

@@ -1,7 +1,7 @@
 """Chunked cross-entropy of logits over a vocabulary.
 
 The logits of a language model are the largest tensor of its step: 1 GiB in bf16 for 4 rows of 4,096 tokens and a
-vocabulary of 32,000. Their softmax must be in float32; it is computed one chunk at a time to avoid storing all of it.
+vocabulary of 32,000. Their softmax must be in float32; it is computed in chunks, so that it never exists as a whole.
 The gradient is computed in the same pass, as in Hsu et al. 2024 ("Liger Kernel: Efficient Triton Kernels for LLM
 Training").
 """
@@ -20,7 +20,7 @@ PIECE = 1 << 24
 
 
 def token_losses(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy of every token, ``[tokens]``, in float32 (float64 for float64).
+    """Return the cross-entropy of every token, ``[tokens]``, in float32 (float64 for float64 logits).
 
     ``logits`` are ``[tokens, vocabulary]`` of any precision, ``target`` is int64 ``[tokens]``. ``label_smoothing`` is
     the fraction of every label that is spread over the whole vocabulary.
@@ -44,7 +44,7 @@ class TokenLosses(torch.autograd.Function):
                 losses[piece] -= smoothing * chances.mean(dim=1)
             if gradient is not None:
                 slope = chances.exp_().sub_(smoothing / logits.shape[1])
-                # One dimension: for two, some versions of torch copy strides from memory that is not pinned.
+                # In one dimension: for two, some versions of torch copy strides from memory that is not pinned.
                 places = torch.arange(len(labels), device=labels.device) * slope.shape[1] + labels.squeeze(1)
                 slope.view(-1).scatter_add_(0, places, torch.full_like(places, smoothing - 1, dtype=precision))
                 gradient[piece] = slope
@@ -55,6 +55,6 @@ class TokenLosses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        # The product is in float32 and rounded once, without a float32 tensor of this size. The gradient is kept,
-        # because a pipeline schedule may run backward twice.
+        # ``out`` makes torch multiply in float32 and round once, without a float32 tensor of this size. The gradient
+        # is kept, because a pipeline schedule may run backward twice.
         return torch.mul(gradient, upstream.unsqueeze(1), out=torch.empty_like(gradient)), None, None

@@ -1,9 +1,9 @@
 """Training loop: steps, evaluations, checkpoints and early stopping, on all ranks.
 
-The host enqueues steps on the device ahead of time and collects their results later, so the device never waits for it.
-A step whose loss or gradient is non-finite changes nothing (:mod:`slipstream.train.loop.step`). After too many such
-steps in a row, training rolls back to the last checkpoint before them and leaves out the batches since: replaying them
-would lead to the same weights. Training fails if there is no checkpoint since the previous rollback.
+The host enqueues steps on the device ahead of time and collects their results later, so the device never waits for the
+host. A step whose loss or gradient is non-finite changes nothing (:mod:`slipstream.train.loop.step`). After too many
+such steps in a row, training rolls back to the last checkpoint before them and omits the batches since that checkpoint:
+replaying them would lead to the same weights. Training fails if there is no checkpoint since the previous rollback.
 """
 
 from __future__ import annotations
@@ -49,36 +49,34 @@ HISTORY_POINTS = 200
 IN_FLIGHT = 2
 
 LOG = logger("train")
-#: Restores the newest checkpoint of a step from ``least`` to ``most``, if there is one.
+#: Function that restores the newest checkpoint of a step from ``least`` to ``most`` (its arguments); returns None if
+#: there is none.
 Restore = Callable[[int, int], Restored | None]
-#: Takes all evaluations of the run; returns True to stop training.
+#: Callback that receives all evaluations of the run and returns True to stop training.
 Told = Callable[[Sequence[ValidationPoint]], bool]
 
 
 class Stopped(Agreed):
-    """Training stopped by its callback before the end; no model is written."""
+    """Raised if the ``told`` callback stopped training early; no model is written."""
 
 
 class RanOutOfMemory(Exception):
-    """Step that ran out of memory on this rank, with torch's message.
-
-    The step is not repeated.
-    """
+    """Raised on this rank if a step ran out of memory, with torch's message; the step is not repeated."""
 
 
 class EnqueuedStep(NamedTuple):
-    """Step in flight, and its results on the host once it has finished."""
+    """Step in flight; reading its results waits for the device."""
 
     step: int
     #: Rows of this rank's batch.
     rows: int
-    #: Losses, then the outcome, of :class:`~slipstream.train.loop.step.StepResult`.
+    #: Losses of :class:`~slipstream.train.loop.step.StepResult`, followed by its outcome.
     result: Iterable[Tensor]
     timing: StepTiming
 
 
 class TooManySkipped(Exception):
-    """Too many skipped steps in a row, up to ``step``."""
+    """Raised if too many steps in a row were skipped; ``step`` is the last of them."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -86,7 +84,7 @@ class TooManySkipped(Exception):
 
 
 class TrainLoop:
-    """Steps from ``state.progress.step`` to the last epoch or to early stopping."""
+    """Training from ``state.progress.step`` to the last epoch or to early stopping."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class TrainLoop:
         self._data = data
         self._config = config
         self._group = group
-        #: This rank within the ranks that divide the rows.
+        #: Group of the data-parallel ranks, with this rank's position in it.
         self._data_group = state.parallel.sharing_rows(group)
         self._precision = precision
         self._guard = guard
@@ -119,7 +117,7 @@ class TrainLoop:
     def run(self, restore: Restore, sampled: Path | None = None, told: Told | None = None) -> None:
         """Train to the end.
 
-        Rank 0 shows the progress, with the use of its pod's devices from ``sampled``. It calls ``told`` after every
+        Rank 0 shows the progress, with its pod's device utilisation from ``sampled``. It calls ``told`` after every
         evaluation; either all ranks pass ``told`` or none.
 
         Raises ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, ``Preempted`` if a machine is
@@ -143,9 +141,9 @@ class TrainLoop:
         self._display.close()
 
     def so_far(self) -> TrainingSoFar:
-        """Return the live progress; safe in other threads.
+        """Return the live progress; other threads may call this.
 
-        Pending points hold only this rank's losses, because it waits for no device or rank.
+        It waits for no device or rank, so the newest history points are this rank's losses only.
         """
         progress, pending = self._state.progress, list(self._state.pending_points)
         steps = list(progress.steps)
@@ -164,7 +162,7 @@ class TrainLoop:
         return progress.stopped_early or (progress.step >= self._total_steps and not self._evaluation_due())
 
     def _train(self) -> None:
-        """Train to the end; raise :class:`TooManySkipped` on all ranks."""
+        """Train until training ends; raise :class:`TooManySkipped` on all ranks."""
         progress = self._state.progress
         with closing(self._batches()) as batches:
             while not self._is_over():
@@ -208,7 +206,7 @@ class TrainLoop:
             LOG.warning("training rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
 
     def _bad_rows(self) -> str:
-        """Return the rows behind the last skipped step, as part of a sentence."""
+        """Return the rows that caused the last skipped step, as part of a sentence."""
         skipped = self._state.progress.skipped[-1]
         by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split cause it"
         return f" ({by_themselves if skipped.rows else 'no single row causes it: history.json lists the batch'})"
@@ -230,10 +228,7 @@ class TrainLoop:
         return step / self._order.steps_per_epoch
 
     def _evaluation_due(self) -> bool:
-        """Return True if the last step lacks its evaluation.
-
-        The previous attempt may have been interrupted in it.
-        """
+        """Return True if the last step still needs an evaluation, perhaps one interrupted in the previous attempt."""
         progress = self._state.progress
         every = self._config.evaluate_every or self._order.steps_per_epoch
         due = progress.step > 0 and (progress.step % every == 0 or progress.step == self._total_steps)
@@ -252,7 +247,7 @@ class TrainLoop:
     def _stops(self, told: Told) -> bool:
         """Call ``told`` on rank 0 and broadcast its answer.
 
-        This precedes any checkpoint with the evaluation, so that no attempt resumes after it without the call.
+        No checkpoint contains the evaluation before this call, so a resumed attempt repeats the call.
         """
         stops = self._group.rank == 0 and told(self._state.progress.evaluations)
         agreed = torch.tensor(stops, dtype=torch.int32, device=self._group.device)
@@ -271,7 +266,7 @@ class TrainLoop:
             self._profiler.step()
 
     def _step(self, batch: Batch, marks: StepMarks) -> StepResult:
-        """Run a step; raise :class:`RanOutOfMemory` on this rank only, after freeing its memory."""
+        """Run a step; on lack of memory, free its tensors and raise :class:`RanOutOfMemory` on this rank only."""
         try:
             return train_step(
                 self._state, self._config, self._data_group, self._precision, batch, self._total_steps, marks
@@ -283,7 +278,7 @@ class TrainLoop:
         raise RanOutOfMemory(reason)
 
     def _collect_results(self, keep_in_flight: int = 0) -> None:
-        """Wait until at most ``keep_in_flight`` steps are in flight, and record the results."""
+        """Wait until at most ``keep_in_flight`` steps are in flight, and record results of finished steps."""
         state = self._state
         while len(self._in_flight) > keep_in_flight:
             step, rows, result, timing = self._in_flight.popleft()
@@ -313,9 +308,9 @@ class TrainLoop:
     def _complete_history(self) -> None:
         """Collect all results, and add the pending points to the history.
 
-        A point is the mean loss since the previous point; there is none if all steps were skipped. The ranks exchange
-        many points at once, because one exchange takes as long as a small step. They sum in rank order, so that the
-        grouping of the points does not matter.
+        A point is the mean loss since the previous point; it is omitted if all steps were skipped. Many points are
+        summed over the ranks in one exchange, which takes as long as a small step. The sums are in rank order, so the
+        number of points per exchange does not change them.
         """
         self._collect_results()
         state = self._state
@@ -333,9 +328,9 @@ class TrainLoop:
         state.pending_points.clear()
 
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:
-        """Return the state for a checkpoint.
+        """Return the state for a checkpoint (see :data:`.Capture`).
 
-        Return None between skipped steps, as the weights may be their cause.
+        Returns None while steps are being skipped, as the weights may be the cause.
         """
         self._collect_results()
         if not self._state.progress.evaluation_rows:
@@ -344,7 +339,7 @@ class TrainLoop:
 
 
 def copied_to_host(scalars: Sequence[Tensor]) -> Iterable[Tensor]:
-    """Return copies that are on the host once the device has reached this point."""
+    """Return copies on the host, which are complete once the device has finished the work enqueued so far."""
     if not scalars[-1].is_cuda:
         return scalars
     together = torch.stack([each.double() for each in scalars])

@@ -21,7 +21,7 @@ from slipstream.train.setup import TrainingRequest
 def job_of(request: TrainingRequest, precision: str, processes: int, device: str) -> Job:
     """Return the job to trace for a training.
 
-    Raises ``UserError`` for a training that cannot be traced.
+    Raises ``UserError`` for a training with a teacher, which cannot be traced.
     """
     if request.start or request.teacher:
         raise UserError(
@@ -36,15 +36,15 @@ def job_of(request: TrainingRequest, precision: str, processes: int, device: str
 
 
 def found_by_trace(request: TrainingRequest, precision: str, processes: int, memory: int, device: str) -> Traced:
-    """Return the trace with the fewest micro-batches for devices of ``memory`` bytes.
+    """Return the trace of a training with the fewest micro-batches that fit into ``memory`` bytes.
 
-    Raises as :func:`fewest_that_fit`.
+    Raises like :func:`fewest_that_fit`.
     """
     return fewest_that_fit(job_of(request, precision, processes, device), memory)
 
 
 def fewest_that_fit(job: Job, memory: float) -> Traced:
-    """Return the trace with the fewest micro-batches for a device of ``memory`` bytes.
+    """Return the trace with the fewest micro-batches that fit on a device of ``memory`` bytes.
 
     Raises ``UserError`` with remedies if no number fits, or if the step cannot be traced.
     """
@@ -66,7 +66,7 @@ def fewest_that_fit(job: Job, memory: float) -> Traced:
     best = traced(numbers[-1])
     if not best.fits(USABLE * memory):
         raise UserError(refusal(best, memory))
-    low, high = 0, len(numbers) - 1  # the first does not fit, the last does
+    low, high = 0, len(numbers) - 1  # numbers[low] does not fit, numbers[high] does
     while high - low > 1:
         middle = (low + high) // 2
         one = traced(numbers[middle])
@@ -77,7 +77,8 @@ def fewest_that_fit(job: Job, memory: float) -> Traced:
 def leaner(request: TrainingRequest, precision: str, processes: int, memory: float, device: str) -> str:
     """Return remedies for a training that ran out of memory, as the end of a line.
 
-    They take less memory than its step, whatever the trace claims. Raises ``UserError`` if it cannot be traced.
+    All take less memory than its traced step, even if that step should fit. Raises ``UserError`` if it cannot be
+    traced.
     """
     (now,) = trace_all([job_of(request, precision, processes, device)])
     if isinstance(now.found, Untraced):
@@ -91,7 +92,7 @@ def leaner(request: TrainingRequest, precision: str, processes: int, memory: flo
 
 
 def refusal(leanest: Traced, memory: float) -> str:
-    """Return one line with the shortage and the cheapest remedies."""
+    """Return an error message with the memory needed and the cheapest remedies."""
     number = leanest.job.training.micro_batches
     peak = size(leanest.peak or 0)
     return (
@@ -101,7 +102,7 @@ def refusal(leanest: Traced, memory: float) -> str:
 
 
 def cheapest_first(job: Job, memory: float) -> str:
-    """Return the remedies for a job that exceeds ``memory`` bytes, as the end of a line."""
+    """Return the remedies for a job that exceeds ``memory`` bytes per device, as the end of a line."""
     others: dict[tuple[str, str], Job] = {}
     for one in choices(job):
         if isinstance(one, Job):  # the last per shard and recompute has the most micro-batches

@@ -1,6 +1,6 @@
 """Memory of DDP's gradient buckets on a replicated model.
 
-DDP itself accesses the memory of tensors, so it cannot run on fake ones.
+DDP cannot run on fake tensors, because its C++ code accesses their memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class BucketedModel(ReplicatedModel):
-    """Replica whose gradients go into buckets in the last micro-batch, as with DDP."""
+    """Replica that copies gradients to buckets in the last micro-batch, like DDP."""
 
     def __init__(self, model: Predictor, traits: Traits, settings: GradientsConfig, tracker: Tracker) -> None:
         super().__init__(model, traits)

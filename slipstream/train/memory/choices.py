@@ -1,4 +1,4 @@
-"""Search space of memory choices: sharding, recomputation and micro-batch count."""
+"""Search space for layouts that fit: sharding, recomputation and micro-batch count."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from slipstream.train.parallel.config import Shard
 
 Recompute = Literal["none", "full"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)
-#: Micro-batch counts to try per layout, and the maximum for a pipeline, whose micro-batches are all traced.
+#: How many micro-batch counts to try per layout, and the largest count for a pipeline, whose micro-batches are all
+#: traced.
 NUMBERS, MOST_IN_PIPELINE = 3, 1024
 
 
 def with_precision(training: TrainingConfig, precision: str) -> TrainingConfig:
-    """Return the settings with a resolved precision."""
+    """Return ``training`` with the resolved ``precision``."""
     return replace(training, precision=precision)  # type: ignore[arg-type]  # checked where it is set
 
 
 @dataclass(frozen=True)
 class Job:
-    """Training with known ``precision`` on a number of devices of type ``device``."""
+    """Training to trace, with resolved ``precision``, on a number of devices of type ``device``."""
 
     model: ModelConfig
     signature: Signature
@@ -40,7 +41,7 @@ class Job:
 
     @property
     def share(self) -> int:
-        """Maximum rows of a process in a step."""
+        """Maximum number of rows per process and step."""
         _, replicas, shards, _ = self.training.parallel.sizes(self.devices, self.nodes)
         return -(-self.training.batch_size // (replicas * shards))
 
@@ -52,10 +53,10 @@ class Job:
 
     @property
     def step(self) -> TracedStep:
-        """Its step on rank 0; the micro-batch count must be known."""
+        """Step of this job on rank 0; the micro-batch count must not be "auto"."""
         number = self.training.micro_batches
         share = padded_rows(self.share, number)
-        rows = -(-share // number)  # as `micro_batches` divides it, whose list may be too long
+        rows = -(-share // number)  # as in `micro_batches`, whose list may be too long
         plain = replace(self.training, compile=False)
         return TracedStep(
             self.model,
@@ -71,9 +72,9 @@ class Job:
     def with_(
         self, *, shard: Shard | None = None, recompute: Recompute | None = None, number: int | None = None
     ) -> Job:
-        """Return a copy with other settings.
+        """Return a copy with other settings; None keeps a setting.
 
-        Raises ``UserError`` for settings that conflict.
+        Raises ``UserError`` if settings conflict.
         """
         training = self.training
         if shard is not None and shard != training.parallel.shard:
@@ -90,14 +91,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Traced:
-    """Job and the footprint of its largest process, or why it is unknown."""
+    """Job with the memory footprint of its largest process, or the reason why it could not be traced."""
 
     job: Job
     found: Footprint | Untraced
 
     @property
     def peak(self) -> int | None:
-        """Bytes of the largest process: of a step and of the batches that are loaded ahead."""
+        """Peak bytes of the largest process, including prefetched batches; None if untraced."""
         if isinstance(self.found, Untraced):
             return None
         step = self.job.step
@@ -112,7 +113,7 @@ def trace_all(jobs: Sequence[Job]) -> list[Traced]:
 
 
 def numbers_to_try(job: Job) -> list[int]:
-    """Return micro-batch counts, from the fewest that the layout allows to one row in each."""
+    """Return micro-batch counts, from the smallest that the layout allows to one row per micro-batch."""
     doubled = [job.fewest]
     rounds = job.training.parallel.pipeline
     most = job.share if rounds == 1 else min(job.share, MOST_IN_PIPELINE)
@@ -127,7 +128,7 @@ def numbers_to_try(job: Job) -> list[int]:
 def choices(job: Job) -> Iterator[Job | str]:
     """Yield the job with every sharding, recomputation and micro-batch count.
 
-    Yield a message for every sharding that cannot be traced.
+    Yields a message for a sharding that cannot be traced.
     """
     for shard in SHARDS if job.devices > 1 else (job.training.parallel.shard,):
         try:

@@ -1,4 +1,4 @@
-"""``slipstream memory``: device memory of a training, before anything is allocated."""
+"""``slipstream memory``: prediction of a training's device memory."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from slipstream.train.memory.tracker import KINDS
 
 BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GiB|GB|MiB|MB)")
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
-#: Upper bounds of the options, far above any training.
+#: Upper bounds of the options --devices, --length and --memory, far above any training.
 MOST_DEVICES, LONGEST, MOST_BYTES = 100_000, 1 << 20, 2.0**50
 COLUMNS = ("shard", "recompute", "micro-batches", "rows", "peak", *KINDS)
 LEFT = ("shard", "recompute", "")
 
 
 class Memory(click.ParamType):
-    """Click type for sizes such as 24GiB or 80GB, in bytes."""
+    """Click type for sizes such as 24GiB or 80GB; converts to bytes."""
 
     name = "size"
 
@@ -49,7 +49,7 @@ class Memory(click.ParamType):
 
 @dataclass(frozen=True)
 class Answer:
-    """Result: all traced layouts, including the requested one (``asked``)."""
+    """Result of the command: all traced layouts, among them the requested layout (``asked``)."""
 
     asked: Traced
     traced: Sequence[Traced]
@@ -80,7 +80,7 @@ def main(  # noqa: PLR0913 - an argument for each option
     length: int | None,
     as_json: bool,
 ) -> None:
-    """Print the peak memory of each device of the training in CONFIG, by kind.
+    """Print the peak memory of a device for the training in CONFIG, by kind of tensor.
 
     It covers every way to shard the state, with and without recomputed blocks, for several micro-batch counts.
 
@@ -114,7 +114,7 @@ def main(  # noqa: PLR0913 - an argument for each option
 def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
     """Return the signature of rows of ``length`` tokens for a transformer.
 
-    The vocabulary comes from the model's arguments. Raises ``UserError`` if it is missing.
+    Raises ``UserError`` for another model, without ``length``, or if the model's settings have no vocabulary size.
     """
     if length is None or model.name not in ("auto", "transformer"):
         raise UserError(
@@ -133,9 +133,9 @@ def rows_of_tokens(model: ModelConfig, length: int | None) -> Signature:
 
 
 def traced_answer(job: Job, memory: float | None) -> Answer:
-    """Trace the job and its choices.
+    """Trace the job and all its choices of layout.
 
-    With ``accumulation: auto`` the job has the fewest micro-batches that fit.
+    With ``accumulation: auto`` the requested layout gets the fewest micro-batches that fit.
     """
     found = list(choices(job))
     jobs = [one for one in found if isinstance(one, Job)]
@@ -152,7 +152,7 @@ def traced_answer(job: Job, memory: float | None) -> Answer:
 
 
 def text(answer: Answer) -> str:
-    """Return the answer for a terminal."""
+    """Format the answer for a terminal."""
     job = answer.asked.job
     parallel = job.training.parallel
     layout = "".join(
@@ -189,7 +189,7 @@ def verdict(answer: Answer, memory: float) -> list[str]:
 
 
 def tree(answer: Answer) -> dict[str, object]:
-    """Return the answer for JSON; sizes are in bytes."""
+    """Return the answer as a JSON-serialisable dictionary; sizes are in bytes."""
     rows = [
         {
             "shard": one.job.training.parallel.shard,

@@ -1,7 +1,7 @@
-"""CUDA's fused operators in a trace on fake tensors of the CPU.
+"""CUDA's fused operators for traces on fake CPU tensors.
 
-A build of torch without CUDA has no gradients of fake CUDA tensors, so these lie on the CPU. There, torch writes out
-RMSNorm, which keeps six intermediate tensors, and its own attention kernel differs in what it supports.
+A torch build without CUDA has no gradients of fake CUDA tensors, so traces use fake CPU tensors. On a CPU, torch
+decomposes RMSNorm, which keeps six intermediate tensors, and uses an attention kernel with other limits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ HALF = (torch.bfloat16, torch.float16)
 CHOICE_OF_CPU = functional.scaled_dot_product_attention
 #: Flash attention supports heads of at most this size.
 LARGEST_HEAD = 256
-#: The kernels take head sizes that are multiples of this; torch pads others.
+#: Fused kernels take head sizes that are multiples of this number; torch pads others.
 ALIGNED = 8
 
 
 @contextmanager
 def cuda_operators() -> Iterator[None]:
-    """Let fake tensors of the CPU run CUDA's ``_fused_rms_norm`` and its attention kernels within the block."""
+    """Let fake CPU tensors run CUDA's ``_fused_rms_norm`` and attention kernels within the block."""
     with _scoped_library("aten", "IMPL") as library:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{NORM}", "CPU"):
-            # With a kernel of its own the operator is not decomposed; fake tensors never reach it.
+            # An operator with a CPU kernel is not decomposed; fake tensors never reach the kernel.
             library.impl(NORM, without_values, "CPU")
-        # Not by a mode: a block that is computed again in the backward pass would run without it.
+        # Not by a TorchFunctionMode: a block that is recomputed in the backward pass would run without it.
         functional.scaled_dot_product_attention = attention
         try:
             yield
@@ -54,9 +54,10 @@ def attention(  # noqa: PLR0913 - the signature of torch
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return the outputs of flash attention, else of the memory-efficient kernel, else of torch's choice on the CPU.
+    """Return the outputs of the kernel that CUDA would use for these tensors.
 
-    As in :mod:`slipstream.models.transformer`, heads are repeated for the memory-efficient kernel.
+    It is flash attention, else the memory-efficient kernel, else torch's choice on the CPU. As in
+    :mod:`slipstream.models.transformer`, heads are repeated for the memory-efficient kernel.
     """
     query, key, value = (x.to(autocast_type(x)) for x in (query, key, value))
     sizes = {x.shape[-1] for x in (query, key, value)}

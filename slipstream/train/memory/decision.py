@@ -1,8 +1,8 @@
-"""Number of micro-batches for the attempts at a training, from settings or checkpoint directory.
+"""Choice of the micro-batch count for an attempt, from settings or checkpoint directory.
 
-``accumulation.json`` in the checkpoint directory is written by rank 0, which finds a number for "auto", and by a rank
-that ran out of memory, for later attempts. It applies to the same model and data, on as many processes with the same
-layout and memory.
+``accumulation.json`` in the checkpoint directory holds the count for later attempts. It is written by rank 0 when it
+resolves "auto", and by a rank that ran out of memory. It applies to the same model and data, on as many processes with
+the same layout and memory.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.setup import TrainingRequest, describe
 
 LOG = logger("train")
-#: Fraction of a host's memory for the tensors of its processes. Python, libraries and the data loader take the rest: an
-#: assumption.
+#: Fraction of a host's memory that tensors may take on CPUs. The remainder is for Python, libraries and the data
+#: loader: an assumption.
 FOR_TENSORS = 0.75
 
 
 @dataclass(frozen=True)
 class MadeFor:
-    """Conditions that a micro-batch count was found for.
+    """Conditions for which a micro-batch count was found.
 
     ``memory`` is that of the smallest device, in bytes.
     """
@@ -55,20 +55,21 @@ class MadeFor:
     precision: str
     batch_size: int
     memory: int
-    #: Content of the prepared data, and a digest of the model's settings.
+    #: Content digest of the prepared data.
     data: str
+    #: Digest of the model's settings.
     model: str
 
     @classmethod
     def of(cls, training: TrainingConfig, processes: int, precision: str, memory: int, job: tuple[str, str]) -> MadeFor:
-        """Return the conditions; ``job`` comes from :func:`data_and_model`."""
+        """Return the conditions of a training; ``job`` comes from :func:`data_and_model`."""
         layout = describe(training.parallel)
         return cls(processes, layout, training.recompute, precision, training.batch_size, memory, *job)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Micro-batch count, and its conditions."""
+    """Micro-batch count and its conditions, as in ``accumulation.json``."""
 
     accumulation: int
     made_for: Annotated[MadeFor, Field(alias="for")]
@@ -76,18 +77,19 @@ class Decision:
     peak: int | None = None
     #: Micro-batch count with which a rank ran out of memory; 0 if none did.
     ran_out: int = 0
-    #: Why no larger number helps, and the execution that found out; "" if unknown.
+    #: Error message if no larger count is possible; otherwise "".
     refused: str = ""
+    #: Execution that wrote ``refused``; "" if it has no name.
     execution: str = ""
 
     def write(self, home: Home) -> None:
-        """Write the decision to the checkpoint directory; raise as its store."""
+        """Write the decision to the checkpoint directory; raises the store's errors."""
         home.storage.put(DECISION, to_json(self))
 
     def with_known(self, known: Decision) -> Decision:
-        """Merge with a known decision for the same conditions, taking the larger numbers.
+        """Merge with the stored decision ``known``, taking the larger numbers.
 
-        A decision that refuses larger numbers stays unchanged.
+        If the conditions differ, or this decision has ``refused``, it is returned unchanged.
         """
         if self.refused or known.made_for != self.made_for:
             return self
@@ -95,32 +97,29 @@ class Decision:
         return replace(self, accumulation=accumulation, ran_out=ran_out)
 
     def refused_in(self, holder: Holder) -> bool:
-        """Return True if the execution of ``holder`` found that no larger number helps.
+        """Return True if the execution of ``holder`` found that no larger count is possible.
 
-        Executions without a name count as the same after a restart of the workers.
+        An execution without a name counts as the same only after torchrun restarted its workers.
         """
         again = holder.execution or holder.attempt > 0
         return bool(self.refused and again) and self.execution == holder.execution
 
     def number_for(self, asked: int | str, made_for: MadeFor) -> int:
-        """Return the number for the setting ``asked``, a number or "auto".
-
-        Return 0 if the decision does not apply.
-        """
+        """Return the count for the setting ``asked``, a number or "auto"; 0 if this decision does not apply."""
         if self.made_for != made_for or not 1 <= self.accumulation <= made_for.batch_size:
             return 0
         return self.accumulation if asked == "auto" or int(asked) <= self.ran_out else 0
 
 
 def read_decision(home: Home) -> Decision | None:
-    """Return the decision in the checkpoint directory; None if absent or unreadable here."""
+    """Return the decision in the checkpoint directory; None if it is absent or malformed."""
     return home.read(DECISION, Decision)
 
 
 def with_micro_batches(
     request: TrainingRequest, group: Group, on_host: dist.ProcessGroup | None
 ) -> tuple[TrainingRequest, MadeFor]:
-    """Return the request with its micro-batch count, and the conditions of such a count.
+    """Return the request with its micro-batch count, and the conditions for which the count holds.
 
     The count comes from the checkpoint directory or the settings; for "auto" rank 0 finds and writes it. Collective.
     Raises on all ranks: ``AgreedUserError`` if no count fits, and the errors of the store.
@@ -137,19 +136,19 @@ def with_micro_batches(
 
 
 def data_and_model(request: TrainingRequest) -> tuple[str, str]:
-    """Return the content of the data, and a digest of the model's settings without its base.
+    """Return digests of the data's content and of the model's settings without its base.
 
     Raises ``UserError`` for invalid data or an invalid base.
     """
     data = open_prepared(request.prepared)
-    # A model to continue from has its own shape.
+    # ``start`` is a trained model, whose shape is already decided.
     model = request.model if request.start else shaped_for(request.model, data.signature)
     settings = canonical_json({**to_dict(model), "base": ""})
     return data.artifact.content, xxhash.xxh3_128_hexdigest(settings)
 
 
 def device_memory(group: Group) -> int:
-    """Return the bytes of this process: its GPU's, or its part of the machine's or pod's."""
+    """Return the bytes for this process: its GPU's memory, or its part of the machine's or pod's memory."""
     if group.device.type == "cuda":
         return torch.cuda.get_device_properties(group.device).total_memory
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", group.world))
@@ -159,8 +158,8 @@ def device_memory(group: Group) -> int:
 def decide(request: TrainingRequest, made_for: MadeFor, device: str) -> int:
     """Return the micro-batch count from the checkpoint directory, else from the settings.
 
-    For "auto" without a stored count, find one and write it. Raises ``UserError`` if none fits, or if this execution
-    ran out of memory with the last possible one.
+    For "auto" without a stored count, finds a count and writes it. Raises ``UserError`` if none fits, or if this
+    execution already ran out of memory with the largest possible count.
     """
     home, asked = Home(storage_for(request.home)), request.training.accumulation
     decision = read_decision(home)

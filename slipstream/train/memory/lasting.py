@@ -1,7 +1,7 @@
 """Lower bound on the memory of a training: the state that a process keeps between steps.
 
-The largest process holds at least the mean over its peers: with stages or tensor parallelism, its part of the model. So
-a training that exceeds memory here can never fit, while one within the bound still may not.
+It is the mean over the processes that hold the same part of the model, so the largest process needs at least as much. A
+training that exceeds memory by this bound can never fit; a training within the bound may still not fit.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from slipstream.text_table import size
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig, Shard
 
-#: AdamW's moments per trained weight.
+#: Number of AdamW's moments per trained weight.
 MOMENTS = 2
-#: Multiples of the number of devices to try.
+#: Factors by which a message may suggest to increase the number of devices.
 MORE = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """Bytes of a whole model: all ``weights``, the ``trained`` ones, and their averaged copy."""
+    """Bytes of an undivided model: all ``weights``, the ``trained`` weights, and their averaged copy."""
 
     weights: int
     trained: int
@@ -48,16 +48,16 @@ class ModelState:
         return cls(weights, trained, trained if training.ema else 0)
 
     def of_process(self, parallel: ParallelConfig, processes: int, nodes: int, precision: str) -> int:
-        """Return a lower bound of a device's peak in a step, in bytes; 0 if unknown.
+        """Return a lower bound of a device's peak in a step, in bytes; 0 with offloading.
 
-        Raises ``UserError`` as :meth:`.ParallelConfig.sizes`.
+        Raises ``UserError`` like :meth:`.ParallelConfig.sizes`.
         """
         if parallel.offload:
             return 0
         stages, _, shards, tensor = parallel.sizes(processes, nodes)
         parts = stages * tensor
         kept, gradients = self.weights + MOMENTS * self.trained + self.averaged, self.trained
-        # The weights stay gathered between the passes of a micro-batch.
+        # The weights stay gathered between the forward and backward pass of a micro-batch.
         whole = parallel.shard in ("optimizer", "gradients") and shards > 1
         gathered = self.weights // (2 if precision == "bf16" else 1) if whole else 0
         return max((kept + gradients) // (parts * shards), kept // (parts * shards) + gathered // parts)
@@ -65,16 +65,16 @@ class ModelState:
 
 @dataclass(frozen=True)
 class Room:
-    """Memory of a device, or a process's part of a host's; ``name`` is its label in messages."""
+    """Memory of a device, or per process on a host; ``name`` is its label in messages."""
 
     bytes: float
     name: str
 
 
 def room_of_a_process(processes: int) -> Room | None:
-    """Return the total memory per process, on this machine's first ``processes`` GPUs.
+    """Return the smallest total memory among this machine's first ``processes`` GPUs.
 
-    Return None if no driver reports it.
+    Without GPUs, returns host memory per process; None if no driver reports the memory of a GPU.
     """
     if not visible_gpus():
         return room_of_host(processes)
@@ -92,7 +92,7 @@ def room_of_host(processes: int) -> Room:
 def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` if a process cannot hold the state that it keeps between steps.
 
-    The nodes are assumed to equal this machine. A model that cannot be built without memory is left to the processes.
+    The nodes are assumed to equal this machine. A model that needs memory to be built is not checked here.
     """
     try:
         predictor = build(model, open_prepared(prepared).signature, training.seed, shapes_alone=True)
@@ -108,7 +108,10 @@ def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, pro
 def refuse_what_cannot_fit(
     state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str, room: Room | None
 ) -> None:
-    """Raise ``UserError`` if a process with this ``room`` cannot hold its part of the state."""
+    """Raise ``UserError`` if a process with memory ``room`` cannot hold its part of the state.
+
+    None as ``room`` skips the check.
+    """
     needed = state.of_process(parallel, processes, nodes, precision)
     if room is None or needed <= room.bytes:
         return
@@ -127,7 +130,7 @@ def refuse_what_cannot_fit(
 def less_for_each(
     state: ModelState, parallel: ParallelConfig, processes: int, nodes: int, precision: str
 ) -> Iterator[tuple[str, int]]:
-    """Yield other layouts and more devices, the smallest change first, with their bytes."""
+    """Yield other layouts, then more devices, with bytes per process; the smallest change comes first."""
     shards: tuple[Shard, ...] = () if state.averaged else get_args(Shard)[1:]
     for shard in shards if processes > 1 else ():
         yield (

@@ -9,10 +9,10 @@ from slipstream.train.parallel.config import ParallelConfig
 
 
 def legal_numbers(share: int, parallel: ParallelConfig, least_rows: int = 1) -> list[int]:
-    """Return the counts for a batch of ``share`` rows that differ in the micro-batch size.
+    """Return the possible counts for a batch of ``share`` rows, one per micro-batch size.
 
-    Every micro-batch has at least ``least_rows`` rows. The counts start from the fewest that the layout allows, and are
-    whole rounds of a pipeline. If the layout allows none, only that smallest count is returned.
+    Every micro-batch has at least ``least_rows`` rows. Counts start from the smallest that the layout allows, and are
+    multiples of the pipeline's size. If the batch is too small, only that smallest count is returned.
     """
     rounds = parallel.pipeline
     fewest = rounds * parallel.stages_per_rank
@@ -30,9 +30,9 @@ def legal_numbers(share: int, parallel: ParallelConfig, least_rows: int = 1) -> 
 
 
 def doubled(number: int, legal: Sequence[int]) -> int:
-    """Return the first of the sorted ``legal`` numbers that is at least twice ``number``.
+    """Return the first of the sorted ``legal`` counts that is at least twice ``number``.
 
-    Otherwise return the last one if it is larger than ``number``, else 0.
+    Without such a count, returns the largest if it exceeds ``number``, else 0.
     """
     more = [other for other in legal if other > number]
     return next((other for other in more if other >= 2 * number), more[-1] if more else 0)

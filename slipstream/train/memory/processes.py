@@ -1,7 +1,7 @@
 """Tracing of steps in child processes.
 
-A process has one process group at a time, and torch caches facts about it. Results travel as pickles, only between a
-process and its own children.
+Every trace has its own process, which simulates a process group and fills torch's caches. Results travel as pickles,
+only between a process and its own children.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Untraced:
 
 
 def footprints(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
-    """Return the footprint of every step, or why it is unknown.
+    """Return the memory footprint of every step, or why it could not be traced.
 
-    As many run at once as there are cores.
+    Runs as many processes at once as there are cores.
     """
     fork_server.start((ENGINE,))
     found: list[Footprint | Untraced] = [Untraced("its process ended before it was traced")] * len(steps)
@@ -53,7 +53,7 @@ def footprints(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
 
 
 def trace_into(connection: Connection, step: TracedStep) -> None:
-    """Trace the step in a child process and send the result."""
+    """Trace the step, in a child process, and send the result through ``connection``."""
     import torch
 
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def trace_into(connection: Connection, step: TracedStep) -> None:
 
 
 def largest(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
-    """Return the footprint of the process with the highest peak, for every step.
+    """Return, for every step, the footprint of the rank with the highest peak.
 
     ``steps`` describe rank 0; other ranks of a pipeline may need more memory.
     """
@@ -83,5 +83,5 @@ def largest(steps: Sequence[TracedStep]) -> list[Footprint | Untraced]:
 
 
 def ranks_to_trace(step: TracedStep) -> range:
-    """Return the first rank of every pipeline position; the others hold no more."""
+    """Return the first rank of every pipeline position; other ranks of a position need no more memory."""
     return range(0, step.world, step.world // step.training.parallel.pipeline)

@@ -9,19 +9,19 @@ from slipstream.artifacts.prepared.data import TensorSpec
 from slipstream.text_table import size
 from slipstream.train.memory.choices import SHARDS, Job, Traced, trace_all
 
-#: Fraction of a device's memory for a step. The driver's context, libraries and fragmentation take the rest: an
-#: assumption, not measured here.
+#: Fraction of a device's memory that a step may take. The remainder is for the driver's context, libraries and
+#: fragmentation: an assumption, not measured here.
 USABLE = 0.9
 REMEDIES = 3
-#: Multiples of the number of devices to try.
+#: Factors by which to increase the number of devices.
 MORE_DEVICES = (2, 4, 8)
 
 
 def price(traced: Traced) -> tuple[int, int, int]:
-    """Return a sort key for the cost of a layout.
+    """Return a sort key for the time that a layout costs.
 
-    Most important is another forward pass. Then comes the traffic, which grows with the micro-batches if gradients or
-    weights are sharded; then the number of micro-batches.
+    First comes recomputation, an additional forward pass. Then comes traffic, which grows with the micro-batches if
+    gradients or weights are sharded; then the micro-batch count.
     """
     training = traced.job.training
     number, exchanges = training.micro_batches, {"none": 2, "optimizer": 2, "gradients": 2, "weights": 3}
@@ -30,9 +30,9 @@ def price(traced: Traced) -> tuple[int, int, int]:
 
 
 def cheapest(traced: Iterable[Traced], memory: float) -> list[Traced]:
-    """Return the layouts that fit into ``memory`` bytes, cheapest first.
+    """Return the layouts that fit on a device of ``memory`` bytes, cheapest first.
 
-    Every combination of sharding and recomputation appears once, with the fewest micro-batches.
+    Every combination of sharding and recomputation appears once, with its fewest micro-batches.
     """
     best: dict[tuple[str, str], Traced] = {}
     for one in traced:
@@ -48,7 +48,7 @@ def cheapest(traced: Iterable[Traced], memory: float) -> list[Traced]:
 def remedies(job: Job, traced: Sequence[Traced], memory: float) -> list[str]:
     """Return at most three remedies, cheapest first.
 
-    They are settings that fit, if any of ``traced`` does; otherwise more devices, shorter rows and more memory.
+    They are settings from ``traced`` that fit; if none does, more devices, shorter rows and more memory.
     """
     fitting = cheapest(traced, memory)
     if fitting:
@@ -61,7 +61,7 @@ def remedies(job: Job, traced: Sequence[Traced], memory: float) -> list[str]:
 
 
 def settings(job: Job, other: Job) -> str:
-    """Return the settings of ``other`` that differ from ``job``."""
+    """Return the settings of ``other`` that differ from those of ``job``, as text."""
     then, now = job.training, other.training
     changed = []
     if now.accumulation != then.accumulation:
@@ -74,7 +74,7 @@ def settings(job: Job, other: Job) -> str:
 
 
 def more_devices(leanest: Job, memory: float) -> list[str]:
-    """Return the smallest multiple of the devices on which the leanest layout fits, if any."""
+    """Return the smallest number of devices on which the fully sharded ``leanest`` layout fits; [] if none."""
     sharded = leanest.with_(shard=SHARDS[-1])
     for times in MORE_DEVICES:
         more = replace(sharded, devices=times * leanest.devices)
@@ -86,7 +86,7 @@ def more_devices(leanest: Job, memory: float) -> list[str]:
 
 
 def shorter_rows(leanest: Job, memory: float) -> list[str]:
-    """Return half as many tokens per row, if that fits."""
+    """Return the remedy of half as many tokens per row; empty if the step still does not fit."""
     signature = leanest.signature
     if signature.task != "next token":
         return []

@@ -1,8 +1,8 @@
 """Handling of a rank that ran out of memory in a step, which is never repeated.
 
-The rank writes a larger micro-batch count to the checkpoint directory and exits. The next attempt resumes from the last
-checkpoint with it: the same samples in the same global batches. The rank can no longer join the collective that its
-peers wait in, so it acts alone; several such ranks write equal records. If a micro-batch has one row already, only
+The rank writes a larger micro-batch count to the checkpoint directory and exits. The next attempt resumes with it from
+the last checkpoint: the same samples in the same global batches. The rank can no longer join the collective in which
+its peers wait, so it acts alone; several such ranks write equal records. If a micro-batch already has one row, only
 other settings or devices help, and there is no further attempt.
 """
 
@@ -24,7 +24,7 @@ from slipstream.train.setup import Setup, TrainingRequest, first_of_machine
 
 #: Errors of reads and writes that may succeed later.
 NOT_WRITTEN = (StorageUnavailable, OSError, MemoryError)
-#: Remedies when no step can be traced.
+#: Advice in messages if no step can be traced.
 EXPECTED = (
     "expected training.recompute full, another training.parallel.shard, more processes, shorter rows, or devices with "
     "more memory"
@@ -34,7 +34,7 @@ EXPECTED = (
 def after_running_out(
     setup: Setup, request: TrainingRequest, made_for: MadeFor, checkpoints: Checkpoints, reason: str
 ) -> OutOfMemory | UserError:
-    """Record the decision for the next attempt, and return the error to exit with.
+    """Record a larger micro-batch count for the next attempt, and return the error to exit with.
 
     ``reason`` is torch's message. Raises ``Superseded`` if a later attempt is running.
     """
@@ -44,7 +44,7 @@ def after_running_out(
     if more:
         return with_more(checkpoints, Decision(more, made_for, ran_out=now), what)
     what = f"training.accumulation: {what}, the most that are possible ({reason})"
-    # First without a trace, which takes long: this process may be killed or run out of memory meanwhile.
+    # Recorded before the trace, which takes long: during it this process may be killed or run out of memory.
     refusal = refuse(f"{what}; {EXPECTED}", request, Decision(now, made_for, ran_out=now), checkpoints)
     if first_of_machine(setup.group):
         with suppress(MemoryError):
@@ -54,7 +54,7 @@ def after_running_out(
 
 
 def refuse(refusal: str, request: TrainingRequest, decision: Decision, checkpoints: Checkpoints) -> str:
-    """Record, if possible, that no larger number helps, and return ``refusal``."""
+    """Record, if possible, that no larger count is possible, and return the message ``refusal``."""
     with suppress(UserError, *NOT_WRITTEN):
         leave(checkpoints, replace(decision, refused=refusal, execution=request.holder.execution))
     return refusal
@@ -63,12 +63,12 @@ def refuse(refusal: str, request: TrainingRequest, decision: Decision, checkpoin
 def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfMemory | UserError:
     """Write the decision for the next attempt, and return the error to exit with.
 
-    ``what`` describes the shortage.
+    ``what`` is the start of its message.
     """
     more, now = decision.accumulation, decision.ran_out
     try:
         more = leave(checkpoints, decision).accumulation
-    except UserError as error:  # a permanent refusal: no attempt would get the number
+    except UserError as error:  # the store refuses permanently: no attempt would get the number
         return UserError(
             f"training.accumulation: {what}, and the next attempt cannot be set to {more} ({error.message}); expected "
             f"{more}, or a writable checkpoint directory"
@@ -80,7 +80,7 @@ def with_more(checkpoints: Checkpoints, decision: Decision, what: str) -> OutOfM
 
 
 def possible_numbers(setup: Setup) -> list[int]:
-    """Return the possible micro-batch counts."""
+    """Return the micro-batch counts that the layout, batch size and model allow."""
     training, parallel = setup.training, setup.training.parallel
     order = GlobalOrder(stored_blocks(setup.data, "train"), training.batch_size, training.seed)
     share = -(-order.largest // setup.layout.data_size)
@@ -88,9 +88,9 @@ def possible_numbers(setup: Setup) -> list[int]:
 
 
 def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
-    """Merge the decision into the checkpoint directory, and return the result.
+    """Merge ``decision`` with the stored decision, write the result and return it.
 
-    Raises ``Superseded`` if a later attempt is running, ``UserError``, or one of ``NOT_WRITTEN``.
+    Raises ``Superseded`` if a later attempt is running, ``UserError``, or any of ``NOT_WRITTEN``.
     """
     home = checkpoints.home
     home.check_claim(checkpoints.attempt)

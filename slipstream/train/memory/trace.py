@@ -1,8 +1,8 @@
-"""Memory trace of one training step on fake tensors: lasting bytes and peak of a process.
+"""Memory trace of one training step on fake tensors: bytes between steps, and peak, of a process.
 
 The model is built without memory, divided by the training's own code in a fake process group, and run by the training's
-own step. The second step counts: the first creates the lasting tensors, and fills ``DTensor``'s caches, which takes
-temporary tensors of undivided size.
+own step. The second step is measured: the first creates the optimiser state, and fills ``DTensor``'s caches, which
+takes temporary tensors of undivided size.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from slipstream.train.parallel.recompute import recompute_blocks
 from slipstream.train.parallel.replicas import ReplicatedModel, uses_ddp
 
 CPU = torch.device("cpu")
-#: A step of equal micro-batches reaches its peak by the second.
+#: Number of micro-batches to trace: a step of equal micro-batches reaches its peak by the second.
 TELLING = 2
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """Step of process ``rank`` of ``world``, with ``micro_batches`` of ``rows`` rows.
+    """Step of process ``rank`` of ``world`` to trace, with ``micro_batches`` of ``rows`` rows each.
 
-    The ``precision`` of ``training`` must be known.
+    The ``precision`` of ``training`` must not be "auto".
     """
 
     model: ModelConfig
@@ -74,13 +74,13 @@ class TracedStep:
 
     @property
     def traced_micro_batches(self) -> int:
-        """Number of micro-batches to trace: all for a pipeline, as their order matters."""
+        """Number of micro-batches to trace: all for a pipeline, whose schedule depends on their number."""
         return self.micro_batches if self.training.parallel.pipeline > 1 else min(self.micro_batches, TELLING)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of every kind: ``at_peak`` of a step, and ``lasting`` between steps."""
+    """Bytes by kind of tensor: ``at_peak`` of a step, and ``lasting`` between steps."""
 
     at_peak: dict[Kind, int]
     lasting: dict[Kind, int]
@@ -91,7 +91,7 @@ class Footprint:
 
 
 def footprint(step: TracedStep) -> Footprint:
-    """Return the footprint of the process.
+    """Trace a step and return its memory footprint.
 
     Call it in a process without a process group. Raises any error of a model that cannot be traced.
     """
@@ -128,7 +128,7 @@ def footprint(step: TracedStep) -> Footprint:
                 numbered = replace(training, accumulation=number)
                 train_step(state, numbered, group, training.precision, batch, total_steps=2)
 
-            # A pipeline takes only whole batches.
+            # A pipeline takes only batches with all micro-batches.
             run(step if training.parallel.pipeline > 1 else replace(step, micro_batches=1))
             tracker.restart()
             run(step)
@@ -139,7 +139,7 @@ def footprint(step: TracedStep) -> Footprint:
 
 @contextmanager
 def exchanging_nothing(step: TracedStep) -> Iterator[None]:
-    """Provide a process group whose collectives do nothing."""
+    """Provide a fake process group, whose collectives transfer nothing."""
     before = os.environ.get("LOCAL_WORLD_SIZE")
     os.environ["LOCAL_WORLD_SIZE"] = str(step.world // step.nodes)
     exchange = schedules._batch_p2p
@@ -158,16 +158,16 @@ def exchanging_nothing(step: TracedStep) -> Iterator[None]:
 
 
 class Sent:
-    """Handle that keeps a sent tensor until its wait.
+    """Handle of a pipeline's send that keeps the tensor alive, as an actual send does.
 
-    An interleaved schedule waits at the end of the step.
+    An interleaved schedule waits for its sends at the end of the step.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def wait(self) -> None:
-        """Do nothing: no transfer is pending."""
+        """Return at once, because nothing is transferred."""
 
 
 def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: Tracker) -> ParallelModel:
@@ -180,7 +180,7 @@ def divided(parts: list[Predictor], layout: Layout, step: TracedStep, tracker: T
 
 
 class Labelled(DividedModel):
-    """Divided model that labels the gradients that FSDP2 keeps whole between micro-batches."""
+    """Divided model that also labels the unsharded gradients that FSDP2 keeps between micro-batches."""
 
     def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None, tracker: Tracker) -> None:
         super().__init__(parts, layout, pipeline)
@@ -205,7 +205,7 @@ class Labelled(DividedModel):
 
 
 def traits_without_values(model: nn.Module) -> Traits:
-    """Return the traits known without values: only batch normalisation changes buffers."""
+    """Return traits that need no tensor values; only batch normalisation counts as changing buffers."""
     normalisations = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in normalisations]
     return Traits(changing=tuple(changing), has_batch_statistics=bool(normalisations))
@@ -227,7 +227,7 @@ def label_gradients(parts: Sequence[nn.Module], tracker: Tracker) -> None:
 
 
 def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -> TrainingState:
-    """Return the initial state of a training; label the optimiser's tensors."""
+    """Return the initial state of a training; its optimiser's tensors will be labelled "optimizer"."""
     with tracker.making("optimizer"):
         averaged = AveragedWeights(parallel.model, training.ema) if training.ema else None
     optimizer = make_optimizer(parallel.model, training)
@@ -245,10 +245,7 @@ def begun(parallel: ParallelModel, training: TrainingConfig, tracker: Tracker) -
 
 
 def batch_of(signature: Signature, rows: int, group: Group) -> Batch:
-    """Build one rank's batch of ``rows`` rows.
-
-    The global batch has as many rows per rank of ``group``.
-    """
+    """Build one rank's batch of ``rows`` zero rows, with as many rows on every rank of ``group``."""
     inputs = tuple(zeros(signature, rows))
     labels = (torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.labels)
     target, *weight = labels

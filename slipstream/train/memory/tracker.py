@@ -1,7 +1,7 @@
 """Tracker of tensor memory while a step is traced: bytes by kind, and the peak.
 
-A storage counts from the operation that creates it until its last tensor is gone. FSDP2 frees gathered weights by
-resizing their storages to zero, which no operation shows, so ``resize_`` is patched.
+A storage counts from the operation that creates it until its last tensor is freed. FSDP2 frees gathered weights by
+resizing their storages to zero. A dispatch mode does not see that, so ``resize_`` is patched.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "communication"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: Namespaces of communication operations. Tensor parallelism exchanges activations.
+#: Namespaces of operators whose results count as communication. Results of tensor parallelism's collectives, from
+#: another namespace, count as activations.
 EXCHANGES = ("c10d", "fsdp")
-#: A tensor sent to the next stage of a pipeline is an activation.
+#: Exception: a tensor sent to the next pipeline stage counts as an activation.
 SENDS = ("send",)
 REDUCE_SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_")
 PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
@@ -41,7 +42,7 @@ class Held:
 class Tracker(TorchDispatchMode):
     """Dispatch mode that counts the bytes of all results inside a ``FakeTensorMode``.
 
-    A new storage has the kind ``now``. ``at_peak`` holds the bytes by kind at the peak since :meth:`restart`.
+    A new storage gets the kind ``now``. ``at_peak`` holds the bytes by kind at the peak since :meth:`restart`.
     """
 
     def __init__(self) -> None:
@@ -53,12 +54,12 @@ class Tracker(TorchDispatchMode):
         self._storages: dict[int, Held] = {}
 
     def restart(self) -> None:
-        """Reset the peak."""
+        """Reset the peak to the current bytes."""
         self.peak, self.at_peak = self.total, dict(self.held)
 
     @contextmanager
     def making(self, kind: Kind) -> Iterator[None]:
-        """Label the storages created in the block."""
+        """Give storages created in the block the kind ``kind``."""
         before, self.now = self.now, kind
         try:
             yield
@@ -66,7 +67,7 @@ class Tracker(TorchDispatchMode):
             self.now = before
 
     def relabel(self, tensors: Iterable[Tensor | None], kind: Kind, of: Sequence[Kind] = KINDS) -> None:
-        """Change the kind of these tensors' storages if it was one ``of`` the given."""
+        """Change the kind of these tensors' storages to ``kind`` if their present kind is in ``of``."""
         for tensor in tensors:
             if tensor is None:
                 continue
@@ -84,7 +85,7 @@ class Tracker(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if any(kind not in PLAIN for kind in types):
-            return NotImplemented  # a DTensor's local tensors count, which it creates next
+            return NotImplemented  # a DTensor dispatches again with its local tensors, which are counted
         result = func(*args, **(kwargs or {}))
         exchanges = func.namespace in EXCHANGES and func._opname not in SENDS
         for leaf in tree_leaves(result):
@@ -93,7 +94,7 @@ class Tracker(TorchDispatchMode):
         if exchanges:
             given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             if func._opname in REDUCE_SCATTERS:
-                # Outputs come first; the other arguments are buffers if they are inputs.
+                # The first argument is the output. Others count as communication below if they were activations.
                 self.relabel(given[:1], "gradients")
             self.relabel(given, "communication", of=("activations",))
         return result

@@ -1,8 +1,8 @@
 """Block-wise ``torch.compile`` of a model, as in TorchTitan (Liang et al. 2024).
 
-In a model compiled in one piece all gradients appear at the end of the only backward pass, so their exchange cannot
-overlap it, and FSDP2 cannot gather and free the weights block by block. Equal blocks share compiled code; from the
-ninth kind on torch runs them uncompiled.
+If a model is compiled as a whole, all gradients appear at the end of its backward pass. So their exchange cannot
+overlap the pass, and FSDP2 cannot gather and free weights block by block. Equal blocks share compiled code; torch
+leaves every kind of block after the eighth uncompiled.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from slipstream.train.parallel.model import ParallelModel
 from slipstream.train.parallel.recompute import Recomputed
 from slipstream.train.throughput import synchronise
 
-#: Steps to time with and without compilation; the fastest counts.
+#: Number of steps to time with and without compilation; the fastest counts.
 TIMED = 3
 
 
 def compiled_modules(model: Predictor) -> list[nn.Module]:
-    """Return the blocks of a model, or the whole model if its blocks are single layers.
+    """Return the modules to compile: blocks, or the whole model if its blocks are single layers.
 
     A single layer has nothing to fuse.
     """
@@ -41,20 +41,20 @@ def compiled_modules(model: Predictor) -> list[nn.Module]:
 class CompiledBlocks:
     """Blocks whose forward and backward passes are compiled within ``with blocks():``.
 
-    The backward pass may recompute a block. The code is for the one shape of the micro-batches; outside the context, as
-    in evaluation, the original modules run.
+    Recomputation in the backward pass is compiled, too. The code is for one shape of micro-batches; outside the
+    context, as in evaluation, the original modules run.
     """
 
     def __init__(self, models: Sequence[Predictor]) -> None:
         modules = [module for model in models for module in compiled_modules(model)]
-        # Compile inside of recomputation; otherwise the compiler would choose again which activations to keep.
+        # Compile the function that is recomputed; otherwise the compiler would choose which activations to keep.
         recomputed = [vars(module).get("forward") for module in modules]
         places = [r if isinstance(r, Recomputed) else m for m, r in zip(modules, recomputed, strict=True)]
         self._forward = [(place, torch.compile(place.forward, dynamic=False)) for place in places]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        # Only ``forward``, so that hooks run around it; without ``setattr``, which looks for parameters first.
+        # Replace only ``forward``, so that hooks run around it; not by ``setattr``, which looks for parameters first.
         own = [(place, vars(place).get("forward")) for place, _ in self._forward]
         for place, forward in self._forward:
             vars(place)["forward"] = forward
@@ -70,9 +70,9 @@ class CompiledBlocks:
 
 @dataclass(frozen=True)
 class CompiledTraining:
-    """Compiled ``blocks`` for micro-batches like ``inputs``, and the measured gain.
+    """Compiled ``blocks`` for micro-batches like ``inputs``, and the measured speedup (``figures``).
 
-    ``context`` is that of the passes.
+    ``context`` is that of forward passes, such as autocast.
     """
 
     blocks: CompiledBlocks
@@ -89,8 +89,8 @@ def compile_blocks(
 ) -> CompiledTraining:
     """Compile this process's part of ``parallel`` for the micro-batches ``pieces`` of ``batch``.
 
-    The code depends on the strides of the slices. Collective for the ranks that share a divided model. Raises
-    ``UserError`` if compilation fails.
+    Real slices are needed, because compiled code depends on strides. Collective among the ranks that share a divided
+    model. Raises ``UserError`` if compilation fails.
     """
     blocks = CompiledBlocks(parallel.model_parts)
 

@@ -7,10 +7,10 @@ from typing import Literal
 from slipstream.errors import UserError
 from slipstream.settings import Natural, Positive, Settings, settings
 
-#: Default columns of PowerSGD's matrices.
+#: Default rank of PowerSGD's low-rank factors.
 GRADIENT_RANK = 2
 
-#: Every level divides the named state and all before it among data-parallel processes.
+#: State that is sharded among data-parallel processes; every level includes the levels before it.
 Shard = Literal["none", "optimizer", "gradients", "weights"]
 
 
@@ -24,22 +24,23 @@ class ParallelConfig(Settings):
     section = "training.parallel"
 
     shard: Shard = "none"
-    """Data that data-parallel processes shard: nothing, the optimiser state (ZeRO-1), also the gradients (ZeRO-2), or
-    also the weights (ZeRO-3)."""
+    """State that data-parallel processes shard: "none", "optimizer" (its state, ZeRO-1), "gradients" (optimiser state
+    and gradients, ZeRO-2), or "weights" (all three, ZeRO-3)."""
     replicas: Natural = 0
-    """Number of groups of processes that each hold all shards (hybrid sharding); 0 means one per node."""
+    """Number of groups of processes that each hold all shards (hybrid sharding); 0 means one group per node."""
     pipeline: Positive = 1
-    """Number of processes of a pipeline, each with some of the model's blocks."""
+    """Number of processes of a pipeline, each with some of the model's blocks; 1 means no pipeline."""
     schedule: Literal["1f1b", "interleaved"] = "1f1b"
-    """Order of a pipeline's passes: with "interleaved" every process holds several stages and waits less."""
+    """Schedule of a pipeline. With "interleaved" every process holds several stages, which shortens its idle time."""
     stages_per_rank: Positive = 1
-    """Stages of an interleaved pipeline on every process."""
+    """Number of stages on every process of an interleaved pipeline."""
     tensor: Positive = 1
-    """Number of processes that divide every block (tensor parallelism)."""
+    """Number of processes that divide every block (tensor parallelism); 1 means none."""
     sequence: bool = True
-    """Tensor-parallel processes also divide the computation between blocks, along the sequence."""
+    """Sequence parallelism: tensor-parallel processes also divide the computation between blocks, along the
+    sequence."""
     offload: bool = False
-    """Keep shards in the host's memory while they are unused."""
+    """Keep shards in host memory while they are unused."""
 
     def check(self) -> None:
         if self.shard == "none" and self.replicas > 1:
@@ -54,20 +55,20 @@ class ParallelConfig(Settings):
 
     @property
     def divides(self) -> bool:
-        """True if anything is divided; otherwise every process holds the whole model (DDP)."""
+        """True if the model or its state is divided; otherwise every process holds all of it (DDP)."""
         return self.shard != "none" or self.pipeline > 1 or self.tensor > 1
 
     def uses_fsdp(self, data: int) -> bool:
         """Return True if FSDP2 manages the parameters with ``data`` data-parallel processes.
 
-        Without ``shard`` each of them holds the only shard, as with DDP.
+        With ``shard`` "none" it replicates them like DDP, if the model is divided otherwise.
         """
         return self.shard != "none" or (self.divides and data > 1)
 
     def sizes(self, world: int, nodes: int = 1) -> tuple[int, ...]:
-        """Return the mesh sizes of ``world`` processes on ``nodes`` nodes.
+        """Return the mesh sizes (pipeline, replicate, shard, tensor) of ``world`` processes on ``nodes`` nodes.
 
-        They are pipeline, replicate, shard and tensor. Raises ``UserError`` if their product is not ``world``.
+        Raises ``UserError`` if the settings do not divide ``world``.
         """
         if not self.divides:
             return 1, world, 1, 1
@@ -97,16 +98,17 @@ class GradientsConfig(Settings):
     section = "training.gradients"
 
     hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """Format of exchanged gradients: unchanged, half the bytes, or products of thin matrices (PowerSGD); all but "none"
-    change the numbers."""
+    """Compression of exchanged gradients: "none", "fp16" or "bf16" (half the bytes), or "powersgd" (low-rank factors).
+    All but "none" change the results."""
     rank: Positive = GRADIENT_RANK
-    """Maximum number of columns of PowerSGD's matrices: more are more exact, and more bytes."""
+    """Maximum rank of PowerSGD's factors; a higher rank is more exact and sends more bytes."""
     bucket_cap_mb: Natural = 0
-    """Megabytes of gradients that are reduced at once; 0 keeps PyTorch's default: 25, and 1 for the first."""
+    """Megabytes of gradients per DDP bucket, which is reduced at once; 0 keeps PyTorch's default: 25, and 1 for the
+    first bucket."""
     gradient_as_bucket_view: bool = True
-    """Keep gradients in the buckets in which they are reduced, without copying them back."""
+    """Let gradients be views of DDP's buckets, so that reduced gradients need not be copied back."""
     static_graph: bool = False
-    """Let PyTorch assume that the same parameters are used in every batch."""
+    """Tell DDP that the same parameters are used in every batch (its static_graph)."""
 
     def check(self) -> None:
         if self.rank != GRADIENT_RANK and self.hook != "powersgd":

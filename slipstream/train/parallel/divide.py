@@ -1,6 +1,6 @@
 """Model divided by a layout: its parts on this process, passes, and gradient norm.
 
-Torch's ``clip_grad_norm_`` clips every stage of a pipeline by itself, and cannot add up tensors of different meshes.
+Torch's ``clip_grad_norm_`` clips every pipeline stage separately, and cannot combine tensors of different meshes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
 from slipstream.train.parallel.sharding import divide_tensors, prepare_passes, shard
 
-#: Summand of the norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``.
+#: Number added to the norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``.
 EPSILON = 1e-6
 
 
 @torch.no_grad()
 def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) -> None:
-    """All-reduce the gradients that are partial within a tensor-parallel group, in one call.
+    """All-reduce gradients with a ``Partial`` placement within the tensor-parallel group, in one call.
 
-    They belong to normalisations: every device has seen a part of the sequence or of the heads.
+    They belong to normalisation layers: every device has processed a part of the sequence or of the heads.
     """
     partial = [p for p in parameters if isinstance(p.grad, DTensor) and Partial() in p.grad.placements]
     if not partial or layout.mesh is None:
@@ -57,7 +57,7 @@ def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsew
     """Return the L2 norm of the whole model's gradient: a float64 scalar, equal on all ranks.
 
     It is on the layout's device, and non-finite if any gradient on any rank is. Every element counts once, on the first
-    process that holds it. Another pipeline stage counts the gradients of ``counted_elsewhere``.
+    process that holds it. Gradients of ``counted_elsewhere`` are counted by another pipeline stage.
     """
     skipped = {id(parameter) for parameter in counted_elsewhere}
     grads = [
@@ -74,7 +74,7 @@ def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsew
 
 @torch.no_grad()
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> None:
-    """Scale the gradients down to the norm ``largest`` if ``norm``, the whole model's, is larger."""
+    """Scale the gradients down to norm ``largest`` if ``norm``, of the whole model's gradient, is larger."""
     factor = (largest / (norm + EPSILON)).clamp(max=1.0)
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in (local(p.grad) for p in parameters if p.grad is not None):
@@ -84,7 +84,7 @@ def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> No
 
 
 def counts(grad: Tensor, layout: Layout) -> bool:
-    """Return True if this process is the first that holds these elements."""
+    """Return True if this process is the first that holds the elements of ``grad``."""
     divided: set[str] = set()
     if isinstance(grad, DTensor):
         names = grad.device_mesh.mesh_dim_names or ()
@@ -128,7 +128,7 @@ class DividedModel(ParallelModel):
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:
         outputs = self._pipeline.outputs(inputs) if self._pipeline else self.model_parts[0](*inputs)
-        # Without a backward pass FSDP leaves some weights gathered.
+        # FSDP leaves some weights gathered for a backward pass, which does not follow here.
         for module in (module for part in self.model_parts for module in part.modules()):
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -144,7 +144,7 @@ class DividedModel(ParallelModel):
         clip(self._parameters, norm, largest)
 
     def after_step(self, skip: Tensor) -> None:
-        """Do nothing: no state depends on the gradient."""
+        """Do nothing, because no state here depends on skipped steps."""
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
         mine = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -158,7 +158,7 @@ class DividedModel(ParallelModel):
     def _one_by_one(
         self, tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind], holders: Mapping[str, int]
     ) -> Iterator[Tensor]:
-        """Gather every tensor on its holders; the first holder sends it to rank 0."""
+        """Yield all tensors, gathered on their holders and sent to rank 0; other ranks yield nothing."""
         assert self._layout.mesh is not None
         # Torch warns that a tensor divided twice takes two gathers.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -187,7 +187,7 @@ def wait_until_computed(tensor: Tensor) -> None:
 
 
 class JoinedParts(Predictor):
-    """Parameters of several stages under the whole model's names, without a forward pass."""
+    """Parameters of several pipeline stages under the whole model's names, without a forward pass."""
 
     def __init__(self, parts: list[Predictor]) -> None:
         super().__init__(parts[0].signature, nn.Module())
@@ -222,16 +222,16 @@ def divide(
 ) -> DividedModel:
     """Divide ``model`` by ``layout``. Collective.
 
-    A model on the meta device gets its initial ``values`` here, on every process only those of its part. The largest
-    batch has ``micro_batches`` of ``rows`` rows per rank; a pipeline takes no other batches. Passes run in the autocast
-    of ``precision``. Raises ``UserError`` if the model cannot be divided by the layout, or for missing values.
+    A model on the meta device gets its initial ``values``, on every process only for its part. The largest batch has
+    ``micro_batches`` of ``rows`` rows per rank; a pipeline takes no other batches. ``precision`` is that of the passes'
+    autocast. Raises ``UserError`` if the layout cannot divide the model, or for missing values.
     """
     config = layout.config
     check_plan(config, plan_of(model.network), micro_batches, adapted=model.adapted)
     parts = parts_of(model, layout, precision)
     for part in parts:
         fill(part, torch.device("cpu") if config.offload else device, values)
-        # On the host they would be copied in every pass, with a wait.
+        # If these were on the host, every pass would copy them and wait.
         part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
     return DividedModel(parts, layout, pipeline)
@@ -240,7 +240,7 @@ def divide(
 def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor]:
     """Return this process's parts of a model whose plan allows the layout.
 
-    A model on the meta device stays there.
+    Parts of a model on the meta device stay there.
     """
     assert layout.mesh is not None
     config = layout.config
@@ -255,7 +255,7 @@ def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor
 
 @torch.no_grad()
 def fill(part: Predictor, device: torch.device, values: InitialValues) -> None:
-    """Allocate and initialise a part on the meta device; ignore any other."""
+    """Allocate and initialise a part on the meta device; leave other parts unchanged."""
     model = part.network
     if not any(parameter.is_meta for parameter in model.parameters()):
         return

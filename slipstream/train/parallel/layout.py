@@ -1,7 +1,7 @@
-"""Mesh of all processes, and this process's coordinates.
+"""Device mesh of all processes, and this process's coordinates.
 
 The dimensions are ``pipeline``, ``replicate``, ``shard`` and ``tensor``, in this order. Tensor parallelism sends the
-most data, so it is among neighbouring ranks; pipeline stages are distant.
+most data, so its processes are neighbouring ranks; pipeline stages are furthest apart.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ DATA = ("replicate", "shard")
 
 @dataclass(frozen=True)
 class Layout:
-    """Division of the model among all processes, and this process's place.
+    """Division of the model among all processes, and this process's coordinates.
 
-    A process reads the rows of ``data_rank`` of ``data_size``: tensor-parallel peers and pipeline stages read the same.
-    ``mesh`` is None if nothing is divided.
+    A process trains on the rows of ``data_rank`` of ``data_size``; tensor-parallel peers and pipeline stages share
+    them. ``mesh`` is None if nothing is divided.
     """
 
     config: ParallelConfig
@@ -37,9 +37,9 @@ class Layout:
 
     @classmethod
     def connect(cls, config: ParallelConfig, rank: int, world: int, device: torch.device) -> Layout:
-        """Create the process groups. Collective.
+        """Create the device mesh and its process groups. Collective.
 
-        Raises ``UserError`` as :meth:`~slipstream.train.parallel.config.ParallelConfig.sizes` does.
+        Raises ``UserError`` like :meth:`~slipstream.train.parallel.config.ParallelConfig.sizes`.
         """
         sizes = config.sizes(world, nodes(world))
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS) if config.divides else None
@@ -76,19 +76,19 @@ class Layout:
 
     @property
     def has_losses(self) -> bool:
-        """True if this process computes losses: the last stage does, once per row of the batch."""
+        """True if this process has the last pipeline stage, which computes the losses."""
         return self.all_stages - 1 in self.stages
 
 
 def nodes(world: int) -> int:
-    """Return the number of nodes from torch elastic, or 1 without it."""
+    """Return the number of nodes by torchrun's ``LOCAL_WORLD_SIZE``; 1 without it."""
     return max(1, world // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 
 
 def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int, *, adapted: bool = False) -> None:
-    """Raise ``UserError`` if the layout cannot divide the model.
+    """Raise ``UserError`` if the model's plan does not allow the layout.
 
-    It also raises if there are too few micro-batches for the stages. ``adapted`` means that adapters are trained.
+    Also raises if there are too few micro-batches for the stages. ``adapted`` means that adapters are trained.
     """
     if config.pipeline == config.tensor == 1:
         return

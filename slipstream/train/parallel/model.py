@@ -1,4 +1,4 @@
-"""Interface of the training loop to a model trained by several processes, however divided."""
+"""Interface between the training loop and a model trained by several processes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from slipstream.models.factory import Predictor
 from slipstream.models.trained import Weights
 from slipstream.train.checkpoint.state import Stateful
 
-#: Returns the loss of a micro-batch's outputs, given the position of its first row in the batch.
+#: Function from a micro-batch's outputs, and the position of its first row in the batch, to its loss.
 LossOf = Callable[[Tensor, int], Tensor]
-#: Returns the context of a forward pass.
+#: Function that returns the context for a forward pass, such as autocast.
 Forward = Callable[[], AbstractContextManager[object]]
 
 
 class ParallelModel(ABC):
-    """This process's part of a model, and its passes.
+    """This process's part of a model, with its forward and backward passes.
 
     Every method is collective.
     """
 
-    #: Parameters of this process, by the names of the whole model.
+    #: Module with this process's parameters, under the names of the whole model.
     model: Predictor
-    #: Modules to run: the model, or the stages of a pipeline.
+    #: Modules to run: the model, or this process's pipeline stages.
     model_parts: Sequence[Predictor]
-    #: The only number of rows that :meth:`forward` takes; 0 for any.
+    #: Required number of rows for :meth:`forward`; 0 allows any.
     batch_rows: int = 0
-    #: True if this process is the first that computes the losses of its rows.
+    #: True on exactly one of the processes that train on the same rows: it adds up their losses.
     counts_losses: bool = True
-    #: True if this process holds the whole model, and can test rows without the others.
+    #: True if this process holds the whole model, so that it can run without other processes.
     is_whole: bool = False
     #: Additional state for checkpoints, by name.
     parts: Mapping[str, Stateful] = MappingProxyType({})
@@ -43,7 +43,7 @@ class ParallelModel(ABC):
 
     @abstractmethod
     def sharing_rows(self, group: Group) -> Group:
-        """Return this process's place among those that divide the rows of a batch."""
+        """Return the group of data-parallel processes that divide a batch, with this process's position."""
 
     @abstractmethod
     def accumulate(
@@ -52,14 +52,14 @@ class ParallelModel(ABC):
         """Add the gradients of the micro-batches ``pieces`` of the batch ``inputs``.
 
         Forward passes run in the context ``forward()``. ``loss_of(outputs, first row)`` returns the loss of a
-        micro-batch, scaled so that the mean gradient over all data-parallel processes is the batch's. It is called
-        where the outputs are: on the last stage of a pipeline. The resulting gradients are complete, and equal on all
-        processes that hold the same part.
+        micro-batch, scaled so that the mean gradient over all data-parallel processes is the batch's gradient. It is
+        called where the outputs are: on the last stage of a pipeline. The resulting gradients are complete, and equal
+        on all processes that hold the same part.
         """
 
     @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor | None:
-        """Return the outputs of a batch in evaluation; None except on the last pipeline stage."""
+        """Return the outputs of a batch in evaluation; None before the last pipeline stage."""
 
     @abstractmethod
     def norm(self) -> Tensor:
@@ -70,15 +70,15 @@ class ParallelModel(ABC):
 
     @abstractmethod
     def clip(self, norm: Tensor, largest: float) -> None:
-        """Scale the gradients down to the norm ``largest`` if ``norm``, the whole model's, is larger."""
+        """Scale the gradients down to norm ``largest`` if ``norm``, of the whole model's gradient, is larger."""
 
     @abstractmethod
     def after_step(self, skip: Tensor) -> None:
-        """Record that the step was taken, or skipped if ``skip``, a bool scalar on the device."""
+        """Update state of the gradient exchange after a step, unless ``skip`` (a scalar on the device) is 1."""
 
     @abstractmethod
     def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
-        """Return the whole tensors to these parts, one at a time, on rank 0.
+        """Return undivided tensors on rank 0, gathered from ``tensors``, one at a time.
 
         Collective: all ranks must iterate, though only rank 0 gets values.
         """

@@ -1,7 +1,7 @@
 """Pipeline parallelism with PyTorch's schedules 1F1B and interleaved 1F1B.
 
-Sources: Narayanan et al. 2019 ("PipeDream") for 1F1B, Narayanan et al. 2021 for interleaved. All
-micro-batches have the same number of rows. Short batches are padded; the caller multiplies the loss of padding by 0.
+Sources: Narayanan et al. 2019 ("PipeDream") for 1F1B, Narayanan et al. 2021 for interleaved. All micro-batches have the
+same number of rows. Short batches are padded; the caller multiplies the loss of padding by 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
-    """Return this process's stages, cut from copies of the model with evenly distributed blocks."""
+    """Return this process's pipeline stages, as reduced copies of the model, with blocks evenly distributed."""
     held_by = processes_of_parameters(model, layout)
     stages = []
     for stage in layout.stages:
@@ -37,7 +37,7 @@ def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
 
 
 def cut_stage(part: Predictor, stage: int, all_stages: int) -> Predictor:
-    """Reduce ``part``, a whole model, to one of ``all_stages`` stages."""
+    """Reduce ``part``, a whole model, to stage number ``stage`` of ``all_stages``."""
     plan = stated_plan(part)
     blocks = len(plan.blocks)
     plan.cut(stage * blocks // all_stages, (stage + 1) * blocks // all_stages)
@@ -46,7 +46,7 @@ def cut_stage(part: Predictor, stage: int, all_stages: int) -> Predictor:
 
 
 def processes_of_parameters(model: Predictor, layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Return the pipeline coordinates of the holders of every parameter, by name."""
+    """Return, for every parameter name, the pipeline coordinates of the processes that hold it."""
     places: dict[str, set[int]] = {}
     for stage in range(layout.all_stages):
         # The copy shares tensors, since only names matter.
@@ -63,9 +63,9 @@ def stated_plan(model: Predictor) -> Plan:
 
 
 class Pipeline:
-    """Schedule over this process's stages.
+    """Pipeline schedule over this process's stages.
 
-    A step has ``micro_batches`` micro-batches of ``rows`` rows. In ``precision`` bf16, hidden states and their
+    A batch has ``micro_batches`` micro-batches of ``rows`` rows. In ``precision`` bf16, hidden states and their
     gradients are sent as bf16.
     """
 
@@ -116,7 +116,7 @@ class Pipeline:
             if layout.config.schedule == "interleaved"
             else Schedule1F1B(pipeline_stages[0], micro_batches, loss_fn=self._loss, scale_grads=False)
         )
-        #: Rows of every batch.
+        #: Number of rows that every batch must have.
         self.rows = micro_batches * rows
         self._shared = shared_parameters(stages, layout)
 
@@ -128,7 +128,7 @@ class Pipeline:
 
     @torch.no_grad()
     def outputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
-        """Return the outputs of a batch on the last stage, None elsewhere."""
+        """Return the outputs of a batch on the last stage; None on other stages."""
         self._loss_of = lambda outputs, _: outputs.new_zeros(())
         return self._run(self._schedule.eval, inputs)
 
@@ -141,12 +141,12 @@ class Pipeline:
 
     def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
         assert self._loss_of is not None
-        # A view of a tensor that starts at row 0; a value could not be read while tracing.
+        # ``rows`` is a view of arange, so its offset is the first row; a value could not be read while tracing.
         return self._loss_of(outputs, int(rows.storage_offset()))
 
     @property
     def counted_elsewhere(self) -> list[nn.Parameter]:
-        """Parameters of this process that an earlier process holds too."""
+        """Parameters of this process that an earlier pipeline process also holds."""
         return [one.parameter for one in self._shared if not one.first]
 
     def _add_shared(self) -> None:
@@ -157,7 +157,7 @@ class Pipeline:
 
 
 class Shared(NamedTuple):
-    """Parameter on several pipeline processes, such as a tied embedding."""
+    """Parameter held by several pipeline processes, such as a tied embedding; ``first`` is True on the earliest."""
 
     parameter: nn.Parameter
     group: dist.ProcessGroup
@@ -165,7 +165,7 @@ class Shared(NamedTuple):
 
 
 def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
-    """Return the trained parameters of these stages that other stages share. Collective."""
+    """Return the trained parameters that these stages share with other processes. Collective."""
     assert layout.mesh is not None
     mine = {name: parameter for part in stages for name, parameter in part.named_parameters()}
     shared = []

@@ -1,11 +1,7 @@
 """PowerSGD: low-rank gradient compression with error feedback and warm start.
 
-Gradients are sent as low-rank factors, and the error is added to the next gradient (Vogels, Karimireddy, Jaggi
-2019, algorithms 1 and 2).
-
-PyTorch's own hook starts the collectives of a bucket in callbacks. Over gloo those of several buckets then come in a
-different order on each rank and do not match. It also has no state for checkpoints. Here a bucket's two all-reduces end
-before those of the next start. On a GPU they and their matmuls overlap the backward pass on a separate stream.
+Gradients are sent as low-rank factors, and the error is added to the next gradient (Vogels, Karimireddy, Jaggi 2019,
+algorithms 1 and 2).
 """
 
 from __future__ import annotations
@@ -23,10 +19,15 @@ from slipstream.train.checkpoint.state import StateDict
 
 LOG = logger("train")
 
+# PyTorch's own hook starts the collectives of a bucket in callbacks. Over gloo, collectives of several buckets then
+# start in a different order on each rank and do not match. It also has no state for checkpoints. Here a bucket's two
+# all-reduces end before the next bucket's start. On a GPU all-reduces and matmuls overlap the backward pass on a
+# separate stream.
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Gradient of a bucket as a matrix ``rows`` x ``columns``; compressed if ``rank`` is not 0."""
+    """Gradient of a parameter as a matrix ``rows`` x ``columns``; ``rank`` 0 means uncompressed."""
 
     rows: int
     columns: int
@@ -34,7 +35,7 @@ class Shape:
 
     @classmethod
     def of(cls, gradient: Tensor, rank: int) -> Shape:
-        """Return the shape of a gradient; compress matrices only where that is smaller."""
+        """Return the shape of a gradient; ``rank`` is 0 unless the factors are smaller than the matrix."""
         rows = gradient.shape[0] if gradient.ndim > 1 else 1
         columns = gradient.numel() // max(1, rows)
         rank = min(rank, rows, columns)
@@ -42,15 +43,16 @@ class Shape:
 
 
 class Memory:
-    """State of a bucket between steps, and its successor if the step is not skipped."""
+    """State of a DDP bucket between steps; ``next`` replaces it unless the step is skipped."""
 
     def __init__(self, gradients: list[Tensor], rank: int, generator: torch.Generator) -> None:
         self.shapes = [Shape.of(gradient, rank) for gradient in gradients]
         dtype, device = gradients[0].dtype, gradients[0].device
         compressed = [shape for shape in self.shapes if shape.rank]
-        #: Errors of all compressed gradients, flat, and the right factors, which are equal on all ranks.
+        #: Compression errors of all compressed gradients, flat.
         self.error = torch.zeros(sum(shape.rows * shape.columns for shape in compressed), dtype=dtype, device=device)
         q = torch.randn(sum(shape.columns * shape.rank for shape in compressed), generator=generator)
+        #: Right factors of all compressed gradients, flat; equal on all ranks.
         self.q = q.to(device, dtype)
         self.next: tuple[Tensor, Tensor] | None = None
 
@@ -62,7 +64,7 @@ class Memory:
 
 
 def finished(flat: Tensor) -> Future[Tensor]:
-    """Return a completed future of a hook; its consumer waits for the GPU's current stream."""
+    """Return a completed future for DDP; its consumer waits for the current CUDA stream."""
     done: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else [])
     done.set_result(flat)
     return done
@@ -71,7 +73,7 @@ def finished(flat: Tensor) -> Future[Tensor]:
 class PowerSGD:
     """Communication hook of ``DistributedDataParallel`` with state for checkpoints.
 
-    Call it once with every bucket before the first step, with gradients that do not count: it records their shapes.
+    Before the first step, run one backward pass whose gradients are discarded: it only records the buckets' shapes.
     """
 
     def __init__(self, rank: int, seed: int, group: Group) -> None:
@@ -87,7 +89,7 @@ class PowerSGD:
             self._buckets[bucket.index()] = Memory(bucket.gradients(), self._rank, self._generator)
             return finished(flat)
         if self._stream:
-            # Wait until the backward pass has produced the gradients, and for the state of the last step.
+            # Wait until the backward pass has produced the gradients, and until the last step has updated the state.
             self._stream.wait_stream(torch.cuda.current_stream(self._group.device))
         with torch.cuda.stream(self._stream):  # None on a CPU: no effect
             self._exchange(self._buckets[bucket.index()], bucket.gradients())
@@ -119,7 +121,7 @@ class PowerSGD:
         memory.next = error, torch.cat([q.reshape(-1) for q in qs]) if qs else memory.q
 
     def _means(self, mine: list[Tensor]) -> list[Tensor]:
-        """Return the means over all ranks, with one all-reduce."""
+        """Return the tensors' means over all ranks, with one all-reduce."""
         if not mine:
             return []
         flat = torch.cat([tensor.reshape(-1) for tensor in mine])
@@ -129,12 +131,12 @@ class PowerSGD:
         return [part.view_as(tensor) for part, tensor in zip(parts, mine, strict=True)]
 
     def after_step(self, skip: Tensor) -> None:
-        """Keep the errors of the last step unless ``skip``, a bool scalar on the device."""
+        """Adopt the errors and factors of the last step unless ``skip``, a bool scalar on the device."""
         for memory in self._buckets.values():
             memory.advance(skip)
 
     def state_dict(self) -> StateDict:
-        """Return the state; errors differ between ranks, so they are stored by rank."""
+        """Return the state, with this rank's errors under its rank number."""
         buckets = {str(index): memory for index, memory in self._buckets.items()}
         return {
             "world": self._group.world,
@@ -143,7 +145,7 @@ class PowerSGD:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Load the state; without errors if the number of ranks differs."""
+        """Load the state; if the number of ranks differs, reset the errors to 0."""
         same_world = state["world"] == self._group.world
         if not same_world and self._group.rank == 0:
             LOG.warning(

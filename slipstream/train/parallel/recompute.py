@@ -1,7 +1,7 @@
 """Activation checkpointing: the backward pass recomputes every block from its inputs.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Random numbers are replayed, so gradients are
-bitwise equal; the price is another forward pass. Parameters keep their names.
+bitwise equal; the cost is another forward pass. Parameters keep their names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from slipstream.models.plan import blocks_of
 
 
 class Recomputed:
-    """Replacement for a block's ``forward``, without effect if gradients are disabled."""
+    """Replacement for a block's ``forward`` that recomputes it in the backward pass, if any."""
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        #: Function to run and to recompute; compiling the block compiles this.
+        #: Function to run and to recompute; compiling the block replaces this function.
         self.forward: Callable[..., Any] = block.forward
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -32,7 +32,7 @@ class Recomputed:
         return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=self._contexts, **named)
 
     def _contexts(self) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        """Return the contexts of both runs; the second must not update batch statistics again."""
+        """Return the contexts of first run and recomputation, which must not update batch statistics again."""
         return nullcontext(), buffers_unchanged(self._block)
 
 

@@ -1,4 +1,4 @@
-"""Replicated model on every rank, by DDP."""
+"""Model replicated on every rank, with DDP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOG = logger("train")
 class ReplicatedModel(ParallelModel):
     """Model with a replica on every process.
 
-    ``ddp`` averages the gradients, with ``powersgd`` if that is its hook; without it the process trains alone.
+    ``ddp`` averages the gradients, with ``powersgd`` if that is its hook; ``ddp`` is None for a single process.
     """
 
     is_whole = True
@@ -88,7 +88,7 @@ class ReplicatedModel(ParallelModel):
 
 
 class SingleModel(ReplicatedModel):
-    """Model of a single process, with DDP's requirement on parameters, so that it can be trained by several too."""
+    """Model of a single process that raises DDP's error for unused parameters, so that several could train it."""
 
     def __init__(self, model: Predictor, traits: Traits) -> None:
         super().__init__(model, traits)
@@ -103,7 +103,7 @@ class SingleModel(ReplicatedModel):
 
 
 def uses_ddp(world: int, settings: GradientsConfig) -> bool:
-    """Return True if ``world`` replicas exchange gradients, or a hook changes those of one."""
+    """Return True if ``world`` replicas need DDP: there are several, or a hook changes the gradients."""
     return world > 1 or settings.hook != "none"
 
 
@@ -117,13 +117,9 @@ def replicate(
 ) -> ReplicatedModel:
     """Wrap the model in DDP with the gradient exchange of ``settings``.
 
-    A single process has no DDP, which would copy its gradients into buckets, unless a hook changes their numbers.
-    Training passes are ``compiled`` if given. DDP's broadcast of all buffers, constant ones too, before every forward
-    pass is switched off; :func:`~slipstream.train.loop.step.broadcast_buffers` handles those that change.
-
-    Two passes over zeros make DDP rebuild its gradient buckets before the first training step. It does so after its
-    first backward pass, which changes the order of its sums. In a resumed process that would be the first *resumed*
-    step, and from three ranks on the results would differ from an uninterrupted run.
+    A single process has no DDP, which would copy its gradients into buckets, unless a hook changes the gradients.
+    Training passes are ``compiled`` if given. DDP's broadcast of all buffers before every forward pass is switched off:
+    :func:`~slipstream.train.loop.step.broadcast_buffers` broadcasts only buffers that change.
     """
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
@@ -151,6 +147,9 @@ def replicate(
                 outputs = ddp(*inputs)
             (outputs.sum() * 0).backward()
 
+    # Two passes over zeros make DDP rebuild its gradient buckets before the first training step. DDP does so after its
+    # first backward pass, which changes the order of its sums. In a resumed process that would be the first *resumed*
+    # step, and from three ranks on the results would differ from an uninterrupted run.
     for _ in range(2):
         pass_over_zeros()
     if powersgd:
@@ -165,7 +164,7 @@ def replicate(
 
 
 def check_exchange(settings: GradientsConfig, backend: str, precision: str) -> None:
-    """Raise ``UserError`` if the backend or precision rules out the gradient exchange."""
+    """Raise ``UserError`` if backend or precision do not support the gradient compression."""
     if settings.hook == "bf16" and backend != "nccl":
         raise settings.reject("hook", f"fp16 or powersgd over {backend}: only NCCL has the bf16 hook")
     if settings.hook == "powersgd" and precision == "fp16":

@@ -1,18 +1,18 @@
 """Parameters divided among devices: ZeRO by FSDP2, tensor and sequence parallelism by plans.
 
 Sources: Rajbhandari et al. 2020; Shoeybi et al. 2019; Korthikanti et al. 2022. For one optimiser step of M
-micro-batches and P parameter groups (blocks, and one for the rest) FSDP2 has:
+micro-batches and P parameter groups (one per block, and one for other parameters) FSDP2 has:
 
 ===========  ===================================  ===========  ================
-what         held in whole on a device            all-gathers  reduce-scatters
+shard        unsharded on a device                all-gathers  reduce-scatters
 ===========  ===================================  ===========  ================
 optimizer    weights and gradients, during steps  P            P
 gradients    weights, during a micro-batch        M P          M P
 weights      the weights of one block             2 M P        M P
 ===========  ===================================  ===========  ================
 
-With tensor parallelism plain tensors pass between modules: hidden states, whole on every device, or divided along the
-sequence with sequence parallelism. Every parameter becomes a ``DTensor``, because fused optimisers accept no mixture.
+With tensor parallelism plain tensors pass between modules: hidden states, replicated or, with sequence parallelism,
+divided along the sequence. Every parameter becomes a ``DTensor``, because fused optimisers accept no mixture.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from slipstream.models.factory import Predictor
 from slipstream.models.plan import Plan, Style, blocks_of
 from slipstream.train.parallel.config import ParallelConfig
 
+#: Replaces autocast, whose bf16 copies of float32 weights would all last until the backward pass.
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Divide the parameters among the data-parallel processes of ``mesh``, in place.
 
-    The mesh is ``[shard]`` or ``[replicate, shard]``. Every block is one group, the rest another. In bf16 the weights
-    are gathered and the blocks' inputs are cast to bf16, and gradients are reduced in float32: autocast's copies of
-    float32 weights would all last until the backward pass.
+    The mesh is ``[shard]`` or ``[replicate, shard]``. Every block is one FSDP group, all other parameters another. In
+    bf16 the weights are gathered and the blocks' inputs are cast to bf16, and gradients are reduced in float32.
     """
     # FSDP warns of outputs that are views, but no output is changed in place here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -66,7 +66,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
 
 
 def prepare_passes(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
-    """Prepare the passes of a micro-batch, which may be the ``last`` of its step."""
+    """Set FSDP's options for the passes of a micro-batch; ``last`` of its step or not."""
     sharded = cast(FSDPModule, model)
     each = config.shard in ("gradients", "weights")
     sharded.set_is_last_backward(last or each)
@@ -107,9 +107,9 @@ def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
 
 
 class Embedding(RowwiseParallel):
-    """Embedding that waits for its collective's result.
+    """Parallel style of an embedding that waits for its collective's result.
 
-    Torch's compiler (2.13) sends the gradient of an unfinished one to the wrong tensor.
+    If the collective is unfinished, torch's compiler (2.13) sends the gradient to the wrong tensor.
     """
 
     @staticmethod
@@ -120,7 +120,7 @@ class Embedding(RowwiseParallel):
 
 
 class Norm(SequenceParallel):
-    """Normalisation of a plain tensor divided by ``placement``, with replicated parameters."""
+    """Parallel style of a normalisation with replicated parameters, for inputs divided by ``placement``."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__(use_local_output=True)
@@ -128,7 +128,7 @@ class Norm(SequenceParallel):
 
 
 class Region(ParallelStyle):
-    """Gather of a module's first input along the sequence, once for all its layers."""
+    """Parallel style that gathers a module's first input along the sequence, once for all its layers."""
 
     def __init__(self, hidden: Placement) -> None:
         self.hidden = hidden
@@ -142,7 +142,7 @@ class Region(ParallelStyle):
 
 
 class TiedHead(Region):
-    """Region that also gathers its output, divided along the last dimension."""
+    """Parallel style of an output layer with tied weight: a :class:`Region` that also gathers its divided output."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def join(_: nn.Module, inputs: tuple[Tensor, ...], output: DTensor) -> Tensor:

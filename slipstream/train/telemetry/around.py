@@ -1,4 +1,4 @@
-"""Observations of this attempt other than its step times."""
+"""Observations for the bottleneck diagnosis, in addition to step times."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ HALF = ("fp16", "bf16")
 
 
 def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
-    """Return the bottleneck diagnosis over all attempts.
-
-    A failed diagnosis must not fail the training.
-    """
+    """Return the bottleneck diagnosis over all attempts; None if it fails, which is only logged."""
     try:
         return judge(observed_in(attempts))
     except Exception as error:
@@ -32,7 +29,7 @@ def verdict(attempts: Sequence[AttemptRecord]) -> Bottleneck | None:
 
 
 def observed(setup: Setup, times: StepTimes, recorder: GoodputRecorder) -> Observed | None:
-    """Return the observations so far, None before the first step; safe in other threads."""
+    """Return the observations so far; None before the first step. Other threads may call this."""
     seconds = recorder.record.seconds
     divided = setup.training.parallel.divides
     bytes_each = 2 if setup.training.gradients.hook in HALF else 4

@@ -1,4 +1,4 @@
-"""Overhead of a pass, independent of its rows: kernel launches."""
+"""Overhead of a pass that does not depend on its rows: kernel launches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from slipstream.train.device_clock import DeviceClock
 from slipstream.train.loop.probe import ROWS, unchanged_after
 from slipstream.train.parallel.model import Forward
 
-#: Timed passes of either size; the fastest counts.
+#: Number of timed passes for each of both sizes; the fastest counts.
 PASSES = 5
-#: Seconds of a pass from which on no larger one is timed.
+#: Duration in seconds of a pass that is long enough to measure; larger sizes are not tried.
 LONG_ENOUGH = 0.5
 
 
@@ -26,11 +26,11 @@ def overhead_seconds(
 ) -> float:
     """Return the seconds of a forward and backward pass that do not depend on its rows.
 
-    They are 2·t(r/2) - t(r) for r rows, at most the ``rows`` of a micro-batch. A single row of tokens is halved in
-    length. The result is 0 if it is less than the noise of repeated passes, or if it cannot be measured: too little
-    memory, a row that cannot be halved, or halves too small for batch statistics.
+    With pass time t they are 2·t(r/2) - t(r) for r rows, at most the ``rows`` of a micro-batch. A single row of tokens
+    is halved in length. The result is 0 if it is within the noise of repeated passes, or if it cannot be measured: too
+    little memory, a row that cannot be halved, or halves too small for batch statistics.
 
-    It is device time; on a CPU this thread's CPU time, as other processes may run meanwhile. The model is restored.
+    Time is the device's; on a CPU it is this thread's CPU time, as other processes may run. The model is restored.
     """
 
     def seconds(batch: Sequence[Tensor]) -> float:
@@ -57,14 +57,14 @@ def overhead_seconds(
         except Interrupted:
             raise
         except Exception as error:
-            # A model may require the full length. A step that takes too much memory has remedies of its own.
+            # A model may require the full length. Lack of memory is handled when a training step runs out of it.
             if rows > 1 and meaning_of(error) is not Meaning.MEMORY:
                 raise
     return 0.0
 
 
 def halvings(largest: int, least: int) -> list[int]:
-    """Return ``largest``, its half, a quarter and so on, down to ``least``; the smallest first."""
+    """Return ``largest``, its half, its quarter and so on, not below ``least``, in ascending order."""
     sizes = []
     while largest >= least:
         sizes.append(largest)
@@ -73,9 +73,9 @@ def halvings(largest: int, least: int) -> list[int]:
 
 
 def of_sizes(seconds: Callable[[int], float], halves: Sequence[int]) -> float:
-    """Return the overhead by passes of the largest of ``halves`` and twice its size; 0 if there are none.
+    """Return the overhead from passes of a size in ``halves`` and of twice that size; 0 if ``halves`` is empty.
 
-    Smaller ones come first, and are taken if a pass is long enough.
+    The size is the first for which a pass is long enough, else the largest. ``seconds`` times a pass of a given size.
     """
     if not halves:
         return 0.0
@@ -88,7 +88,7 @@ def of_sizes(seconds: Callable[[int], float], halves: Sequence[int]) -> float:
 
 
 def beyond_noise(halves: Sequence[float], wholes: Sequence[float]) -> float:
-    """Return the overhead of passes over half and all of the rows, 0 if it is within the noise of the fastest."""
+    """Return the overhead from repeated timings of half and whole passes; 0 if it is within their noise."""
     overhead = 2 * min(halves) - min(wholes)
     noise = 2 * (statistics.median(halves) - min(halves)) + statistics.median(wholes) - min(wholes)
     return overhead if overhead > noise else 0.0

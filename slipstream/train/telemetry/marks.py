@@ -1,7 +1,7 @@
 """Timestamps between the phases of a step, without waiting for the device.
 
-A callback at the end of the backward graph marks the last gradient. It is queued when the pass starts, and so runs
-before DDP's own, which waits for the exchange: after it the pass only waits.
+A callback at the end of the backward graph marks the last gradient. It is queued when the backward pass starts, so it
+runs before DDP's callback, which waits for the exchange of gradients. So the remaining pass is only that wait.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slipstream.train.telemetry.step_times import StepTime
 class StepMarks:
     """Timestamps of one step.
 
-    ``ready`` is when the host had its batch, ``begin`` when the device starts on it.
+    ``ready`` is when the host had the batch, ``begin`` when the device starts the step.
     """
 
     def __init__(self, clock: DeviceClock, paused: float) -> None:
-        """Start a step; ``paused`` is the total of pauses between steps, in seconds."""
+        """Start a step; ``paused`` is the total of pauses between steps so far, in seconds."""
         self._clock = clock
         self.paused = paused
         self.ready = time.perf_counter()
@@ -37,7 +37,7 @@ class StepMarks:
         self._cpu = time.thread_time()
 
     def backward_of(self, loss: Tensor) -> None:
-        """Mark the end of this loss's backward pass; the last of several counts."""
+        """Mark the end of this loss's backward pass; with several losses the last mark counts."""
         if loss.requires_grad:
             loss.register_hook(self._begin_backward)
 
@@ -54,7 +54,7 @@ class StepMarks:
 
 
 class Places(NamedTuple):
-    """Device-side timestamps of a step, comparable with ``time.perf_counter``."""
+    """Device-side timestamps of a step, on the clock of ``time.perf_counter``."""
 
     begin: float
     gradient: float
@@ -63,15 +63,17 @@ class Places(NamedTuple):
 
 
 class StepTiming(NamedTuple):
-    """Timing of a step that the device may not have started."""
+    """Timing of an enqueued step, which the device may not have started."""
 
     start: StepMarks
     end: Mark
-    #: Seconds that the host waited for its batch.
+    #: Seconds that the host waited for the batch.
     waited: float
+    #: Wait of the optimiser step for a snapshot; None if it did not wait.
     snapshot_wait: StepWait | None
-    #: Total seconds of pauses between steps, and of waits of this thread for a core.
+    #: Total seconds of pauses between steps so far.
     paused: float
+    #: Total seconds so far for which this thread waited for a core.
     processor_wait: float
 
     def data_wait(self, begin: float, idle_since: float) -> float:
@@ -83,7 +85,7 @@ class StepTiming(NamedTuple):
         return max(0.0, min(begin, self.start.ready) - idle_from)
 
     def wait(self) -> Places:
-        """Wait until the device has finished the step."""
+        """Wait until the device has finished the step, and return its timestamps."""
         begin = self.start.begin.wait()
         gradient = self.start.gradient.wait() if self.start.gradient else None
         exchanged = self.start.exchanged.wait() if self.start.exchanged else begin
@@ -91,10 +93,10 @@ class StepTiming(NamedTuple):
         return Places(begin, exchanged if gradient is None else gradient, exchanged, self.end.wait())
 
     def phases(self, at: Places, previous: StepTiming, idle: float, data_wait: float, stall: float) -> StepTime:
-        """Return the phases of this step in seconds.
+        """Return the durations of this step's phases, in seconds.
 
-        The device was ``idle`` since the previous step, ``data_wait`` of it for lack of a batch. A save stopped the
-        step for ``stall``.
+        The device was ``idle`` since the previous step, ``data_wait`` of it for lack of a batch. The optimiser step
+        waited ``stall`` for a save.
         """
         return StepTime(
             data=data_wait,
@@ -111,7 +113,7 @@ class StepTiming(NamedTuple):
 class ProcessorWait:
     """Time that this thread was runnable without a free core.
 
-    Linux counts it in ``/proc``'s schedstat, second field, in ns.
+    Linux counts it in ``/proc/thread-self/schedstat``, second field, in ns.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ class ProcessorWait:
             self._file = None
 
     def seconds(self) -> float:
-        """Return the seconds since this thread started; 0 if the kernel does not count them."""
+        """Return the seconds waited since this thread started; 0 if the kernel does not count them."""
         if self._file is None:
             return 0.0
         return int(os.pread(self._file, 64, 0).split()[1]) / 1e9

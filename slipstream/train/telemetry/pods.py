@@ -1,6 +1,7 @@
-"""Device samples of all pods, in the training's checkpoint directory, where they outlive the pods.
+"""Device telemetry of all pods, stored in the training's checkpoint directory, where it outlives the pods.
 
-The first rank of every pod uploads condensed samples twice a minute and at the end. A killed pod loses later samples.
+The first rank of every pod uploads condensed samples twice a minute and at the end. If a pod is killed, samples since
+its last upload are lost.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ LOG = logger("telemetry")
 
 @contextmanager
 def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: StepTimes) -> Iterator[None]:
-    """Upload this pod's samples during the block and at its end, on its first rank.
+    """Upload this pod's samples during the block and at its end, on the pod's first rank.
 
-    The samples in ``sampled`` count from the start of the attempt in ``record``; None disables the upload. Lower clock
-    rates go to ``times``. No error here fails a training.
+    Samples are read from ``sampled`` (None disables uploads), starting with the attempt in ``record``. Time lost to
+    lowered clock rates is stored in ``times``. Errors do not fail the training.
     """
     if sampled is None or os.environ.get("LOCAL_RANK") != "0":
         yield
@@ -63,13 +64,13 @@ def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: Ste
 
 
 def devices_so_far(home: str) -> TrainingDevices | None:
-    """Return the uploads of a running training in ``home``; raise as its store."""
+    """Return the uploaded telemetry of a running training in ``home``; raises the store's errors."""
     storage = storage_for(home)
     return devices_of(storage, read_attempts(storage))
 
 
 def devices_of(storage: Storage, attempts: Sequence[AttemptRecord]) -> TrainingDevices | None:
-    """Return all uploads; None if there are none or the store is unavailable."""
+    """Return the uploaded telemetry of all pods; None if there is none or the store is unavailable."""
     pods = []
     try:
         with tempfile.TemporaryDirectory(prefix="devices-") as fresh:

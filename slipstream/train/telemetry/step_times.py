@@ -1,7 +1,7 @@
-"""Step times of this rank, piggybacked on the ranks' exchange.
+"""Step times of this rank, sent with the ranks' exchange.
 
 All ranks have finished the same steps at an exchange, so they send tensors of equal size. Every rank fills only its own
-row; the maximum of all gives every row.
+row and the others with zeros; all-reducing with MAX gives every row.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from slipstream.machine.limits import cpu_throttling
 from slipstream.telemetry.records import COMPUTE, DATA, EXCHANGE, OPTIMIZER, REST, STEP_BOUNDS
 from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, StepBlocks
 
-#: Maximum groups of steps per exchange, for one rank and for all together; this limits the size.
+#: Maximum number of step groups per exchange, of one rank and of all ranks; it limits the bytes sent.
 GROUPS, GROUPS_OF_ALL = 64, 2048
 
 
 @dataclass
 class LoaderTimes:
-    """Seconds of the reading threads, by activity.
+    """Seconds spent by the data loader's threads, by activity.
 
-    They wait for blocks still in the store, verify blocks, gather rows, and copy them to the device.
+    They wait for blocks from a store (``store``), verify blocks, gather rows, and copy them to the device.
     """
 
     store: float = 0.0
@@ -38,7 +38,7 @@ class LoaderTimes:
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step by phase, with the fields of :data:`.PER_STEP`."""
+    """Seconds of one step by phase, in the order of :data:`.PER_STEP`."""
 
     data: float
     compute: float
@@ -51,7 +51,7 @@ class StepTime(NamedTuple):
 
 @dataclass
 class StepTimes:
-    """Step times of ``rank`` of ``world``; the ``blocks`` of rank 0 accumulate all ranks'."""
+    """Step times of ``rank``; on rank 0 ``blocks`` accumulates those of all ``world`` ranks."""
 
     rank: int
     world: int
@@ -59,26 +59,28 @@ class StepTimes:
 
     def __post_init__(self) -> None:
         self.blocks = StepBlocks(self.world)
-        #: Seconds by phase of this rank, and the number of its steps within every bound.
+        #: Total seconds of this rank by phase.
         self.phases = dict.fromkeys((DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST), 0.0)
+        #: Number of this rank's steps that took at most each of :data:`.STEP_BOUNDS` seconds.
         self.within = [0] * len(STEP_BOUNDS)
-        #: Steps until the last exchange, total samples, and end of the last step (``time.perf_counter``).
+        #: Number of this rank's steps until the last exchange, and of its samples.
         self.steps = self.samples = 0
+        #: End of the last step, on the clock of ``time.perf_counter``; 0 before the first.
         self.last_step = 0.0
-        #: Seconds that the pod's GPUs lost by lower clocks; the pod's first rank gets it from its sampler.
+        #: Seconds that the pod's GPUs lost to lowered clock rates; set on the pod's first rank.
         self.clocked_down = 0.0
         self._pending: list[StepTime] = []
         self._sent = self._beside()
 
     def add(self, time: StepTime) -> None:
-        """Record a step, and do no more: between steps with pauses any work runs with cold caches."""
+        """Store a step's times, without processing: other work between steps would run with cold caches."""
         self._pending.append(time)
         self.last_step = perf_counter()
 
     def to_send(self) -> Tensor:
         """Return this rank's contribution to the exchange: float64 ``[world, ...]``, flattened.
 
-        Other ranks' rows are zero. It is empty if no step has finished since the last exchange.
+        Other ranks' rows are zero. The tensor is empty if no step has finished since the last exchange.
         """
         steps = self._groups()
         if not steps:
@@ -94,7 +96,7 @@ class StepTimes:
         return sent.flatten()
 
     def received(self, numbers: Sequence[float]) -> None:
-        """Take the maximum of all ranks' contributions."""
+        """Store the all-reduced contributions of all ranks."""
         steps = self._groups()
         if not steps:
             return
@@ -107,7 +109,7 @@ class StepTimes:
         self.blocks.add(times, steps, table[:, -len(PER_EXCHANGE) :])
 
     def _count(self, phases: np.ndarray) -> None:
-        """Add steps of this rank to its totals; ``phases`` are seconds, ``[steps, phases]``."""
+        """Add steps to this rank's totals; ``phases`` are seconds, ``[steps, phases]``."""
         for name, seconds in zip(self.phases, phases.sum(axis=0).tolist(), strict=True):
             self.phases[name] += seconds
         took = phases.sum(axis=1)
@@ -117,7 +119,7 @@ class StepTimes:
         self.steps += len(phases)
 
     def _groups(self) -> list[int]:
-        """Return the number of pending steps in every group."""
+        """Return the number of pending steps in every group to send."""
         pending = len(self._pending)
         groups = min(pending, max(1, min(GROUPS, GROUPS_OF_ALL // self.world)))
         return [pending * (number + 1) // groups - pending * number // groups for number in range(groups)]
@@ -129,6 +131,6 @@ class StepTimes:
 
 
 def threads_of_pod() -> int:
-    """Return the number of concurrently running threads of this pod's ranks."""
+    """Return how many threads of this pod's ranks can run at the same time."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(ranks * torch.get_num_threads(), len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""Totals of this rank, written every second for the sampler, which serves them."""
+"""Totals of this rank, written every second to a file that the telemetry sampler exports."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ PERIOD_S = 1.0
 
 @contextmanager
 def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputRecorder, group: Group) -> Iterator[None]:
-    """Write this rank's totals below ``sampled`` during the block and at its end.
-
-    None disables it.
-    """
+    """Write this rank's totals below ``sampled`` during the block and at its end; nothing if it is None."""
     if sampled is None:
         yield
         return
@@ -40,7 +37,7 @@ def written_totals(sampled: Path | None, times: StepTimes, recorder: GoodputReco
 
 
 def totals_of(times: StepTimes, recorder: GoodputRecorder, rank: int, uuid: str) -> RankTotals:
-    """Return the totals of a rank; on rank 0 also the goodput and the share of time of every bottleneck."""
+    """Return the totals of a rank; on rank 0 also goodput and every bottleneck's fraction of time."""
     record, seconds = recorder.record, recorder.record.seconds
     share, causes = None, {}
     if rank == 0:
