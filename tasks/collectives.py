@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 def parents() -> Distributed:
     """Return the task configuration of processes that start worker groups.
 
-    These processes join no process group; their children join a new one in each launch.
+    These processes join no process group; the processes that they start join a new one per launch.
     """
     return replace(distributed("collectives", returns=MadeByElement.of, starts_processes=True), patience=patience)
 
 
 def patience(inputs: TaskInputs) -> float:
-    """Return the seconds after which the benchmark gives up waiting for its pods.
+    """Return the rendezvous timeout of the benchmark's pods in seconds.
 
     A main job does not need its benchmark, and may be waiting for the nodes that the benchmark holds.
     """
@@ -40,10 +40,10 @@ def patience(inputs: TaskInputs) -> float:
 
 @task(task_config=parents(), **on("collectives"))
 def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """Measure the interconnect in the process group of training, or reuse a recent profile.
+    """Measure the interconnect between the processes of a training, or reuse a recent profile.
 
-    A profile is reused if it is of the same hardware and younger than ``collectives.reuse_days``. With the profile
-    ``local`` the benchmark is short, unless the user chose the measurements.
+    A profile is reused if it was measured on the same hardware within ``collectives.reuse_days``. With the profile
+    ``local`` the benchmark is short, unless the user configured it.
     """
     if config.is_default and current_profile().name == "local":
         return measure(workspace, config.short, reuse=True)
@@ -52,15 +52,15 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
 
 @task(task_config=parents(), **on("collectives"))
 def measure_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """Measure the interconnect in the process group of training, without reusing a profile."""
+    """Measure the interconnect between the processes of a training; never reuse a profile."""
     return measure(workspace, config, reuse=False)
 
 
 @task(task_config=parents(), **on("collectives"))
 def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """Measure the interconnect until it is clear whether it is slower than its history.
+    """Repeat measurements of the interconnect until it is clear whether it is slower than its history.
 
-    The answer stands above the table.
+    The answer is shown above the table of measurements.
     """
     config = with_lasting_history(config)
 
@@ -74,7 +74,7 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
 
 @task(task_config=parents(), **on("collectives"))
 def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig) -> MadeByElement:
-    """Find interconnect settings with faster training steps for the configured model and the prepared data."""
+    """Search for interconnect settings that shorten the training step of the configured model on the prepared data."""
     config = replace(config, collectives=with_lasting_history(config.collectives))
 
     def body() -> None:

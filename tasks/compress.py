@@ -1,4 +1,4 @@
-"""Flyte tasks before, between and after the trainings of smaller models."""
+"""Flyte tasks of compression that run before, between and after the trainings of smaller models."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOG = logger("compress")
 
 
 class Proposal(NamedTuple):
-    """The next model to train, and the results of the models before."""
+    """Initial weights of the next smaller model to train, and the results of all models before."""
 
     start: Trained
     tried: list[CompressionTrial]
 
 
 class Compressed(NamedTuple):
-    """The chosen model, and the reasons for the choice."""
+    """Chosen model, and the result of the compression with the reason for the choice."""
 
     artifact: Trained
     compression: Compression
@@ -60,10 +60,11 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     seed: int,
     factory: str = "",
 ) -> Proposal:
-    """Evaluate the last trained candidate, if any, and make the next one.
+    """Evaluate the last trained candidate, if any, and create the next one.
 
-    ``seed`` draws a student's weights; ``factory`` is named by the user's configuration, if any. Not cached: this takes
-    little time compared with the training, and equal models have equal bytes, so the training is cached.
+    ``fine_tuned`` and ``runs`` hold that candidate and its training, or are empty. ``seed`` initialises a student's
+    weights; ``factory`` is the user's own model factory, or "". This task is quick and not cached. Equal candidates
+    have equal bytes, so their trainings are cached.
     """
     from slipstream.compress import engine
     from slipstream.models.factory_code import fingerprint_model
@@ -93,9 +94,9 @@ def choose(
     config: CompressionConfig,
     factory: str = "",
 ) -> Compressed:
-    """Evaluate the last candidate of ``fine_tuned`` and choose one of them or the trained model.
+    """Evaluate the last candidate of ``fine_tuned``; choose a candidate or the trained model.
 
-    ``runs`` are the runs of their trainings; ``factory`` is named by the user's configuration, if any.
+    ``runs`` are the candidates' trainings; ``factory`` is the user's own model factory, or "".
     """
     from slipstream.compress import engine
     from slipstream.models.trained import TrainedModel

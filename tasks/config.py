@@ -1,4 +1,4 @@
-"""Sections of the configuration for each stage, and the Flyte tasks that return them."""
+"""Configuration sections per stage, and the Flyte tasks that return them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tasks.flyte.stage import BY_VALUE, map_errors, runs_locally
 
 
 def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:
-    """Return the configuration with a history that outlives the pod, if the user named none.
+    """Return the configuration with a benchmark history that outlives the pod.
 
-    That history is below Flyte's raw output.
+    Unless the user configured another or the run is local, it is kept below Flyte's raw output.
     """
     if runs_locally() or config.history != CollectivesConfig().history:
         return config
@@ -35,7 +35,7 @@ def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:
 class Sections(NamedTuple):
     """Sections of a configuration.
 
-    ``model_code`` identifies the code of the user's own factory, or the base to fine-tune; "" for built-in models.
+    ``model_code`` is a digest of the user's own model factory or of the base to fine-tune; "" for built-in models.
     """
 
     model: Annotated[ModelConfig, BY_VALUE]
@@ -44,16 +44,16 @@ class Sections(NamedTuple):
     collectives: Annotated[CollectivesConfig, BY_VALUE]
     model_code: str
     compression: Annotated[CompressionConfig, BY_VALUE]
-    #: Training settings of a smaller model, and the influence of its teacher.
+    #: Training settings of a smaller model, and those of its teacher.
     fine_tuning: Annotated[TrainingConfig, BY_VALUE]
     teaching: Annotated[TeachingConfig, BY_VALUE]
-    #: Seed of a smaller model's initial weights.
+    #: Seed for the initial weights of a smaller model.
     seed: int
-    #: Size of the smaller model: "given", "searched", or "none" without one.
+    #: How a smaller model's size is found: "given", "searched", or "none" without compression.
     size: str
-    #: The only untrusted factory that may build trained models.
+    #: User's own model factory, the only untrusted code that may build trained models; or "".
     factory: str
-    #: Largest number of parameters for an export to ONNX; checked before training.
+    #: Largest number of parameters for an export to ONNX, checked before training.
     most_parameters: int
 
 
@@ -62,7 +62,7 @@ class Sections(NamedTuple):
 def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
     """Return the configuration for fine-tuning the language model at ``base``.
 
-    The base's tokenizer is used unless another is set.
+    The base's tokenizer is used unless another is configured.
     """
     if not base:
         raise UserError("--base: is empty; expected a directory, here or in a store, with the model to fine-tune")
@@ -76,15 +76,15 @@ def with_base(base: str, config: RunConfig) -> Annotated[RunConfig, BY_VALUE]:
 @task(**on("fingerprint"))
 @map_errors
 def read_config(config: RunConfig, method: str = "") -> Sections:
-    """Return the sections of the configuration. Never cached: edited model code is new work."""
+    """Return the sections of the configuration; not cached, since the code of a user's model may change."""
     return sections_of(config, method)
 
 
 def sections_of(config: RunConfig, method: str = "") -> Sections:
-    """Return the sections; ``method`` ("prune" or "distil") replaces that of ``compression``.
+    """Return the sections of the configuration; ``method`` ("prune" or "distil") overrides ``compression.method``.
 
-    Raises ``UserError`` before other work starts if the parallel layout does not fit the number of processes, or if a
-    model to compress is sharded or has adapters.
+    Raises ``UserError`` if the parallel layout does not fit the number of processes, or if a model to compress is
+    sharded or has adapters.
     """
     from slipstream.models.base.fingerprint import fingerprint_origin
     from slipstream.models.factory_code import fingerprint_model

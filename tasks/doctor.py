@@ -1,4 +1,4 @@
-"""Flyte task that checks the node on which it runs."""
+"""Flyte task that checks its node."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slipstream.doctor.findings import Reading, readings_text
 from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import map_errors
 
-#: Placed on the same kind of node as training; never cached, takes minutes.
+#: Task settings: a node as for training, never cached, no retries.
 PLACED = {**on("train"), "cache": False, "retries": 0, "timeout": timedelta(hours=1)}
 
 
 @dataclass(frozen=True)
 class NodeCheck:
-    """Findings of one pod."""
+    """Host name and problems of one pod's node."""
 
     host: str
     problems: list[str]
@@ -28,7 +28,7 @@ class NodeCheck:
 @task(**WITH_DECK, **PLACED)
 @map_errors
 def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
-    """Check the node of pod number ``pod``; the table is in the deck and in the log."""
+    """Check the node of pod ``pod``; the table of readings is shown in the deck and the log."""
     from slipstream.doctor.node import read_node
 
     readings = read_node(store, endpoint)
@@ -39,7 +39,6 @@ def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
 
 
 def as_html(readings: Iterable[Reading]) -> str:
-    """Return a table with all text escaped."""
     import pandas as pd
 
     rows = [(reading.what, reading.found, reading.problem) for reading in readings]

@@ -1,4 +1,4 @@
-"""Evaluation of the trained model, in the pod of the export, which scores many models on the same rows."""
+"""Evaluation of the trained model, run in the pod of the export."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tasks.model_and_data import ModelAndData
 
 
 def evaluate(given: ModelAndData) -> Made:
-    """Score the trained model and a baseline on the test split."""
-
     def make(directory: Path, key: str) -> Artifact:
         from slipstream.evaluate import engine
 

@@ -1,4 +1,4 @@
-"""Flyte tasks of the export: by itself, or after the evaluation of the same model on the same data."""
+"""Flyte tasks of the export, alone or after the evaluation of the same model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.model_and_data import ModelAndData
 
 
 class EvaluatedAndExported(NamedTuple):
-    """Artifacts and runs of both stages."""
+    """Artifacts and runs of evaluation and export."""
 
     evaluated: Evaluated
     evaluation: StageRun
@@ -33,7 +33,7 @@ class EvaluatedAndExported(NamedTuple):
 def evaluate_and_export(
     trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = "", code: str = ""
 ) -> EvaluatedAndExported:
-    """Evaluate the trained model, and export it as ``export`` does."""
+    """Evaluate the trained model, then export it as :func:`export` does."""
     given = ModelAndData(trained, prepared, factory)
     evaluated, exported = evaluate(given), make_export(given, config, code)
     return EvaluatedAndExported(*evaluated, *exported)
@@ -46,8 +46,8 @@ def export(
 ) -> MadeExported:
     """Export the trained model to ONNX, quantise it, measure the variants and choose one.
 
-    ``machine`` describes this pod's kind. ``factory`` is named by the user's configuration, if any. ``code`` is an
-    input so that edited model code causes another export of the same weights.
+    ``factory`` is the user's own model factory, or "". ``machine`` (hardware of this pod) and ``code`` (digest of the
+    user's model code) are only part of the cache key, so that a change of either repeats the export.
     """
     return MadeExported(*make_export(ModelAndData(trained, prepared, factory), config, code))
 

@@ -1,7 +1,7 @@
-"""First tasks of workflows: find, check and describe the user's inputs before any work starts.
+"""First tasks of workflows, which find and check the user's inputs before any work starts.
 
-None is cached, as new bytes at the same address and edited model code are new work. They run in a pod with the export's
-placement: the fastest variant depends on the machine, so the machine is part of the export's cache key.
+They are not cached, since the bytes at an address and the code of a model may change. They run in a pod with the
+export's placement: the fastest variant depends on the machine, so the machine is part of the export's cache key.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tasks.prepare import list_and_divide, resolved_source
 if TYPE_CHECKING:
     from slipstream.source.resolved import Kind
 
-#: Built-in models by kind of raw data; all other kinds are tables.
+#: Built-in model by kind of raw data, for kinds other than tables.
 FITTING: dict[Kind, BuiltIn] = {"images": "resnet", "language": "transformer"}
 
 
 class RunInputs(NamedTuple):
-    """The raw data (:class:`tasks.prepare.Listed`), :class:`tasks.config.Sections`, and the machine."""
+    """Listed raw data (:class:`tasks.prepare.Listed`), :class:`tasks.config.Sections`, and the machine."""
 
     listing: Part
     source: str
@@ -62,7 +62,7 @@ class RunInputs(NamedTuple):
 @task(**on("export", cached=False))
 @map_errors
 def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
-    """Find and check the raw data, the settings of every stage, and the machine of the export."""
+    """Find and check the raw data, all settings and the machine of the export."""
     sections = sections_of(config)
     listed = list_and_divide(data, target, config.data)
     check_model(FITTING.get(resolved_source(listed.listing).kind, "mlp"), config)
@@ -71,7 +71,7 @@ def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
 
 
 def check_model(fitting: BuiltIn, config: RunConfig) -> None:
-    """Raise ``UserError`` for a built-in model that does not fit the data or is too large for an ONNX export."""
+    """Raise ``UserError`` for a built-in model that does not fit the data or is too large for export to ONNX."""
     name = config.model.name_for(fitting)
     exported = config.compression.method == "none"
     if exported and (config.model.arguments or config.export.most_parameters < ExportConfig().most_parameters):
@@ -82,7 +82,7 @@ def check_model(fitting: BuiltIn, config: RunConfig) -> None:
 
 
 class ModelInputs(NamedTuple):
-    """A trained model and prepared data that the user named, and the machine."""
+    """Trained model and prepared data of the user, and a description of the machine."""
 
     trained: Trained
     prepared: Prepared
@@ -92,9 +92,9 @@ class ModelInputs(NamedTuple):
 @task(**on("export", cached=False))
 @map_errors
 def open_inputs(model: str, data: str) -> ModelInputs:
-    """Find and check a trained model and prepared data at two addresses, and the machine of the export.
+    """Find and check a trained model and prepared data at two addresses; describe the machine of the export.
 
-    Raises ``UserError`` if one of them is not the expected artifact.
+    Raises ``UserError`` if an address does not hold the expected artifact.
     """
     return ModelInputs(
         given("--model", model, "train", "a trained model, as .slipstream/train/… or training's output holds one"),
@@ -104,9 +104,9 @@ def open_inputs(model: str, data: str) -> ModelInputs:
 
 
 def given(option: str, address: str, kind: str, expected: str) -> FlyteDirectory:
-    """Return the artifact at an address, after checking its manifest.
+    """Return the artifact of the stage ``kind`` at an address, after checking its manifest.
 
-    Local runs download a trained model from a store, but fetch rows of prepared data only as they are read.
+    Local runs download a trained model from a store, but only those rows of prepared data that are read.
     """
     found = FlyteDirectory(address) if address.startswith(STORES) else FlyteDirectory(str(Path(address).absolute()))
     path = rows_path(found) if kind == "prepare" else local_path(found) if address.startswith(STORES) else Path(address)

@@ -1,4 +1,4 @@
-"""Inputs of tasks after training: a trained model and the prepared data."""
+"""Common inputs of tasks after training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelAndData:
-    """Trained model and prepared data; ``factory`` is named by the user's configuration, if any."""
+    """Trained model and prepared data; ``factory`` is the user's own model factory, or ""."""
 
     trained: FlyteDirectory
     prepared: FlyteDirectory
@@ -26,18 +26,17 @@ class ModelAndData:
 
     @cached_property
     def trained_path(self) -> Path:
-        """Path of the model on this machine, downloaded on first use."""
         return local_path(self.trained)
 
     @cached_property
     def data(self) -> PreparedData:
-        """The prepared data, shared by all stages of a task; rows are fetched as they are read."""
+        """Prepared data, opened once per task; rows are downloaded when read."""
         from slipstream.artifacts.prepared.streamed import open_prepared
 
         return open_prepared(rows_path(self.prepared))
 
     def open(self) -> tuple[TrainedModel, PreparedData]:
-        """Open both for a stage; every call returns a new model."""
+        """Return a new instance of the model, and the data."""
         from slipstream.models.trained import TrainedModel
 
         return TrainedModel.open(self.trained_path, self.factory), self.data

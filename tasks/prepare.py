@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class Listed(NamedTuple):
-    """The listed and described files, a fingerprint of their bytes, and the user's settings.
+    """Listing of the raw data, a fingerprint of its bytes, and the settings.
 
-    ``division`` says how several pods divide the work; ``texts`` are the shares of text files that they parse.
+    ``division`` is how several pods divide the work: "files", "units" or "none". ``texts`` are the shares of text files
+    to parse if it is "files".
     """
 
     listing: Part
@@ -43,9 +44,9 @@ class Listed(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def list_data(data: str, target: str, config: RunConfig) -> Listed:
-    """List the raw data, fingerprint it and determine its format.
+    """List and fingerprint the raw data, and determine its format.
 
-    Never cached: new bytes behind the same name are new work.
+    Never cached, since the bytes at an address may change.
     """
     return list_and_divide(data, target, config.data)
 
@@ -72,7 +73,7 @@ def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
 
 
 def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
-    """Return the source that :func:`list_and_divide` wrote."""
+    """Return the resolved source that :func:`list_and_divide` wrote."""
     from slipstream.artifacts import exchange
     from slipstream.prepare.resolve import SourceToPrepare
 
@@ -82,7 +83,7 @@ def resolved_source(listing: FlyteDirectory) -> SourceToPrepare:
 @task(**on("fingerprint"))
 @map_errors
 def address_of(dataset: StructuredDataset) -> str:
-    """Return the address of the Parquet of a dataset, which an upstream task returned as such or as a DataFrame."""
+    """Return the address of a Flyte dataset's Parquet files, from a task that returned a dataset or DataFrame."""
     from slipstream.source.files import parquet_address
 
     written = dataset.literal
@@ -95,8 +96,8 @@ def address_of(dataset: StructuredDataset) -> str:
 def prepare(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare the data in one pod.
 
-    The cache key has the fingerprint ``source`` instead of the listed files: the same bytes at another address are no
-    new work.
+    The cache key has the fingerprint ``source`` instead of the listing, so equal bytes at another address hit the
+    cache.
     """
 
     def make(directory: Path, key: str) -> Artifact:
@@ -115,17 +116,17 @@ def made_by(target: str, config: DataConfig, source: str) -> dict[str, object]:
 
 # On several pods
 
-#: Shares per pod. Small shares lose less with a pod and balance the load.
+#: Number of shares per pod. With small shares, losing a pod repeats less work and load is balanced.
 SHARES_OF_A_POD = 4
 
 
 def pods() -> int:
-    """Return the number of pods that prepare a table."""
+    """Return the number of pods that prepare a table, from the profile."""
     return current_profile().placement("prepare").nodes
 
 
 class OpenSharesOutputs(NamedTuple):
-    """An opened table, its shares, and the spool of each share."""
+    """Opened table, its shares of the work, and the spool (parsed columns) of every share."""
 
     table: Part
     shares: list[Part]
@@ -133,7 +134,7 @@ class OpenSharesOutputs(NamedTuple):
 
 
 class FitSharesOutputs(NamedTuple):
-    """The fitted columns, the plan of the remaining work, and the numbers of its partitions."""
+    """Fitted transformation, the plan of the second pass, and the numbers of its partitions."""
 
     fitted: Part
     plan: Part
@@ -143,7 +144,7 @@ class FitSharesOutputs(NamedTuple):
 @task(**on("prepare"))
 @map_errors
 def parse_share(share: Part) -> Part:
-    """Convert the text files of one share to columns."""
+    """Parse the text files of one share to columns."""
     from slipstream.prepare.sharded import shares
 
     parsed = fresh_directory("parsed")
@@ -154,7 +155,7 @@ def parse_share(share: Part) -> Part:
 @task(**on("prepare"))
 @map_errors
 def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOutputs:
-    """Open the table, with its text files ``parsed``, and cut the work into at most ``number`` shares."""
+    """Open the table, whose text files are in ``parsed``, and cut the work into at most ``number`` shares."""
     from slipstream.artifacts import exchange
     from slipstream.prepare.sharded import shares
 
@@ -169,7 +170,7 @@ def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOut
 @task(**on("prepare"))
 @map_errors
 def scan_share(share: Part, spool: Part) -> Part:
-    """Run the first pass over one share."""
+    """Run the first pass over one share, which collects statistics."""
     from slipstream.prepare.sharded import shares
 
     scanned = fresh_directory("scanned")
@@ -180,7 +181,7 @@ def scan_share(share: Part, spool: Part) -> Part:
 @task(**on("prepare"))
 @map_errors
 def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutputs:
-    """Fit on the scans of all shares, and plan the merge in at most ``number`` partitions."""
+    """Fit the transformation on the scans of all shares; plan a merge in at most ``number`` partitions."""
     from slipstream.prepare.sharded import shares
 
     fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
@@ -191,7 +192,7 @@ def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutput
 @task(**on("prepare"))
 @map_errors
 def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
-    """Run the second pass over one share."""
+    """Run the second pass over one share, which encodes its rows for every partition."""
     from slipstream.prepare.sharded import shares
 
     encoded = fresh_directory("encoded")
@@ -202,7 +203,7 @@ def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
 @task(**on("prepare"))
 @map_errors
 def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
-    """Merge one partition of the prepared data from the encoded shares."""
+    """Merge all shares' encoded rows of one partition of the prepared data."""
     from slipstream.prepare.sharded import merge_partitions
 
     merged, name = fresh_directory("merged"), merge_partitions.directory_of(partition)
@@ -213,10 +214,10 @@ def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
 @task(**on("prepare"))
 @map_errors
 def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged: list[Part]) -> MadePrepared:
-    """Assemble the merged partitions to the same bytes that ``prepare`` makes from these inputs.
+    """Assemble the merged partitions to the same bytes that :func:`prepare` writes for these inputs.
 
-    Rows on S3 are copied there, and the rest of the artifact is uploaded next to them. Rows from other stores pass
-    through this pod.
+    Rows on S3 are copied within S3, and the artifact's other files are uploaded next to them. From other stores the
+    rows are downloaded first.
     """
     from slipstream.artifacts import exchange
     from slipstream.prepare.sharded import merge_partitions
@@ -246,12 +247,12 @@ def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged:
 
 
 def map_over_shares(work: Callable[..., object]) -> Callable[..., Promise]:
-    """Run a task for every share. All must succeed: without one share the data would be other data."""
+    """Return a map task over shares. All shares must succeed, or rows would be missing."""
     return map_task(work, concurrency=pods(), min_success_ratio=1.0)
 
 
 def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, source: str) -> MadePrepared:
-    """Build the nodes of a workflow after the table was opened; the arguments are promises."""
+    """Build the workflow nodes after the table was opened; arguments are promises."""
     scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
     fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
     encode = map_over_shares(partial(encode_share, plan=fitted.plan))
@@ -263,23 +264,23 @@ def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, s
 
 @workflow
 def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
-    """Prepare a table from which every pod reads some of the units."""
+    """Prepare a table by having every pod read some of its units, such as Parquet row groups."""
     opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=[])
     return prepare_opened(opened, target, config, source)
 
 
 @workflow
 def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str, texts: list[Part]) -> MadePrepared:
-    """Prepare a table after every pod has parsed some of the text files, cut into ``texts``."""
+    """Prepare a table whose text files, cut into the shares ``texts``, are first parsed by all pods."""
     parsed = map_over_shares(parse_share)(share=texts)
     opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=parsed)
     return prepare_opened(opened, target, config, source)
 
 
 def prepare_listed(listed: Listed, target: Promise) -> Promise:
-    """Build the nodes of a workflow that prepare the data.
+    """Build the workflow nodes that prepare the data: one task, or several pods.
 
-    It is one task, or several pods if the profile has them and the work can be divided. The fields of ``listed`` are
+    Several pods need a profile with more than one node and data that can be divided. The fields of ``listed`` are
     promises; it may have more fields than :class:`Listed`.
     """
     table = {"listing": listed.listing, "target": target, "config": listed.data, "source": listed.source}
@@ -301,7 +302,7 @@ def flyte_directory(directory: Path) -> FlyteDirectory:
 
 
 def inner(directory: FlyteDirectory, name: str) -> Path:
-    """Return the path of a directory in another task's output, downloading only that directory."""
+    """Return the local path of the subdirectory ``name`` of another task's output; only it is downloaded."""
     if not directory.remote_source:
         return Path(directory.path) / name
     return local_path(FlyteDirectory.from_source(f"{directory.remote_source}/{name}"))

@@ -1,4 +1,4 @@
-"""Flyte tasks of promotion. None is cached: the model in service changes."""
+"""Flyte tasks of promotion. None is cached, since the model in production changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.flyte.stage import local_path, map_errors, rows_path
 @task(**on("promote"))
 @map_errors
 def open_registry(registry: str, config: RunConfig) -> str:
-    """Check the registry and the signing key, so that unusable ones are found before the training."""
+    """Check the registry and the signing key before the training starts."""
     from slipstream.export.package.sign import private_key
     from slipstream.promote.store import Registry
 
@@ -29,10 +29,10 @@ def open_registry(registry: str, config: RunConfig) -> str:
 
 
 class JudgedPromotion(NamedTuple):
-    """The decision of the gate; ``passed`` repeats its answer, as Flyte branches on plain values only.
+    """Decision of the gate; ``passed`` repeats ``verdict.passed``, as Flyte branches on plain values only.
 
-    A branch also gets the evaluated artifacts from here. If its inputs came from several nodes, flytekit would write
-    these in random order, and Flyte would refuse the second registration of the same code.
+    ``request`` passes the artifacts' addresses to the branch. If the branch's inputs came from several nodes, flytekit
+    would write them in random order, and Flyte would refuse to register the same code again.
     """
 
     passed: bool
@@ -48,7 +48,7 @@ def judge(
     registry: str,
     config: RunConfig,
 ) -> JudgedPromotion:
-    """Compare an exported model with the one in service, on the same test rows."""
+    """Evaluate the gate: compare an exported model with the model in production on the same test rows."""
     from slipstream.artifacts.prepared.streamed import open_prepared
     from slipstream.promote import engine as promote
     from slipstream.promote.store import Registry
@@ -61,7 +61,7 @@ def judge(
 @task(**on("promote"))
 @map_errors
 def put_in_service(request: PromotionRequest, config: RunConfig, verdict: PromotionDecision) -> Promotion:
-    """Store a model that has passed the gate in the registry, and promote it."""
+    """Store a model that has passed the gate in the registry, and promote it to production."""
     from slipstream.artifacts.prepared.streamed import open_prepared
     from slipstream.promote import engine as promote
     from slipstream.promote.store import Registry
@@ -74,5 +74,5 @@ def put_in_service(request: PromotionRequest, config: RunConfig, verdict: Promot
 @task(**on("promote"))
 @map_errors
 def leave_in_service(request: PromotionRequest, verdict: PromotionDecision) -> Promotion:
-    """Return the reason why the promoted model stays."""
+    """Return a promotion that was refused, with the reason."""
     return Promotion(False, request.registry, "", verdict.why)

@@ -51,11 +51,11 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     promotion: Promotion | None,
     sweep: Sweep | None,
 ) -> RunSummary:
-    """Write the page, the figures and the model into a directory of this run. Never cached: every run has its own.
+    """Write the report, its figures and the model into a new directory. Never cached: every run has its own.
 
-    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed. ``compression``, ``promotion`` and
-    ``sweep`` are ``None`` if the run had no such stage. The schedule ``cron`` started the run for ``kickoff``; they are
-    "" and ``None`` without a schedule.
+    ``networks`` holds the interconnect benchmark, ``None`` if it failed. ``compression``, ``promotion`` and ``sweep``
+    are ``None`` if the run had no such stage. A scheduled run has the schedule ``cron`` and the time ``kickoff``,
+    others "" and ``None``.
     """
     from slipstream.report.engine import build
     from slipstream.report.figures import schedule_figures
@@ -79,7 +79,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
-    """Write the data card and the prepared data into a directory of this run. Never cached, as ``report``."""
+    """Write the data card and the prepared data into a new directory of this run. Never cached."""
     from slipstream.artifacts.prepared.data import PreparedData
     from slipstream.report.data_engine import build_data
 
@@ -91,7 +91,7 @@ def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
-    """Write the page and the model into a directory of this run. Never cached, as ``report``."""
+    """Write the report and the exported model into a new directory of this run. Never cached."""
     from slipstream.report.engine import build_export
 
     summary = build_export(runs_here(), local_path(exported), stages)
@@ -101,7 +101,7 @@ def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_compression(compression: Compression) -> CompressionSummary:
-    """Report a compression: the candidates, the chosen model, and its address."""
+    """Show the result of a compression in the task's deck and return it."""
     found = CompressionSummary(compression)
     Deck("Compression", f"<pre>{escape(str(found))}</pre>")
     return found
@@ -110,7 +110,7 @@ def report_compression(compression: Compression) -> CompressionSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_network(network: MadeByElement) -> NetworkSummary:
-    """Write a network profile and its page into a directory of this run. Never cached, as ``report``."""
+    """Write an interconnect profile and its page into a new directory of this run. Never cached."""
     from slipstream.report.network_engine import build_network
 
     summary = build_network(runs_here(), local_path(network.artifact))
@@ -120,7 +120,7 @@ def report_network(network: MadeByElement) -> NetworkSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_tuning(tuned: MadeByElement) -> TuningSummary:
-    """Write the tuner's result and its page into a directory of this run. Never cached, as ``report``."""
+    """Write the tuner's result and its page into a new directory of this run. Never cached."""
     from slipstream.report.network_engine import build_tuning
 
     summary = build_tuning(runs_here(), local_path(tuned.artifact))
@@ -128,14 +128,14 @@ def report_tuning(tuned: MadeByElement) -> TuningSummary:
 
 
 def runs_here() -> Path:
-    """Return the directory of all runs: in the current directory, or on the disk of a pod."""
+    """Return the parent directory of all runs' directories: locally ``runs``, else on the pod's disk."""
     return RUNS if runs_locally() else Path(current_context().working_directory) / RUNS
 
 
 def shown(summary: Summary, title: str, page: str) -> Summary:
-    """Show ``page`` as the task's deck and return the summary.
+    """Show the file ``page`` as the task's deck and return the summary.
 
-    A pod uploads the directory, as its disk is lost with the pod.
+    A pod uploads the summary's directory, since its disk is lost with the pod.
     """
     Deck(title, Path(summary.directory, page).read_text(encoding="utf-8"))
     if runs_locally():

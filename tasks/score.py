@@ -1,4 +1,4 @@
-"""Flyte tasks of scoring, divided by files among pods. None is cached: publishing is idempotent."""
+"""Flyte tasks of scoring, divided by files among pods. None is cached: publishing twice is harmless."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tasks.prepare import SHARES_OF_A_POD, flyte_directory
 
 
 def pods() -> int:
-    """Return the number of pods that score the files."""
+    """Return the number of pods that score files, from the profile."""
     return current_profile().placement("score").nodes
 
 
 class OpenedScoring(NamedTuple):
-    """The plan of a scoring, and its shares; one share without files if the table is already published."""
+    """Plan of a scoring, and its shares; a single share without files if the table is already published."""
 
     plan: Part
     shares: list[Part]
@@ -36,9 +36,9 @@ class OpenedScoring(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def open_scoring(registry: str, model: str, data: str, output: str, config: RunConfig) -> OpenedScoring:
-    """Check the model and the files, and cut the work into shares.
+    """Check the model and the files, and divide the files into shares.
 
-    Never cached: the model in service changes, and new bytes behind the same name are new work.
+    Never cached, since the model in production and the bytes at an address may change.
     """
     from slipstream.artifacts import exchange
     from slipstream.score.plan import plan_scoring
@@ -59,7 +59,7 @@ def open_scoring(registry: str, model: str, data: str, output: str, config: RunC
 @task(**on("score"))
 @map_errors
 def score_share(share: Part) -> Part:
-    """Score the files of one share, and store their parts of the table."""
+    """Score the files of one share, and write their part of the table."""
     from slipstream.artifacts import exchange
     from slipstream.score.engine import ScoredShare, score_portions
     from slipstream.score.plan import ScoringPlan
@@ -69,7 +69,7 @@ def score_share(share: Part) -> Part:
 
 
 class PublishedScoring(NamedTuple):
-    """The publication; ``drifted`` repeats its alarm, as Flyte branches on plain values only."""
+    """Published table; ``drifted`` repeats its alarms as a plain value, on which Flyte can branch."""
 
     summary: ScoringSummary
     drifted: bool
@@ -78,7 +78,7 @@ class PublishedScoring(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
-    """Publish the table, unless it is already published."""
+    """Publish the table unless it is already published."""
     from slipstream.artifacts import exchange
     from slipstream.score.engine import ScoredShare, fetched
     from slipstream.score.plan import ScoringPlan
@@ -99,7 +99,7 @@ def publish_scores(plan: Part, scored: list[Part]) -> PublishedScoring:
 @task(**on("report"))
 @map_errors
 def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
-    """Add the outcome of the retraining after a drift to the summary."""
+    """Return the summary with the outcome of the retraining that a drift caused."""
     promotion = run.promotion
     done = f"version {promotion.version} is in service" if promotion and promotion.promoted else "the model stays"
     why = f": {promotion.why}" if promotion else ""
@@ -109,13 +109,13 @@ def after_training(summary: ScoringSummary, run: RunSummary) -> ScoringSummary:
 @task(**on("report"))
 @map_errors
 def without_training(summary: ScoringSummary) -> ScoringSummary:
-    """Add to the summary that nothing was retrained."""
+    """Return the summary with the reason for not retraining."""
     unknown = "the drift is unknown" if summary.scored.drift.unknown else "no rows drifted"
     return replace(summary, retrained=f"no, {unknown}")
 
 
 def score_rows(registry: Promise, model: Promise, data: Promise, output: Promise, config: Promise) -> Promise:
-    """Build the nodes of a workflow that score and publish; the arguments are promises."""
+    """Build the workflow nodes that score and publish; arguments are promises."""
     opened = open_scoring(registry=registry, model=model, data=data, output=output, config=config)
     # All must succeed: without one share it would be another table.
     score = map_task(score_share, concurrency=pods(), min_success_ratio=1.0)

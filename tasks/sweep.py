@@ -1,6 +1,6 @@
 """Flyte tasks of a sweep.
 
-None is cached: the trials are in the sweep's own store, and a restarted sweep resumes from there.
+None is cached: trials are kept in the sweep's own store, from which a restarted sweep resumes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Begun(NamedTuple):
-    """The address of the sweep's store, and the numbers of its workers."""
+    """Address of the sweep's store, and numbers of its workers."""
 
     store: str
     workers: list[int]
@@ -43,8 +43,8 @@ class Begun(NamedTuple):
 def begin_sweep(prepared: Prepared, config: RunConfig) -> Begun:
     """Start or resume a sweep.
 
-    Raises ``UserError`` before any trial starts if the space names an unknown setting or a value that is not allowed,
-    or if the store holds another sweep.
+    Raises ``UserError`` before any trial starts if the space has an unknown setting or an invalid value, or if the
+    store holds another sweep.
     """
     from slipstream.sweep.engine import begin, identity_of
 
@@ -65,7 +65,7 @@ def open_data(prepared: Prepared) -> PreparedData:
 @task(**on("sweep"))
 @map_errors
 def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> float:
-    """Run trials of a sweep until none is left to start. Returns the seconds that this took."""
+    """Run trials of a sweep until none is left to start; return the time in seconds."""
     from slipstream.sweep.engine import work
     from slipstream.sweep.worker import Pod
 
@@ -94,7 +94,7 @@ def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> fl
 
 
 class Chosen(NamedTuple):
-    """The configuration with the best settings, and the seconds that the slowest worker took."""
+    """Configuration with the best settings, and seconds of the slowest worker."""
 
     config: RunConfig
     seconds: float
@@ -105,7 +105,7 @@ class Chosen(NamedTuple):
 def choose_settings(store: str, searched: list[float | None], config: RunConfig) -> Chosen:
     """Return the configuration with the settings of the best trial, after all workers have ended.
 
-    Raises ``UserError`` if all workers failed, the first trials all failed, or none is complete.
+    Raises ``UserError`` if all workers failed, if all of the first trials failed, or if none is complete.
     """
     from slipstream.sweep.engine import ended_trials
     from slipstream.sweep.slots import Occupation
@@ -130,8 +130,8 @@ def compare_with_given(
 ) -> Sweep:
     """Return the result of the sweep, which took ``seconds``.
 
-    The model trained with the best settings is compared on the test rows with the one trained with the given settings.
-    ``config`` has the given settings; ``factory`` is the user's own factory of the best ones, if any.
+    The model trained with the best settings is compared on the test rows with the model trained with ``config``, the
+    unchanged configuration. ``factory`` is the user's own factory in the best settings, or "".
     """
     from slipstream.models.trained import TrainedModel
     from slipstream.sweep.engine import search_of

@@ -1,4 +1,4 @@
-"""Flyte task of training."""
+"""Flyte tasks of training."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import local_path
 
 LOG = logger("train")
-#: Seconds of the grace period, between SIGTERM and SIGKILL, that are reserved for shutting down after the last save.
+#: Seconds of the grace period (between SIGTERM and SIGKILL) that are reserved for shutdown after the last save.
 ENDING_S = 5
 
 
 def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
-    """Download prepared data from a store if it fits the profile's cache; otherwise make a stub that streams it."""
+    """Download prepared data, or make a stub that streams it if it exceeds the profile's ``data_cache_gib``."""
     from slipstream.artifacts.prepared.streamed import make_stub, size_of
 
     uri, room = uri_of(directory), int(placement.data_cache_gib * 2**30)
@@ -58,7 +58,7 @@ def check(inputs: TaskInputs, placement: Placement) -> None:
 
 
 class TrainedModels(TypedDict, total=False):
-    """Fields of the request for a given start and a teacher."""
+    """Optional fields of a training request: trained model to start from, and teacher."""
 
     start: Path
     teacher: Path
@@ -74,7 +74,7 @@ def run_in(
     made_by: Mapping[str, object],
     **lineage: Unpack[TrainedModels],
 ) -> MadeTrained:
-    """Train in a worker; without ``lineage`` from scratch and on labels only."""
+    """Train in a worker; without ``lineage`` there is no trained start model and no teacher."""
 
     def body() -> None:
         from slipstream.train.run import run
@@ -106,7 +106,7 @@ def run_in(
 
 
 def watch(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
-    """Return the page of a training's deck, in the pod of rank 0."""
+    """Return the HTML of the training's live deck, or "" in pods without rank 0."""
     from slipstream.report.pages.training_page import training_page
     from slipstream.train.so_far import read
     from slipstream.train.telemetry.pods import devices_so_far
@@ -130,14 +130,14 @@ def train(
 ) -> MadeTrained:
     """Train the model in a process group.
 
-    ``code`` is an input so that edited model code invalidates the cache. A model with more than ``most_parameters``
-    that could be exported to ONNX only is refused before training; 0 if it is not exported.
+    ``code`` is only part of the cache key, so that edited model code is trained again. A model that can only be
+    exported to ONNX and has more than ``most_parameters`` is refused before training; 0 means no export.
     """
     return run_in(workspace, prepared, model, training, {"model": to_dict(model), "model_code": code})
 
 
 def fetch_data_and_models(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
-    """Fetch prepared data as :func:`fetch_prepared` does, and download models completely."""
+    """Fetch prepared data as :func:`fetch_prepared` does; download models completely."""
     return fetch_prepared(directory, placement, fresh) if fresh.suffix == ".prepared" else local_path(directory)
 
 
@@ -155,9 +155,9 @@ def fine_tune(
     teaching: TeachingConfig,
     factory: str = "",
 ) -> MadeTrained:
-    """Train the model of ``start`` further, with another model as its teacher, in a process group.
+    """Continue training the model ``start``, with ``teacher`` as its teacher, in a process group.
 
-    ``factory`` is named by the user's configuration, if any.
+    ``factory`` is the user's own model factory, or "".
     """
     made_by = {
         "start": fingerprint_of(start),

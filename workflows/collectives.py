@@ -1,4 +1,4 @@
-"""Workflows that measure only the interconnect, to find a slow link before a training."""
+"""Workflows that only measure the interconnect, to find a slow link before a training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ prepare_pyflyte()
 
 @workflow
 def benchmark(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
-    """Measure the collectives in the process group that the profile gives training, and write the network profile.
+    """Measure collectives between the processes of a training, and write the network profile.
 
     Args:
         config: settings of the benchmark (the section "collectives")
@@ -27,7 +27,7 @@ def benchmark(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary
 
 @workflow
 def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
-    """Measure as ``benchmark`` does, until it is clear whether the interconnect is slower than its history.
+    """Repeat ``benchmark`` until it is clear whether the interconnect is slower than its history.
 
     Args:
         config: settings of the benchmark (the section "collectives")
@@ -37,7 +37,7 @@ def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary: 
 
 @workflow
 def tune(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> TuningSummary:  # noqa: B008
-    """Find interconnect settings with faster training steps for ``train_and_export``.
+    """Search for interconnect settings with faster training steps for ``train_and_export``.
 
     Args:
         data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn

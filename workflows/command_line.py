@@ -1,8 +1,8 @@
-"""pyflyte's command line for this project: options, nested conditionals, and errors of a Flyte backend.
+"""Extension of pyflyte's command line: options, nested conditionals, and errors of a Flyte backend.
 
-A mistake is one line, not flytekit's traceback, which ``-v`` still prints. flytekit chooses the click type of an option
-in one function and has no registry to extend, so that function is wrapped: settings and datasets get the types below.
-The functions that make an option and print exceptions are wrapped, too.
+A user's mistake is reported in one line; flytekit's traceback is only printed with ``-v``. flytekit has no registry for
+click types, so its function that chooses an option's type is wrapped: settings and datasets get the types below. The
+functions that create options and print exceptions are wrapped, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workflows.waiting import one_line_of_a_failure
 
 
 class SettingsParam(click.ParamType):
-    """Settings as JSON on the command line, or as the name of a YAML or JSON file."""
+    """Click type of settings: JSON on the command line, or the name of a YAML or JSON file."""
 
     name = "JSON, or a YAML or JSON file"
 
@@ -49,7 +49,7 @@ class SettingsParam(click.ParamType):
 
 
 class DatasetParam(click_types.StructuredDatasetParamType):
-    """A Parquet file or directory; a local one must exist."""
+    """Click type of a Parquet file or directory; a local path must exist."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not FileAccessProvider.is_remote(value) and not Path(value).exists():
@@ -64,7 +64,7 @@ flytekits_option = run.to_click_option
 def option_of(*arguments: Any, **named: Any) -> click.Option:
     """Return flytekit's option, with an error for a missing required value.
 
-    flytekit gives click a default of None, with which click does not notice that the value is missing.
+    flytekit gives options a default of None, which hides from click that a value is missing.
     """
     option = flytekits_option(*arguments, **named)
     convert = option.callback
@@ -88,10 +88,10 @@ def click_type_of(literal_type: LiteralType, python_type: Any) -> click.ParamTyp
 
 
 def prepare_pyflyte() -> None:
-    """Adapt ``pyflyte`` to this project; calling it again changes nothing.
+    """Patch ``pyflyte`` for this project; calling it again changes nothing.
 
-    It reads options by the types above, explains a backend's errors and failed executions, computes the versions of
-    registered entities, and runs only the chosen branch of a nested conditional.
+    Options get the click types above, errors of the backend and failed executions are explained in one line, versions
+    of registered entities include their structure, and of a nested conditional only the chosen branch runs.
     """
     click_types.literal_type_to_click_type = click_type_of
     run.to_click_option = option_of
@@ -101,14 +101,13 @@ def prepare_pyflyte() -> None:
     allow_nested_conditions()
 
 
-#: flytekit's module for all calls of the backend.
+#: Module of flytekit that makes all calls to the backend.
 REMOTE = "flytekit.remote.remote"
 LOGIN = (AccessTokenNotFoundError, AuthenticationError, AuthenticationPending)
 FIX_LOGIN = "log in again, or fix `authType` and its settings in the configuration file"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, the latest first."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -116,14 +115,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def explain(error: Exception, endpoint: str) -> UserError | None:
-    """Return one line about an error if a call of the backend at ``endpoint`` caused it, None otherwise."""
+    """Return a one-line error if a call to the backend at ``endpoint`` caused ``error``, else None."""
     if not any(frame.f_globals.get("__name__") == REMOTE for frame, _ in walk_tb(error.__traceback__)):
         return None
     return line_about(error, endpoint)
 
 
 def line_about(error: Exception, endpoint: str) -> UserError | None:
-    """Return one line about an error of a call to the backend at ``endpoint``, if the backend caused it."""
+    """Return a one-line error for an error of a call to the backend, or None if the cause is elsewhere."""
     for cause in causes(error):
         if isinstance(cause, grpc.RpcError) and isinstance(cause, grpc.Call):
             return UserError(f"Flyte at {endpoint} {said(cause.code(), cause.details() or '')}")
@@ -140,7 +139,7 @@ def line_about(error: Exception, endpoint: str) -> UserError | None:
 
 
 def said(code: grpc.StatusCode, details: str) -> str:
-    """Return the meaning of a call's status, and a fix."""
+    """Return the meaning of the status of a call, and a fix."""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return f"has a certificate that is not trusted ({details}); name its authority in `admin.caCertFilePath`"
     if "WRONG_VERSION_NUMBER" in details:
@@ -161,7 +160,6 @@ def said(code: grpc.StatusCode, details: str) -> str:
 
 
 def endpoint_of(context: click.Context | None) -> str:
-    """Return the address of Flyte for this command line."""
     file = (context.obj or {}).get(constants.CTX_CONFIG_FILE) if context else None
     return Config.auto(file).platform.endpoint
 
@@ -170,7 +168,7 @@ flytekits_printer = utils.pretty_print_exception
 
 
 def print_exception(error: Exception, verbosity: int = 1) -> None:
-    """Raise ``UserError`` for errors that :func:`explain` knows; let flytekit print the rest."""
+    """Raise ``UserError`` for errors that :func:`explain` knows; let flytekit print others."""
     if verbosity == 0 and not isinstance(error, click.ClickException):
         explained = explain(error, endpoint_of(click.get_current_context(silent=True)))
         if explained:
@@ -179,5 +177,4 @@ def print_exception(error: Exception, verbosity: int = 1) -> None:
 
 
 def explain_backend_errors() -> None:
-    """Let ``pyflyte`` explain errors of the backend; calling it again changes nothing."""
     utils.pretty_print_exception = print_exception

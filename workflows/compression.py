@@ -1,6 +1,6 @@
-"""Compression between training and export: a smaller model with the trained one as its teacher.
+"""Compression between training and export: a smaller model, trained with the larger one as its teacher.
 
-Its size is given or searched.
+Its size is configured or searched.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ prepare_pyflyte()
 
 
 class ChosenModel(NamedTuple):
-    """The chosen model, the run of its training, and the compression.
-
-    The run of a smaller model is that of its teacher. ``compression`` is None if none was requested.
-    """
+    """Chosen model, run of the first training, and the result of compression (None if not requested)."""
 
     artifact: Trained
     run: StageRun
@@ -38,11 +35,11 @@ class ChosenModel(NamedTuple):
 def rounds(
     number: int, given: dict[str, Promise], seed: Promise, fine_tuning: Promise, teaching: Promise
 ) -> Compressed:
-    """Build the nodes that train ``number`` smaller models in sequence and choose one.
+    """Build the nodes that train ``number`` smaller models one after the other and choose one.
 
-    Every model depends on the results of those before. ``given`` are the trained model, the prepared data, the
-    configuration and the user's factory; all but ``number`` are promises. Once the search or its time is over, the same
-    model is proposed again, and its training is in the cache.
+    Every model depends on the results before it. ``given`` are the trained model, the prepared data, the configuration
+    and the user's model factory; all arguments but ``number`` are promises. A search that ends early proposes its last
+    model again, whose training is cached.
     """
     again = {"teacher": given["trained"], "prepared": given["prepared"], "factory": given["factory"]}
     again |= {"training": fine_tuning, "teaching": teaching}
@@ -70,7 +67,7 @@ def compress_to_size(
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
-    """Make a trained model smaller, to the configured size."""
+    """Compress a trained model to the configured size."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
     return rounds(1, given, seed, fine_tuning, teaching)
 
@@ -85,7 +82,7 @@ def compress_by_search(
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
-    """Make a trained model as small as the gate allows."""
+    """Compress a trained model as far as the gate allows."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
     return rounds(ROUNDS, given, seed, fine_tuning, teaching)
 
@@ -105,7 +102,7 @@ def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
-    """Make a trained model smaller; its size is "given" or "searched"."""
+    """Compress a trained model; ``size`` is "given" or "searched"."""
     inputs = {"trained": trained, "prepared": prepared}
     inputs |= {"config": config, "seed": seed, "fine_tuning": fine_tuning, "teaching": teaching, "factory": factory}
     made = (
@@ -122,9 +119,9 @@ def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
 def train_alone(
     prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str, most_parameters: int
 ) -> ChosenModel:
-    """Train a model, without compression.
+    """Train a model without compression.
 
-    It has the outputs of ``train_and_compress``, as both are branches of one conditional.
+    It has the outputs of ``train_and_compress``, since both are branches of one conditional.
     """
     trained = train(prepared=prepared, model=model, training=training, code=code, most_parameters=most_parameters)
     return ChosenModel(trained.artifact, trained.run, None)
@@ -143,7 +140,7 @@ def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one 
     teaching: TeachingConfig,
     factory: str,
 ) -> ChosenModel:
-    """Train a model, and make it smaller."""
+    """Train a model, and compress it."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
     how = {
         "size": size,
@@ -171,7 +168,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     factory: str,
     most_parameters: int,
 ) -> ChosenModel:
-    """Train a model and, unless ``size`` is "none", make it smaller."""
+    """Train a model and, unless ``size`` is "none", compress it."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
     how = {
         "size": size,
@@ -192,7 +189,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
 
 
 def how_to_compress(sections: Sections) -> dict[str, Promise]:
-    """Return the inputs of :func:`compress` and :func:`train_as_asked` from the sections; promises."""
+    """Return the inputs of :func:`compress` and :func:`train_as_asked` from the ``sections`` (promises)."""
     return {
         "size": sections.size,
         "config": sections.compression,

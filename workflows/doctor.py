@@ -1,4 +1,4 @@
-"""Checks of the nodes before a training; ``slipstream doctor`` checks a package and this machine."""
+"""Checks of the cluster's nodes before a training; ``slipstream doctor`` checks a package and this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PODS = list(range(current_profile().placement("train").nodes))
 
 @workflow
 def check_nodes(store: str = "", endpoint: str = "") -> list[NodeCheck]:
-    """Check as many nodes as training uses, each from a pod with training's placement; the tables are in the decks.
+    """Check as many nodes as training uses, each from a pod like training's; the tables are in the decks.
 
     Args:
         store: a directory or URI to write to and read from

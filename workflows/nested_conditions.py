@@ -1,7 +1,7 @@
-"""Conditionals within branches of conditionals, in local runs.
+"""Fix for nested conditionals in local runs.
 
 In flytekit an inner conditional shares the outer one's execution state: its skipped cases run all the same, and nodes
-after it in its branch do not. On a cluster Flyte itself decides, correctly.
+after it in its branch do not. On a cluster, Flyte evaluates conditionals itself, correctly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ enter_section = FlyteContext.Builder.enter_conditional_section
 
 
 def enter_with_own_state(builder: FlyteContext.Builder) -> FlyteContext.Builder:
-    """Enter a conditional with its own state, in which no case is chosen yet."""
+    """Enter a conditional with a separate execution state, in which no case is chosen yet."""
     state = builder.execution_state
     if state and state.is_local_execution():
         builder.execution_state = state.with_params(branch_eval_mode=BranchEvalMode.BRANCH_SKIPPED)

@@ -1,4 +1,4 @@
-"""Workflows that score new rows with the model in service, and retrain if the rows drift."""
+"""Workflows that score new rows with the model in production, and retrain if the rows drift."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def score(
     Args:
         data: the rows: a file, a directory or a URI
         output: a directory or a store's address for the table
-        registry: the registry with the model in service
+        registry: the registry with the model in production
         model: an exported model (a directory or a store's address) instead of a registry
-        config: only the sections "data" (how rows are read) and "scoring" count, so the file of a training works
+        config: only the sections "data" (how rows are read) and "scoring" are used, so a training's file works
     """
     return score_rows(registry, model, data, output, config).summary
 
@@ -53,7 +53,7 @@ def retrain_if_drifted(
     """Score rows as ``score`` does, and run ``train_and_promote`` if a column or the predictions drifted.
 
     Args:
-        registry: the registry with the model in service
+        registry: the registry with the model in production
         data: the rows to score: a file, a directory or a URI
         output: a directory or a store's address for the table
         training_data: the data for a new training

@@ -22,7 +22,7 @@ prepare_pyflyte()
 
 @workflow
 def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
-    """Search settings by many trainings, then train, export and report with the best ones.
+    """Search settings by many trainings, then train, export and report with the best settings.
 
     A restarted sweep resumes.
 
@@ -35,7 +35,7 @@ def sweep(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> 
 
 
 def sweep_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """Build the nodes of all stages but the report, and return the report's inputs."""
+    """Build the workflow nodes of all stages before the report, and return the report's inputs."""
     given = resolve_inputs(data=data, target=target, config=config)
     prepared = prepare_listed(given, target)
     begun = begin_sweep(prepared=prepared.artifact, config=config)

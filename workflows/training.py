@@ -1,4 +1,4 @@
-"""The main job, from raw data to a quantised model in service, and its parts as workflows."""
+"""The main job, from raw data to a quantised model in production, and its stages as separate workflows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fine_tune(base: str, data: str = "", config: RunConfig = BY_ADAPTERS) -> Run
 
 
 def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """Build the nodes of all stages but the report, and return the report's inputs."""
+    """Build the workflow nodes of all stages before the report, and return the report's inputs."""
     given = resolve_inputs(data=data, target=target, config=config)
     prepared = prepare_listed(given, target)
     return {
@@ -68,9 +68,9 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
 
 
 def stages_after_preparation(prepared: Promise, sections: Promise, machine: Promise) -> dict[str, Any]:
-    """Build the nodes from training on, and return their outputs.
+    """Build the workflow nodes from training to the benchmark, and return their outputs.
 
-    ``sections`` are those of a configuration; ``machine`` is the kind of pod of the export.
+    ``sections`` are those of a configuration; ``machine`` describes the pod of the export.
     """
     trained = train_as_asked(
         prepared=prepared.artifact,
@@ -110,7 +110,7 @@ def train_and_promote(
     target: str = "",
     config: RunConfig = RunConfig(),  # noqa: B008
 ) -> RunSummary:
-    """Run ``train_and_export``, and promote the model if it is shown not to be worse than the one in service.
+    """Run ``train_and_export``, and promote the model if it is shown not to be worse than the model in production.
 
     Otherwise the report says why.
 
@@ -124,7 +124,7 @@ def train_and_promote(
 
 
 def promotion_stages(registry: str, data: str, target: str, config: RunConfig) -> dict[str, Any]:
-    """Build the nodes of :func:`run_stages` and of the promotion, and return the report's inputs."""
+    """Build the workflow nodes of :func:`run_stages` and of the promotion, and return the report's inputs."""
     found = open_registry(registry=registry, config=config)
     stages = run_stages(data, target, config)
     judged = judge(exported=stages["exported"], prepared=stages["prepared"], registry=found, config=config)
@@ -145,7 +145,7 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
     Args:
         data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn
         target: the column to predict
-        config: only the section "data" counts, so the file of a training works
+        config: only the section "data" is used, so a training's file works
     """
     prepared = prepare_listed(list_data(data=data, target=target, config=config), target)
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
@@ -158,7 +158,7 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
     Args:
         model: the trained model: a directory or a store's address
         data: the prepared data: a directory or a store's address
-        config: only the section "export" counts, and "model.name" for a model of your own: no other factory is called
+        config: only the section "export" is used, and "model.name" for a model of your own: no other factory is called
     """
     sections = read_config(config=config)
     given = open_inputs(model=model, data=data)
@@ -175,13 +175,13 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
 
 @workflow
 def prune(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
-    """Remove units of a trained model and train it further with the unpruned one as its teacher.
+    """Remove units of a trained model and train it further with the unpruned model as its teacher.
 
     Args:
         model: the trained model: a directory or a store's address
         data: the prepared data: a directory or a store's address
-        config: only the sections "compression" and "training" count, and "model.name" for a model of your own: no other
-            factory is called
+        config: only the sections "compression" and "training" are used, and "model.name" for a model of your own: no
+            other factory is called
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
     made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
@@ -195,7 +195,7 @@ def distil(model: str, data: str, config: RunConfig = RunConfig()) -> Compressio
     Args:
         model: the trained model: a directory or a store's address
         data: the prepared data: a directory or a store's address
-        config: the sections that ``prune`` reads
+        config: the sections that ``prune`` uses
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="distil")
     made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
@@ -221,6 +221,6 @@ def prepare_dataset(dataset: StructuredDataset, target: str, config: RunConfig =
     Args:
         dataset: a StructuredDataset of Parquet or a DataFrame
         target: the column to predict
-        config: only the section "data" counts
+        config: only the section "data" is used
     """
     return prepare(data=address_of(dataset=dataset), target=target, config=config)

@@ -1,8 +1,8 @@
-"""pyflyte's versions of registered entities, which depend on the entities and not only on the code.
+"""Versions of registered entities that depend on the entities, not only on the code.
 
-flytekit hashes the code, the image and its own settings. The same code makes other tasks and launch plans under another
-profile or other schedules, on a machine with GPUs or with another torch, and Flyte refuses those under an existing
-version. So the entities to register are first serialised without a version and added to the hash.
+flytekit's version is a hash of the code, the image and its own settings. The same code creates other tasks and launch
+plans under another profile or other schedules, on a machine with GPUs or with another torch, and Flyte refuses those
+under an existing version. So the entities are first serialised without a version and added to the hash.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ flytekits_version = FlyteRemote._version_from_hash
 def version_of(
     code: bytes, settings: SerializationSettings, default_inputs: dict[str, Any] | None = None, *context: str
 ) -> str:
-    """Return flytekit's version, with the structure of all loaded entities added."""
+    """Return flytekit's version, with the structure of all loaded entities added to the hash."""
     return flytekits_version(code, settings, default_inputs, *context, structure(settings))
 
 
 def structure(settings: SerializationSettings) -> str:
-    """Return a digest of the loaded tasks, workflows and launch plans, as Flyte compares them."""
+    """Return a digest of the loaded tasks, workflows and launch plans in the form that Flyte compares."""
     serialising = FlyteContextManager.current_context().with_serialization_settings(replace(settings, version=""))
     with FlyteContextManager.with_context(serialising) as context:
         entities = [entity.to_flyte_idl() for entity in get_registrable_entities(context)]
@@ -39,7 +39,7 @@ def structure(settings: SerializationSettings) -> str:
 
 
 def canonical(spec: Message) -> bytes:
-    """Return the same bytes for equal entities: flytekit lists upstream nodes in random order."""
+    """Serialise an entity to the same bytes if it is equal: flytekit lists upstream nodes in random order."""
     if isinstance(spec, WorkflowSpec):
         for template in (spec.template, *spec.sub_workflows):
             for _, node in nodes_of(template):
@@ -48,5 +48,5 @@ def canonical(spec: Message) -> bytes:
 
 
 def version_by_structure() -> None:
-    """Let ``pyflyte`` compute versions by structure; calling it again changes nothing."""
+    """Patch ``pyflyte`` to use :func:`version_of`; calling it again changes nothing."""
     FlyteRemote._version_from_hash = staticmethod(version_of)

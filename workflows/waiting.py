@@ -1,4 +1,4 @@
-"""``pyflyte run --remote --wait``: one line about a failed execution instead of its trace."""
+"""Patch of ``pyflyte run --remote --wait``: one line about a failed execution instead of a traceback."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from flytekit.remote import FlyteRemote, FlyteWorkflowExecution
 
 from slipstream.errors import UserError
 
-#: Propeller's prefix of the message of a task's last attempt.
+#: Prefix that propeller adds to the error message of a task's last attempt.
 LAST_ATTEMPT = re.compile(r"^\[\d+/\d+\] currentAttempt done\. Last Error: \w+::")
-#: Separator after the first line, which ``tasks/flyte/last_line.py`` writes.
+#: Separator after the first line of messages by ``tasks/flyte/last_line.py``.
 TRACE = "\n\nTrace:\n"
 
 flytekits_run = run.run_remote
 
 
 def run_remote(remote: FlyteRemote, *what: Any, **how: Any) -> None:
-    """Run flytekit's function with a remote that raises ``UserError`` if the awaited execution failed.
+    """Run flytekit's ``run_remote``, but raise ``UserError`` if the awaited execution failed.
 
-    With ``-v`` flytekit also prints the trace.
+    With ``-v`` flytekit prints the traceback instead.
     """
     wait, (*_, options) = remote.wait, what
 
@@ -38,7 +38,7 @@ def run_remote(remote: FlyteRemote, *what: Any, **how: Any) -> None:
 
 
 def cause_of(execution: FlyteWorkflowExecution) -> str:
-    """Return why the execution failed; "" if it did not, or if no task of this project gave a reason."""
+    """Return why the execution failed; "" if it did not fail, or if no task of this project gave a reason."""
     error = execution.closure.error
     if execution.closure.phase != WorkflowExecutionPhase.FAILED or error is None:
         return ""
@@ -47,5 +47,4 @@ def cause_of(execution: FlyteWorkflowExecution) -> str:
 
 
 def one_line_of_a_failure() -> None:
-    """Let ``pyflyte`` print one line about a failure; calling it again changes nothing."""
     run.run_remote = run_remote

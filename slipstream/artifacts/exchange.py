@@ -1,7 +1,7 @@
-"""Exchange of values and files between pods that prepare one table.
+"""Exchange of values and files between the pods that prepare one table.
 
-The value is a dataclass, encoded by :mod:`slipstream.artifacts.typed_values`. Its reader names the class, so a writer
-to the store between the pods cannot run code in them.
+A value is a dataclass, serialized by :mod:`slipstream.artifacts.typed_values` rather than pickle: the reading pod names
+the class, so a writer to the store cannot run code there.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from slipstream.untrusted_files import link_or_copy
 
 KIND = "prepare.part"
 VALUE = "value.safetensors"
-#: Subdirectory of an artifact with much data: a small artifact that describes it and can be fetched alone.
+#: Subdirectory with a second, small artifact that describes the large one; it can be downloaded alone.
 SUMMARY = "summary"
 
 T = TypeVar("T")
 
 
 def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> Path:
-    """Write an artifact of ``value`` and ``files`` to the fresh ``directory`` and return the directory.
+    """Write an artifact of ``value`` and ``files`` into ``directory`` and return the directory.
 
-    ``value`` is a dataclass or None. ``files`` keep their last names. Files that are already in the directory belong to
-    the artifact.
+    ``value`` is a dataclass or None. ``files`` keep their base names. Files already in ``directory`` join the artifact.
     """
     writer = ArtifactWriter(directory)
     for file in files:
@@ -42,14 +41,14 @@ def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> 
 
 
 def verify(directory: Path) -> Artifact:
-    """Raise ``DamagedArtifact`` if a file is not as it was written."""
+    """Open the artifact in ``directory``. Raises ``DamagedArtifact`` if a file differs from its digest."""
     return Artifact.open(directory, KIND).check()
 
 
 def read(directory: Path, kind: type[T]) -> T:
-    """Return the value.
+    """Return the value of the artifact in ``directory``, an instance of ``kind``.
 
-    Raises ``DamagedArtifact`` if it is missing or not a ``kind``, or if a file is not as it was written.
+    Raises ``DamagedArtifact`` if the value is missing or of another class, or if a file differs from its digest.
     """
     artifact = verify(directory)
     path = artifact.path(VALUE)
@@ -64,9 +63,9 @@ def read(directory: Path, kind: type[T]) -> T:
 
 
 def path_in(directory: Path, name: str | Path) -> Path:
-    """Return the path of a file that a value names.
+    """Return the path of the file ``name`` in ``directory``; ``name`` comes from a decoded, untrusted value.
 
-    Raises ``DamagedArtifact`` unless it lies in ``directory`` itself.
+    Raises ``DamagedArtifact`` if ``name`` contains a directory.
     """
     if fault(str(name)) or "/" in str(name):
         raise DamagedArtifact(f"{directory / VALUE}: names the file {str(name)!r}; expected a name without a directory")
@@ -75,7 +74,7 @@ def path_in(directory: Path, name: str | Path) -> Path:
 
 @contextmanager
 def scratch_for(output: Path, workers: int) -> Iterator[ResumableScratch]:
-    """Yield a scratch directory on the disk of ``output`` and remove it afterwards."""
+    """Yield a scratch directory next to ``output``, with ``workers`` processes; remove it afterwards."""
     with (
         closing(Workers(workers)) as processes,
         resumable_scratch(output.with_name(f"{output.name}.work"), processes, lasting=False) as scratch,

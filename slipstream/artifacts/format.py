@@ -1,12 +1,12 @@
 """Artifacts: directories with a manifest that lists the size and the digests of every file.
 
-All inputs and outputs of stages are artifacts. The manifest is written last, so a directory without one is not an
-artifact. It holds every file's size and SHA-256, computed while writing, and every block's XXH3-128. Reads verify the
-XXH3, which is as fast as memory, unlike SHA-256. The manifest's SHA-256 is the artifact's fingerprint. Manifests hold
-no timestamps, so equal work has equal fingerprints.
+All inputs and outputs of stages are artifacts. The manifest is written last, so a directory without one is unfinished.
+It holds the size and SHA-256 of every file, computed while writing, and the XXH3-128 of every block of a file. Reads
+verify XXH3, which is as fast as memory, unlike SHA-256. The manifest's SHA-256 is the artifact's fingerprint. Manifests
+hold no timestamps, so equal work has equal fingerprints.
 
-The fingerprint also covers how the artifact was made, code version included. Keys and identities use its content
-instead: the names and digests of the files that decide the result.
+The fingerprint also depends on ``made_by``, which includes the code version. Keys and identities therefore use
+:attr:`Artifact.content`: the names and digests of the files that decide the result.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from slipstream.untrusted_files import RefusedFile, link_or_copy, open_untrusted
 FORMAT = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
-#: Largest block size that a manifest may state: above any that is written, small enough to count bytes with.
+#: Largest block size in bytes that a manifest may state. Larger than any written block, and safe in 64-bit arithmetic.
 LARGEST_BLOCK = 1 << 40
 #: Largest manifest in bytes, enough for an artifact of 20 TB.
 LONGEST_MANIFEST = 256 << 20
 
 
 class DamagedArtifact(UserError):
-    """Error for an artifact's file that is missing, truncated or changed; the message names it."""
+    """Error for a missing, truncated or changed file of an artifact; the message names the file."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
     """Manifest entry of one file.
 
-    ``blocks`` are the XXH3-128 digests (hex) of its blocks of ``block_bytes``.
+    ``blocks`` are the XXH3-128 digests (hex) of its consecutive blocks of ``block_bytes`` bytes; the last may be
+    shorter.
     """
 
     size: int
@@ -57,7 +58,7 @@ class FileRecord:
     blocks: list[str]
 
     def consistent(self) -> bool:
-        """Return True if the fields have their types and there are as many digests as blocks."""
+        """Return True if all fields have their types and there is one digest per block."""
         whole = type(self.size) is int and type(self.block_bytes) is int and isinstance(self.sha256, str)
         return (
             (whole and isinstance(self.blocks, list) and all(isinstance(block, str) for block in self.blocks))
@@ -67,7 +68,7 @@ class FileRecord:
 
 
 class HashingFile:
-    """File that computes its digests while it is written, so that it need not be read again."""
+    """Writable file that computes the digests of a :class:`FileRecord` while it is written."""
 
     def __init__(self, raw: BinaryIO, block_bytes: int) -> None:
         self._raw = raw
@@ -105,7 +106,7 @@ class HashingFile:
 
 
 class ArtifactWriter:
-    """Writer of one artifact into the fresh ``directory``; :meth:`finish` completes it."""
+    """Writer of an artifact into ``directory``, which must not hold one yet; :meth:`finish` completes it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -118,8 +119,8 @@ class ArtifactWriter:
     def create(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[HashingFile]:
         """Open the new file ``name`` (a relative POSIX path) for writing.
 
-        An unfinished file of a killed process is replaced. Raises ``UserError`` if the name leads out of the directory,
-        as do all methods that take a name, and ``ValueError`` if this writer has written it.
+        A partial file of a killed process is replaced. Raises ``ValueError`` if this writer has already written
+        ``name``. Like all methods with a ``name``, it raises ``UserError`` if the name leads out of the directory.
         """
         path = path_below(self.directory, name)
         if name in self._records:
@@ -141,14 +142,13 @@ class ArtifactWriter:
         self.write_bytes(name, canonical_json(value))
 
     def record(self, name: str) -> FileRecord:
-        """Return the manifest entry of a written file."""
         return self._records[name]
 
     def link(self, file: Path, name: str, record: FileRecord, root: Path | None = None) -> None:
-        """Add ``file`` of another artifact under ``name``, by a hard link if possible.
+        """Add ``file`` of another artifact as ``name``, by a hard link if possible.
 
-        ``record`` is its manifest entry, ``root`` the other artifact's directory, by default the file's. Raises
-        ``DamagedArtifact`` if the file leads out of it.
+        ``record`` is the file's manifest entry in the other artifact. ``root`` is that artifact's directory, by default
+        the parent of ``file``. Raises ``DamagedArtifact`` if a symbolic link leads out of ``root``.
         """
         root = root or file.parent
         with refused_is_damaged():
@@ -156,23 +156,23 @@ class ArtifactWriter:
         self._records[name] = record
 
     def add(self, name: str) -> None:
-        """Add a file that other code wrote into the directory."""
+        """Add the existing file ``name`` of the directory, which other code wrote, by hashing it."""
         self._records[name] = hash_file(path_below(self.directory, name))
 
     def note(self, name: str, record: FileRecord) -> None:
-        """Add the entry of a file that other code will put into the artifact."""
+        """Add the manifest entry of a file that other code puts into the directory later."""
         self._records[check_name(name, self.directory)] = record
 
     def finish(self, kind: str, made_by: Mapping[str, object]) -> Artifact:
         """Write the manifest and open the artifact.
 
-        ``made_by`` describes the work: settings, code version, fingerprints of the inputs.
+        ``made_by`` describes how it was made: settings, code version, fingerprints of the inputs.
         """
         self.write_manifest(kind, made_by)
         return Artifact.open(self.directory, kind)
 
     def write_manifest(self, kind: str, made_by: Mapping[str, object]) -> None:
-        """Write the manifest; some files may still be missing."""
+        """Write the manifest without opening the artifact, whose :meth:`note`-d files may still be missing."""
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
             if path.is_file() and name not in self._records:
@@ -193,7 +193,7 @@ class ArtifactWriter:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of an artifact's manifest, whether or not its files are here."""
+    """Parsed manifest of an artifact, whose files need not be on this machine."""
 
     kind: object
     format: object
@@ -202,10 +202,9 @@ class Manifest:
 
     @classmethod
     def parse(cls, raw: bytes, where: object) -> Manifest:
-        """Return the manifest in ``raw``, which was read at the address ``where``.
+        """Parse the manifest ``raw``; ``where`` is its address for error messages.
 
-        Raises ``DamagedArtifact``, which names the address, for any other content and for files outside the artifact's
-        directory.
+        Raises ``DamagedArtifact`` if it is malformed or lists files outside the artifact's directory.
         """
         try:
             manifest = parse_json(raw)
@@ -221,7 +220,6 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """See :attr:`Artifact.content`."""
         return content_of(str(self.kind), self.files)
 
 
@@ -229,7 +227,7 @@ class Manifest:
 class Artifact:
     """Opened artifact.
 
-    Opening checks that every file exists and has its size; reading verifies the bytes.
+    :meth:`open` checks only that every file exists and has its size; :meth:`read_bytes` and ``check*`` verify digests.
     """
 
     directory: Path
@@ -240,7 +238,7 @@ class Artifact:
 
     @classmethod
     def open(cls, directory: Path, kind: str, only: Iterable[str] | None = None) -> Artifact:
-        """Open the artifact in ``directory``; check ``only`` these files if given.
+        """Open the artifact in ``directory``; check the sizes of the files ``only``, by default of all.
 
         Raises ``DamagedArtifact`` unless it is a complete artifact of this ``kind`` and format.
         """
@@ -267,37 +265,39 @@ class Artifact:
 
     @property
     def content(self) -> str:
-        """Digest (hex) of the files that decide the result, independent of the code version."""
+        """Digest (hex) of the files that decide the result; unlike the fingerprint, independent of ``made_by``."""
         return content_of(self.kind, self.files)
 
     def path(self, name: str) -> Path:
-        """Return the path of a file, to be named or written; read it with :meth:`open_file`.
+        """Return the path of a file, for messages or writing; read with :meth:`open_file`.
 
-        Raises ``DamagedArtifact`` if the name leads out of the directory.
+        Raises ``DamagedArtifact`` if ``name`` leads out of the directory.
         """
         return self.directory / check_name(name, self.directory, DamagedArtifact)
 
     def open_file(self, name: str) -> BufferedReader:
-        """Open a file for reading; see :func:`open_file`."""
         return open_file(self.directory, name)
 
     def link_file(self, name: str, target: Path) -> None:
-        """Make ``target`` a hard link to a file, or a copy where links fail. Raises ``DamagedArtifact``."""
+        """Create ``target`` as a hard link to a file, or as a copy if links fail.
+
+        Raises ``DamagedArtifact`` if the file or a symbolic link leads out of the directory.
+        """
         with refused_is_damaged():
             link_or_copy(self.directory, name, target)
 
     def copy_file(self, name: str, target: Path) -> None:
-        """Copy a file to the new file ``target``. Raises ``DamagedArtifact``."""
+        """Copy a file to the new path ``target``, without verifying digests."""
         with self.open_file(name) as source, target.open("xb") as file:
             shutil.copyfileobj(source, file)
 
     def check_block(self, name: str, index: int, data: Any) -> None:
-        """Raise ``DamagedArtifact`` unless ``data`` is the block ``index`` of the file ``name``."""
+        """Raise ``DamagedArtifact`` if ``data`` does not have the digest of block ``index`` of the file ``name``."""
         if xxhash.xxh3_128_hexdigest(data) != self.files[name].blocks[index]:
             raise DamagedArtifact(f"{self.directory / name}: block {index} was changed after it was written")
 
     def read_bytes(self, name: str) -> bytes:
-        """Return the verified content of a file. Raises ``DamagedArtifact``, also for an unknown name."""
+        """Return the verified content of a file. Raises ``DamagedArtifact`` if it is missing or damaged."""
         if name not in self.files:
             raise DamagedArtifact(f"{self.directory / name}: missing; expected a complete artifact of kind {self.kind}")
         with self.open_file(name) as file:
@@ -308,9 +308,9 @@ class Artifact:
         return data
 
     def read_json(self, name: str) -> Any:
-        """Return the JSON value in a file.
+        """Return the parsed JSON of a file.
 
-        Raises ``DamagedArtifact``, also if the bytes match the manifest but are not JSON.
+        Raises ``DamagedArtifact`` if the file is missing, damaged or not JSON.
         """
         try:
             return parse_json(self.read_bytes(name))
@@ -320,7 +320,7 @@ class Artifact:
             raise DamagedArtifact(f"{self.directory / name}: not JSON ({error})") from None
 
     def check(self) -> Artifact:
-        """Verify all blocks and return the artifact itself. Raises ``DamagedArtifact``."""
+        """Verify the XXH3 of all blocks and return ``self``. Raises ``DamagedArtifact`` for a mismatch."""
         for name, record in self.files.items():
             with self.open_file(name) as file:
                 for index in range(len(record.blocks)):
@@ -328,9 +328,9 @@ class Artifact:
         return self
 
     def check_sha256(self, names: Iterable[str] | None = None) -> Artifact:
-        """Verify the SHA-256 of all files, or of ``names``, and return the artifact itself.
+        """Verify the SHA-256 of the files ``names``, by default of all, and return ``self``.
 
-        This also detects deliberate changes. Raises ``DamagedArtifact``.
+        Unlike :meth:`check`, it also detects deliberate changes. Raises ``DamagedArtifact`` for a mismatch.
         """
         for name in self.files if names is None else names:
             with self.open_file(name) as file:
@@ -340,7 +340,7 @@ class Artifact:
 
 
 def open_file(directory: Path, name: str) -> BufferedReader:
-    """Open the file ``name`` of an artifact for reading.
+    """Open the file ``name`` of the artifact in ``directory`` for reading.
 
     Raises ``DamagedArtifact`` if it is missing, or if its name or a symbolic link leads out of ``directory``.
     """
@@ -354,7 +354,7 @@ def open_file(directory: Path, name: str) -> BufferedReader:
 
 @contextmanager
 def refused_is_damaged() -> Iterator[None]:
-    """Raise ``DamagedArtifact`` for a file that is refused in the block."""
+    """Convert a ``RefusedFile`` error in the block to ``DamagedArtifact``."""
     try:
         yield
     except RefusedFile as refused:
@@ -362,14 +362,16 @@ def refused_is_damaged() -> Iterator[None]:
 
 
 def content_of(kind: str, files: Mapping[str, FileRecord]) -> str:
-    """Return the SHA-256 (hex) of an artifact's kind, file names and digests, without its stage's figures."""
+    """Return the SHA-256 (hex) of an artifact's kind, file names and digests.
+
+    Files that only hold timings or other figures (``figures`` of the stage) are left out.
+    """
     figures = STAGES[kind].figures if kind in STAGES else ()
     digests = {name: record.sha256 for name, record in files.items() if name not in figures}
     return hashlib.sha256(canonical_json({"kind": kind, "files": digests})).hexdigest()
 
 
 def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
-    """Return the manifest entry of an existing file."""
     with path.open("rb") as source, Path(os.devnull).open("wb") as nowhere:
         file = HashingFile(nowhere, block_bytes)
         while piece := source.read(block_bytes):
@@ -378,5 +380,5 @@ def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
 
 
 def canonical_json(value: object) -> bytes:
-    """Return JSON bytes that depend on the value only. Raises ``ValueError`` for NaN and infinity."""
+    """Return JSON bytes with sorted keys, equal for equal values. Raises ``ValueError`` for NaN and infinity."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()

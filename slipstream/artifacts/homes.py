@@ -1,15 +1,15 @@
-"""Checkpoint directories: where a training keeps its checkpoints, and which attempt holds one.
+"""Checkpoint directories: addresses, and the attempt that holds one.
 
-Flyte gives every attempt its own prefix below a random shard, and passes only the predecessor's to the next attempt. A
-checkpoint directory has one address for all attempts, recoveries and relaunches of the same work: its key is made of
-the inputs that decide the result.
+Flyte gives every attempt its own output prefix in a random shard and tells an attempt only its predecessor's. A
+checkpoint directory has the same address for all attempts, recoveries and relaunches of the same work, because its key
+is a digest of the inputs that decide the result.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Parent of all checkpoint directories and, next to it, of all stores of sweeps; below Flyte's raw output, the
+#: Parent directories of all checkpoint directories and of all sweep stores. They lie below Flyte's raw output, the
 #: profile's ``checkpoints`` or ``.slipstream``.
 HOMES = "checkpoints"
 SWEEPS = "sweeps"
@@ -17,19 +17,20 @@ SWEEPS = "sweeps"
 
 @dataclass(frozen=True)
 class Holder:
-    """Attempt at some work, as its checkpoint directory records it."""
+    """Attempt that holds a checkpoint directory, as stored in its lease."""
 
     #: Name of Flyte's execution, torch elastic's run id, or "" if there is none.
     execution: str = ""
-    #: Flyte's number of the attempt (from 0), or the count of torch elastic's restarts.
+    #: Flyte's number of the attempt (from 0), or the number of torch elastic's restarts.
     attempt: int = 0
-    #: Prefix that all processes of this attempt share and no other attempt has; "" if there is none.
+    #: Output prefix shared by all processes of this attempt and by no other attempt; "" if there is none.
     prefix: str = ""
 
     def succeeds(self, other: Holder) -> bool:
-        """Return True if ``other`` has ended or is about to.
+        """Return True if this attempt may take over from ``other``.
 
-        It is then this attempt before its workers restarted, or an earlier attempt of the same execution.
+        That is so if ``other`` is an earlier attempt of the same execution, or this attempt before torch elastic
+        restarted its workers.
         """
         if not self.execution or other.execution != self.execution:
             return False
@@ -40,8 +41,8 @@ class Holder:
 
 
 def home_below(base: str, key: str, *above: str, among: str = HOMES) -> str:
-    """Return the address of the checkpoint directory of the work ``key`` below ``base``.
+    """Return the address below ``base`` of the checkpoint directory with this ``key``.
 
-    ``above`` are project and domain, where they exist.
+    ``above`` are the Flyte project and domain, or empty texts. ``among`` is ``HOMES`` or ``SWEEPS``.
     """
     return "/".join([base.rstrip("/"), among, *filter(None, above), key])

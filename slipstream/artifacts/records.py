@@ -1,11 +1,11 @@
-"""Records: frozen dataclasses that stages exchange, as JSON files of artifacts.
+"""Records: frozen dataclasses that stages exchange as JSON files of artifacts.
 
-All are written and read here, by their type hints. Every field is written, ``None`` as ``null``. A reader refuses
-unknown and mistyped fields, NaN, infinity, integers of more than 64 bits and deep nesting (:mod:`.strict_json`). A
-field with a default may be missing, as in older files. A field whose name is not valid in Python has an alias:
+They are written and parsed according to their type hints. Every field is written, ``None`` as ``null``. Parsing refuses
+unknown and mistyped fields, NaN, infinity, integers of more than 64 bits and deep nesting (:mod:`.strict_json`). Older
+files may lack fields with a default. A field whose JSON name is not a Python identifier has an alias:
 ``Annotated[float, Field(alias="from")]``.
 
-:func:`from_json` raises for damage; :func:`decode_record` returns None, for records that are skipped if damaged.
+For damaged files :func:`from_json` raises an error, :func:`decode_record` returns None.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, canonical_json
 from slipstream.artifacts.strict_json import parse_json
 
-#: How a reader treats fields that the dataclass lacks: those of a later version may be ignored.
+#: Whether unknown fields, such as those of a later version, are an error or ignored.
 Extra = Literal["forbid", "ignore"]
-#: Largest record in bytes among those that are skipped if damaged. The largest written, a pod's device readings, has
-#: about 1 MiB.
+#: Largest size in bytes of a record for :func:`decode_record`. The largest written record, the device readings of a
+#: pod, has about 1 MiB.
 LARGEST_RECORD = 16 << 20
 T = TypeVar("T")
 
@@ -34,21 +34,22 @@ T = TypeVar("T")
 def adapter(kind: Any, extra: Extra = "forbid") -> TypeAdapter[tuple[Any]]:
     """Return the pydantic adapter of a 1-tuple of ``kind``.
 
-    pydantic accepts no configuration for a dataclass that is not its own, but passes on that of a tuple around it.
+    pydantic takes no configuration for a standard dataclass, but passes on the configuration of a tuple that holds it.
     """
     return TypeAdapter(tuple[kind], config=ConfigDict(extra=extra, strict=True, allow_inf_nan=False))
 
 
 def to_tree(record: object, kind: object = None) -> Any:
-    """Return the record as JSON holds it: dictionaries, lists, texts and numbers.
+    """Return the record as JSON-compatible dictionaries, lists, texts and numbers.
 
-    ``kind`` is its type unless that is a class, as ``list[Point]``. Raises ``ValueError`` for a mistyped field.
+    ``kind`` is the record's type if it is not simply a class, such as ``list[Point]``. Raises ``ValueError`` for a
+    mistyped field.
     """
     return adapter(kind or type(record)).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
 
 
 def from_tree(tree: object, kind: type[T], where: object) -> T:
-    """Invert :func:`to_tree`. Raises as :func:`from_json`."""
+    """Return the record of type ``kind`` for the output of :func:`to_tree`. Raises as :func:`from_json`."""
     try:
         content = canonical_json(tree)
     except ValueError as error:  # NaN, infinity, and lone surrogates, which Python's reader accepts
@@ -57,15 +58,15 @@ def from_tree(tree: object, kind: type[T], where: object) -> T:
 
 
 def to_json(record: object, kind: object = None) -> bytes:
-    """Return the record as canonical bytes. Raises as :func:`to_tree`, and for NaN and infinity."""
+    """Return the record as canonical JSON bytes. Raises ``ValueError`` for a mistyped field, NaN or infinity."""
     return canonical_json(to_tree(record, kind))
 
 
 def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "forbid") -> T:
-    """Return the record in the ``content`` of the file ``where``.
+    """Parse ``content``, read from the file ``where``, as a record of type ``kind``.
 
-    Raises ``DamagedArtifact`` naming the file, the field and the remedy (``REMEDY`` of ``kind``). With
-    ``extra="ignore"`` fields that ``kind`` lacks are skipped.
+    Raises ``DamagedArtifact`` with the file, the field and the remedy (``kind.REMEDY``). With ``extra="ignore"``
+    unknown fields are skipped.
     """
     try:
         (record,) = adapter(cast(Hashable, kind), extra).validate_json(b"[%b]" % content)
@@ -81,9 +82,9 @@ def from_json(content: bytes, kind: type[T], where: object, *, extra: Extra = "f
 
 
 def decode_record(content: bytes, kind: type[T], *, extra: Extra = "forbid") -> T | None:
-    """Return the record in ``content``, or None if it is damaged or larger than :data:`LARGEST_RECORD`.
+    """Parse ``content`` as a record, or return None if it is damaged or larger than :data:`LARGEST_RECORD`.
 
-    ``extra`` is that of :func:`from_json`.
+    With ``extra="ignore"`` unknown fields are skipped.
     """
     if len(content) > LARGEST_RECORD:
         return None
@@ -98,16 +99,16 @@ def not_a_record(kind: object, where: object, mistake: str) -> DamagedArtifact:
 
 
 def words(kind: object) -> str:
-    """Return a class name as words: ``NetworkProfile`` as "a network profile"."""
+    """Return a class name as words with an article: ``NetworkProfile`` as "a network profile"."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def write_record(writer: ArtifactWriter, name: str, record: object) -> None:
-    """Write the record as the file ``name`` of an artifact. Raises as :func:`to_json`."""
+    """Write ``record`` as the JSON file ``name`` of an artifact. Raises as :func:`to_json`."""
     writer.write_bytes(name, to_json(record))
 
 
 def read_record(artifact: Artifact, name: str, kind: type[T]) -> T:
-    """Return the record in the file ``name`` of an artifact. Raises ``DamagedArtifact``."""
+    """Return the record in the JSON file ``name``. Raises ``DamagedArtifact`` if it is damaged or not a ``kind``."""
     return from_json(artifact.read_bytes(name), kind, artifact.directory / name)

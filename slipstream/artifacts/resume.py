@@ -1,13 +1,13 @@
-"""Records of finished work on disk, with which an interrupted prepare resumes.
+"""Records of finished work on disk, from which an interrupted prepare resumes.
 
-A unit of work is a function and its job. Its result is kept in a record, which is trusted only if it is whole: it
-starts with its own SHA-256, is written under another name and renamed, and holds a digest of every file of the unit. So
-nothing has to reach the disk in any order, and work that a machine's crash damaged is repeated. A record holds a value
-of the function's annotated return type, not a pickle: a writer to the directory cannot run code here.
+A unit of work is a function call. Its result is stored in a record, which is trusted only if it is intact: it starts
+with its own SHA-256, appears by a rename, and holds a digest of every file that the unit wrote. So no write order or
+fsync is needed; work damaged by a crash of the machine is repeated. Records hold no pickles but a value of the
+function's annotated return type, so a writer to the directory cannot run code here.
 
-The directory belongs to one input, one configuration and one version of the code, because units are identified only by
-number. :meth:`ResumableScratch.bind` binds it to the input: a file may have held other bytes while a killed run read
-it.
+Units are identified only by function name and number. A directory therefore belongs to one input, configuration and
+code version. :meth:`ResumableScratch.bind` ties it to the input, because a file may have had other content when a
+killed run read it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 RECORD = ".done"
-#: Description of the inputs of the records.
+#: File with a description of the inputs that all records in the directory come from.
 BINDING = "made-from.json"
 PARTIAL = ".partial"
 #: Length of a SHA-256 in bytes and in hexadecimal digits.
@@ -45,10 +45,10 @@ SHA256_BYTES, SHA256_DIGITS = 32, 64
 
 @dataclass(frozen=True)
 class UnitOfWork(Generic[Job, Result]):
-    """Call ``work(job)`` whose record is called ``name``. Its result has the annotated return type of ``work``.
+    """Call ``work(job)`` with a record called ``name``.
 
-    A result with files lists their paths as ``files``, or, if it has computed them, their ``digests`` by path: XXH3-128
-    or SHA-256.
+    The result has the annotated return type of ``work``. If the unit writes files, its result lists their paths as
+    ``files``, or maps paths to XXH3-128 or SHA-256 digests as ``digests``.
     """
 
     root: Path
@@ -62,23 +62,23 @@ class UnitOfWork(Generic[Job, Result]):
 
     @property
     def recorded(self) -> types.GenericAlias:
-        """Type of the record: the result, and the digests of its files by their paths in ``root``."""
+        """Type of the record: the result, and a digest by relative path for every file."""
         return types.GenericAlias(tuple, (typing.get_type_hints(self.work)["return"], dict[str, str]))
 
 
 class ResumableScratch:
-    """Directory in which ``workers`` do units of work, every one once."""
+    """Directory in which ``workers`` run units of work, skipping those with a record."""
 
     def __init__(self, root: Path, workers: Workers) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
-        #: Number of units that were done before.
+        #: Number of units with a record from an earlier run.
         self.done_before = len(list(root.glob(f"*{RECORD}")))
         self._workers = workers
         self._calls: Counter[str] = Counter()
 
     def bind(self, made_from: dict[str, object], keep: Collection[Path] = ()) -> None:
-        """Clear the directory, except for the files ``keep``, unless it was made from ``made_from``."""
+        """Delete everything in the directory but ``keep`` unless it is already bound to ``made_from``."""
         binding, content = self.root / BINDING, canonical_json(made_from)
         if binding.is_file() and binding.read_bytes() == content:
             return
@@ -94,7 +94,7 @@ class ResumableScratch:
         self.done_before = 0
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """Run :meth:`Workers.map`, except for units whose record is whole."""
+        """Run ``work`` on every job by :meth:`Workers.map`, restoring results of intact records."""
         return self._workers.map(run_or_restore, self._units(work, jobs))
 
     def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork[Job, Result]]:
@@ -106,9 +106,9 @@ class ResumableScratch:
 
 @contextmanager
 def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[ResumableScratch]:
-    """Yield a scratch directory; remove it and close the ``workers`` at the end.
+    """Yield a scratch directory; remove it and close ``workers`` at the end.
 
-    A ``lasting`` one of an interrupted run stays.
+    If the run is interrupted and ``lasting``, the directory stays for the next run.
     """
     try:
         yield ResumableScratch(root, workers)
@@ -125,15 +125,15 @@ def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> 
 
 
 def worth_resuming(error: BaseException) -> bool:
-    """Return False for user errors, whose correction is other work, and for a full disk."""
+    """Return True if finished work may serve a rerun: not for user errors, whose fix changes it, or a full disk."""
     full = isinstance(error, Exception) and out_of_space(error)
     return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
 
 
 def run_or_restore(unit: UnitOfWork[Job, Result]) -> Result:
-    """Return the result of a unit from its record, or run the unit and record it, in a worker process.
+    """Return the result of a unit from its record, or run and record it; called in a worker process.
 
-    Raises ``DamagedArtifact`` for a whole record of something else: no crash leaves one.
+    Raises ``DamagedArtifact`` for an intact record of another type, which no crash can cause.
     """
     restored = restore(unit)
     if restored is not None:
@@ -153,7 +153,7 @@ def write_record(unit: UnitOfWork[Job, Result], result: Result) -> None:
 
 
 def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
-    """Return the result of a unit that was done before and is still whole, as a 1-tuple, else None."""
+    """Return a unit's recorded result as a 1-tuple, or None if the record or one of its files is missing or damaged."""
     try:
         raw = unit.record.read_bytes()
         sha256, content = raw[:SHA256_BYTES], raw[SHA256_BYTES:]
@@ -167,7 +167,7 @@ def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
 
 
 def digest(file: Path, like: str = "") -> str:
-    """Return the XXH3-128 of a file (hex), or its SHA-256 if ``like`` has that length."""
+    """Return the digest (hex) of a file: SHA-256 if ``like`` is one, else XXH3-128."""
     with file.open("rb") as stream:
         return hashlib.file_digest(
             stream, hashlib.sha256 if len(like) == SHA256_DIGITS else xxhash.xxh3_128

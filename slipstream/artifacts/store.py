@@ -1,7 +1,6 @@
-"""Local store of finished artifacts under ``.slipstream/<stage>/<key>/``; the key depends on all inputs.
+"""Local store of artifacts, ``.slipstream/<stage>/<key>/``; the key is a digest of all inputs.
 
-Unlike Flyte's local cache it verifies the bytes before it reuses an artifact, remakes damaged or deleted ones, and
-reports reuse.
+Unlike Flyte's local cache it verifies all bytes before reuse, replaces damaged or deleted artifacts, and reports reuse.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from slipstream.artifacts.workspaces import workspace
 from slipstream.logs import logger
 from slipstream.storage.locks import lock_of
 
-#: Store of a project on one machine.
+#: Default store, in the working directory.
 STORE = Path(".slipstream")
 
 
 def content_key(stage: str, version: str, inputs: Mapping[str, object]) -> str:
-    """Return the key of a stage's result: a digest of the stage, its code version and all inputs."""
+    """Return the key of a stage's result: a digest of stage, code version and all inputs."""
     return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
 
 
 class Store:
-    """Finished artifacts by stage and key. Entries appear complete, by a rename."""
+    """Finished artifacts by stage and key; an entry appears complete, by a rename."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -38,11 +37,11 @@ class Store:
         return self.root / stage / key
 
     def checkpoints(self, stage: str, key: str) -> Path:
-        """Return the directory for unfinished work on this entry; it is removed once the entry is published."""
+        """Return the directory for unfinished work on an entry; it is removed once the entry is published."""
         return self.root / stage / f"{key}.checkpoints"
 
     def find(self, stage: str, key: str) -> Artifact | DamagedArtifact | None:
-        """Return the verified entry, the error if it is damaged, or None if it does not exist."""
+        """Return the verified entry; the error if it is damaged; None if it does not exist."""
         directory = self.entry(stage, key)
         if not directory.exists():
             return None
@@ -55,10 +54,10 @@ class Store:
 
     @contextmanager
     def turn(self, stage: str, key: str) -> Iterator[bool]:
-        """Let one process at a time make an entry, because they would share its unfinished work.
+        """Lock an entry, so that only one process at a time works in its directory of unfinished work.
 
-        Yields True if this process waited for another, which may then have made the entry. On a disk without locks no
-        process waits: if two make the same entry, one is published.
+        Yields True if this process waited for another, which may have made the entry. On a disk without locks nothing
+        waits: two processes may make the same entry, and one of the results is published.
         """
         unfinished, lock = self.checkpoints(stage, key), lock_of(self.root / stage / f"{key}.lock")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +84,11 @@ class Store:
             lock.release()
 
     def workspace(self, stage: str) -> AbstractContextManager[Path]:
-        """Return a fresh directory on the store's disk, removed afterwards unless it was published."""
+        """Return a context with a new directory on the store's disk, removed at the end unless it was published."""
         return workspace(self.root / stage)
 
     def publish(self, directory: Path, stage: str, key: str) -> Artifact:
-        """Move a finished workspace to its entry, replacing a damaged one."""
+        """Rename a finished workspace to its entry, replacing a damaged entry."""
         Artifact.open(directory, stage)
         target = self.entry(stage, key)
         if isinstance(self.find(stage, key), DamagedArtifact):

@@ -1,7 +1,7 @@
-"""Strict JSON parser for artifacts and stores, whose files may be untrusted or damaged.
+"""Strict JSON parser for possibly untrusted or damaged files of artifacts and stores.
 
-A value is accepted if every other part of the project can work with it: its numbers are finite and of 64 bits, its
-texts can be encoded, and its nesting is bounded. Floats keep all their bits.
+Accepted values are safe for all other code: numbers are finite and of 64 bits, texts can be encoded as UTF-8, and
+nesting is bounded. Floats keep all their bits.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import json
 import math
 from typing import Any, NoReturn
 
-#: Most levels of lists and objects. This project's records have about a dozen; Python's recursion ends at about 1,000.
+#: Largest nesting depth of lists and objects. This project's records need about a dozen; Python's recursion limit is
+#: about 1,000.
 DEEPEST = 100
 #: Range of 64-bit integers, signed or unsigned.
 LEAST, MOST = -(1 << 63), (1 << 64) - 1
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value in ``content``.
+    """Parse UTF-8 JSON.
 
-    Raises ``ValueError`` for anything but UTF-8, valid JSON, finite numbers of 64 bits and at most :data:`DEEPEST`
-    levels.
+    Raises ``ValueError`` for invalid JSON, non-finite numbers, integers of more than 64 bits and more than
+    :data:`DEEPEST` levels.
     """
     try:
         value = json.loads(content.decode(), parse_constant=refuse)
@@ -31,7 +32,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def check_json(value: object) -> None:
-    """Raise ``ValueError`` if a parsed value has a number, a text or a nesting that :func:`parse_json` refuses."""
+    """Raise ``ValueError`` if a parsed value has a number, text or depth that :func:`parse_json` refuses."""
     level = [value]
     for depth in range(DEEPEST + 1):
         deeper = list[object]()

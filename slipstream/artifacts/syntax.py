@@ -1,11 +1,10 @@
-"""Meaning of a module's source: a digest of its syntax tree, its imports and the data files that it reads.
+"""Digest of a Python source's syntax tree, with its imports and the data files that it reads.
 
-The digest ignores docstrings, comments, formatting and the texts of log messages. It is equal on Python 3.11 to 3.14:
-the walk skips parts of the trees that later versions added or store differently.
+The digest ignores docstrings, comments, formatting and texts of log messages. It is equal on Python 3.11 to 3.14,
+because parts of the tree that later versions add or store differently are skipped.
 
-Parsing all sources takes about a second. The results are cached in the user's cache directory by the SHA-256 of the
-source, so timestamps do not matter. The cache starts with a checksum: a damaged one is ignored. An unwritable directory
-costs time only.
+Parsing all sources takes about a second, so results are kept in the user's cache directory by the SHA-256 of the
+source. The cache file starts with a checksum and is ignored if damaged. If it cannot be written, only time is lost.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: To be raised if the walk over the trees changes; results of another form are not used.
+#: Version of the digest's definition; increase it when :func:`write_tree` changes, to discard cached results.
 FORM = 2
-#: Most cache entries, several times this project's sources; beyond it the cache starts empty.
+#: Largest number of cache entries, several times the number of sources; a fuller cache is emptied.
 MOST_KEPT = 5000
-#: Fields of a tree without meaning, or absent from some versions of Python.
+#: Fields of syntax trees that do not affect execution or that some Python versions lack.
 SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 DATA_SUFFIXES = (".toml", ".html", ".css", ".js", ".json", ".jinja", ".txt", ".yaml")
@@ -34,18 +33,18 @@ DATA_SUFFIXES = (".toml", ".html", ".css", ".js", ".json", ".jinja", ".txt", ".y
 
 @dataclass(frozen=True)
 class Syntax:
-    """Meaning of one source file."""
+    """Analysis of one source file."""
 
     #: SHA-256 (hex) of the canonical syntax tree.
     digest: str
-    #: Every imported dotted name; ``from package import name`` gives ``package.name``. Relative ones keep dots.
+    #: Imported dotted names; ``from package import name`` gives ``package.name``. Relative imports keep their dots.
     imports: tuple[str, ...]
-    #: Relative paths that may name data files or directories next to the source.
+    #: Relative paths in the source that may be data files or directories next to it.
     data: tuple[str, ...]
 
 
 class Syntaxes:
-    """Cache of syntax by source content, kept in ``file`` between processes."""
+    """Cache of :class:`Syntax` by source content, persisted in ``file``."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -53,7 +52,7 @@ class Syntaxes:
         self._added: dict[str, Syntax] = {}
 
     def of(self, source: bytes) -> Syntax:
-        """Return the syntax of a source. Raises ``SyntaxError`` or ``ValueError`` if it is not Python."""
+        """Return the analysis of a source. Raises ``SyntaxError`` or ``ValueError`` if it is not Python."""
         key = hashlib.sha256(source).hexdigest()
         found = self._kept.get(key) or self._added.get(key)
         if found is None:
@@ -61,7 +60,7 @@ class Syntaxes:
         return found
 
     def keep(self) -> None:
-        """Write the results since the last call, if any; ignore a failure to write."""
+        """Write new results to ``file``, if any; ignore a failure to write."""
         if not self._added:
             return
         # Another process may have written meanwhile.
@@ -77,12 +76,12 @@ class Syntaxes:
 
 @cache
 def kept_syntaxes() -> Syntaxes:
-    """Return the cache that this user's processes share."""
+    """Return the cache shared by all processes of this user."""
     return Syntaxes(cache_file())
 
 
 def read_kept(file: Path) -> dict[str, Syntax]:
-    """Return the cached results in ``file``; none if it is missing, damaged or of another form."""
+    """Return the cached results in ``file``; none if it is missing, damaged or of another ``FORM``."""
     try:
         raw = file.read_bytes()
         first, content = raw[: len(checksum(b""))], raw[len(checksum(b"")) :]
@@ -101,13 +100,13 @@ def checksum(content: bytes) -> bytes:
 
 
 def cache_file() -> Path:
-    """Return the path of this user's cache; the directory may not exist."""
+    """Return the path of this user's cache file; its directory may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "slipstream" / "syntax.json"
 
 
 def parse(source: bytes) -> Syntax:
-    """Parse a source file. Raises ``SyntaxError`` or ``ValueError``."""
+    """Analyse a source without the cache. Raises ``SyntaxError`` or ``ValueError`` if it is not Python."""
     tree = ast.parse(source)
     canonical: list[str] = []
     write_tree(tree, canonical)
@@ -117,7 +116,7 @@ def parse(source: bytes) -> Syntax:
 
 
 def write_tree(node: ast.AST, into: list[str]) -> None:
-    """Append a canonical form of the tree below ``node``: names of nodes and of filled fields, and constants."""
+    """Append a canonical form of the tree ``node`` to ``into``: node types, non-empty fields and constants."""
     if isinstance(node, ast.Constant):
         into.append(f"={type(node.value).__name__} {node.value!r}")
         return
@@ -144,12 +143,15 @@ def write_tree(node: ast.AST, into: list[str]) -> None:
 
 
 def without_docstrings(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements that are not mere texts, such as docstrings of functions and below fields."""
+    """Return the statements without bare strings, such as docstrings."""
     return [each for each in body if not (isinstance(each, ast.Expr) and texts(each.value))]
 
 
 def joined(values: list[ast.expr]) -> list[ast.expr]:
-    """Return the pieces of an f-string, with neighbouring texts joined and empty ones removed."""
+    """Return the parts of an f-string, with adjacent constants joined and empty ones removed.
+
+    Python versions split constants differently.
+    """
     pieces: list[ast.expr] = []
     for value in values:
         if not isinstance(value, ast.Constant):
@@ -162,9 +164,9 @@ def joined(values: list[ast.expr]) -> list[ast.expr]:
 
 
 def is_log(function: ast.expr) -> bool:
-    """Return True for a method of ``LOG`` or of the result of ``logger(…)``.
+    """Return True for a logging method of ``LOG`` or ``logger(…)``.
 
-    Literal texts among its arguments are not part of the digest; f-strings, which compute, are.
+    Literal texts among its arguments are excluded from the digest; f-strings, which compute, are included.
     """
     if not isinstance(function, ast.Attribute) or function.attr not in LOG_METHODS:
         return False
@@ -173,9 +175,10 @@ def is_log(function: ast.expr) -> bool:
 
 
 def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the dotted names that the tree imports, and the texts that may be paths of data files.
+    """Return the imported dotted names, and the texts that may be paths of data files.
 
-    Such texts have the suffix of a data file, are divisors of a path, or are arguments of methods that join paths.
+    Such texts have the suffix of a data file, are right operands of ``/``, or arguments of ``joinpath`` or
+    ``with_name``.
     """
     imports: set[str] = set()
     data: set[str] = set()
@@ -197,12 +200,12 @@ def names_in(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def texts(node: ast.expr) -> list[str]:
-    """Return the text of a node, or an empty list for any other expression."""
+    """Return the string constant ``node`` as a list, empty for other nodes."""
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
 
 
 def data_files(source: Path, syntax: Syntax) -> Mapping[str, Path]:
-    """Return the data files that a source reads, by their paths relative to its directory."""
+    """Return the existing data files that a source names, by path relative to its directory."""
     found: dict[str, Path] = {}
     for name in syntax.data:
         place = source.parent / name

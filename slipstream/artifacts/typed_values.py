@@ -1,12 +1,12 @@
-"""Serialization of typed Python values without pickle: the reader names the type, so the data cannot choose one.
+"""Serialization of typed Python values without pickle: the reader names the type, not the data.
 
-A value is one safetensors file. Its tensor ``json`` holds the value as JSON; every other tensor, named by a number, is
-a NumPy array or an Arrow record batch (an IPC stream) to which the JSON refers. Fields of dataclasses and named tuples
-are written by name and checked strictly by their type hints, through pydantic. Types: ``bool``, ``int``, ``float``,
-``str``, ``Path``, ``Literal``, ``list``, ``tuple``, ``dict`` with ``str`` keys, ``X | None``, dataclasses, named
-tuples, ``np.ndarray`` of numbers, ``pa.RecordBatch``, and ``Any`` for values that JSON preserves.
+A value is one safetensors file. Its tensor ``json`` holds the value as JSON. The other tensors, named by numbers, are
+NumPy arrays or Arrow record batches (IPC streams) to which the JSON refers. Dataclasses and named tuples are written by
+field name and checked strictly by their type hints, through pydantic. Types: ``bool``, ``int``, ``float``, ``str``,
+``Path``, ``Literal``, ``list``, ``tuple``, ``dict`` with ``str`` keys, ``X | None``, dataclasses, named tuples,
+``np.ndarray`` of numbers, ``pa.RecordBatch``, and ``Any`` for JSON values.
 
-The schemas are our own: pydantic's refuse lone surrogates in JSON texts and do not preserve every bit of floats.
+The schemas are hand-written: pydantic's own refuse lone surrogates in JSON and do not preserve all bits of floats.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from safetensors.numpy import load, save
 from slipstream.artifacts.format import DamagedArtifact
 
 TREE = "json"
-#: Keeps lone surrogates, which file names may hold.
+#: Encoding of the JSON; it keeps lone surrogates, which file names may contain.
 ENCODING = ("utf-8", "surrogatepass")
-#: Types that JSON preserves.
+#: Types that JSON preserves exactly.
 PLAIN = {bool, int, str, types.NoneType}
 Tensors = dict[str, np.ndarray]
 Info = core_schema.ValidationInfo[Tensors]
 
 
 def encode(value: object, kind: object) -> bytes:
-    """Return ``value``, of the type ``kind``, as bytes. Raises ``TypeError`` for another type."""
+    """Serialize ``value``. Raises ``TypeError`` if it does not have the type ``kind``."""
     validator, tensors = validator_of(kind), Tensors()
     tree = tree_of(value, tensors)
     try:
@@ -52,9 +52,9 @@ def encode(value: object, kind: object) -> bytes:
 
 
 def decode(data: bytes, kind: object, name: object) -> Any:
-    """Return the value of the type ``kind`` that :func:`encode` wrote to the file ``name``.
+    """Deserialize a value of type ``kind`` that :func:`encode` wrote to the file ``name``.
 
-    Raises ``DamagedArtifact`` with the name of the file, and of the wrong field if there is one.
+    Raises ``DamagedArtifact`` with the file name and, if possible, the wrong field.
     """
     try:
         tensors = load(data)
@@ -82,13 +82,13 @@ def first_mistake(error: ValidationError) -> str:
 
 
 class Bits(str):
-    """Hexadecimal digits of the eight bytes of a non-finite float, which JSON cannot hold."""
+    """Non-finite float as 16 hexadecimal digits of its eight bytes, since JSON cannot hold it."""
 
 
 def tree_of(value: Any, tensors: Tensors) -> Any:
-    """Return the value as JSON holds it; add its arrays to ``tensors``.
+    """Convert a value to JSON-compatible objects; add its arrays to ``tensors``.
 
-    Types are not checked, so tuples stay tuples, which JSON writes as lists.
+    Types are not checked. Tuples stay tuples, which JSON writes as lists.
     """
     if type(value) in PLAIN:
         return value
@@ -128,7 +128,7 @@ def validator_of(kind: object) -> SchemaValidator:
 
 
 def schema_of(kind: Any) -> CoreSchema:
-    """Return the schema that validates the tree of a type and rebuilds its value.
+    """Return the pydantic schema that validates JSON of the type ``kind`` and rebuilds the value.
 
     Raises ``TypeError`` for unsupported types.
     """
@@ -163,7 +163,7 @@ def read_one_of(allowed: tuple[object, ...], tree: object) -> object:
 
 
 def read_float(tree: object) -> float:
-    """Return a float, or an ``int`` unchanged, which may stand for one."""
+    """Return a float from JSON; an ``int`` stays as it was written, and hexadecimal digits are :class:`Bits`."""
     if isinstance(tree, float) or type(tree) is int:
         return tree
     if isinstance(tree, str) and len(tree) == 16:
@@ -185,7 +185,7 @@ def read_any(tree: object) -> object:
 
 
 def read_array(tree: object, info: Info) -> np.ndarray:
-    """Remove the tensor from the context and return it, since it belongs to one field only."""
+    """Return the tensor named ``tree`` and remove it from the context: every tensor belongs to one field."""
     if type(tree) is not str or tree not in info.context:
         raise ValueError("Input should be the name of a tensor that no other field has")
     return info.context.pop(tree)

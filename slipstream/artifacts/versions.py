@@ -1,9 +1,9 @@
 """Code version of a stage, part of Flyte's cache version and of the local store's key.
 
-A stage's code is the import closure of its engine: the engine's modules and all modules of this project that they
-import, directly or indirectly, at the top of a file or inside a function. It is found by reading the sources without
-importing them. A module counts by its syntax tree's digest (:mod:`slipstream.artifacts.syntax`), so comments,
-docstrings and formatting do not change versions; the data files that it reads count by their bytes.
+A stage's code is the import closure of its engine: its modules and all modules of this project that they import,
+directly or indirectly, at the top of a file or inside a function. The sources are read, not imported. A module counts
+by the digest of its syntax tree (:mod:`slipstream.artifacts.syntax`), so comments, docstrings and formatting do not
+change versions. Data files that a module reads count by their bytes.
 
 The closure ends at the modules of :data:`SEAMS`, which do not affect results.
 """
@@ -21,8 +21,8 @@ from slipstream.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "slipstream"
-#: Modules, or packages with their contents, at which a closure ends, and their numbers. Raise the number if a fault in
-#: one may have changed results: every stage that reaches it then gets another code version.
+#: Modules or packages at which a closure ends, with version numbers. Increase the number if a bug in one may have
+#: changed results: every stage that imports it then gets a new code version.
 SEAMS = {
     "slipstream.logs": 1,
     "slipstream.text_table": 1,
@@ -39,12 +39,12 @@ SEAMS = {
 
 @cache
 def code_version(stage: str) -> str:
-    """Return the digest (hex) of the stage's import closure and of its libraries' versions."""
+    """Return the digest (hex) of a stage's import closure and library versions."""
     return version_of(STAGES[stage].engines, STAGES[stage].libraries)
 
 
 def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
-    """Return the digest (hex) of the import closure of ``modules`` and of the versions of ``libraries``."""
+    """Return the digest (hex) of the import closure of ``modules`` and the versions of ``libraries``."""
     digest = hashlib.sha256()
     for module, meaning in module_digests(modules).items():
         digest.update(f"{module}\0{meaning}\0".encode())
@@ -54,7 +54,7 @@ def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
 
 
 def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
-    """Return the digest, or the number of a seam, of every module in the import closure, sorted by name."""
+    """Return the digest of every module in the import closure, sorted by name; seams have "seam <number>"."""
     digests = {}
     for module, path in sorted(import_closure(modules).items()):
         digests[module] = f"seam {SEAMS[module]}" if module in SEAMS else module_digest(path)
@@ -64,7 +64,7 @@ def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
 
 @cache
 def module_digest(path: Path) -> str:
-    """Return the digest (hex) of a source file's syntax tree and of the bytes of its data files."""
+    """Return the digest (hex) of a source file's syntax tree and its data files' bytes."""
     syntax = syntax_of(path)
     files = data_files(path, syntax)
     if not files:
@@ -76,10 +76,10 @@ def module_digest(path: Path) -> str:
 
 
 def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
-    """Return all modules of this project that ``engines`` import, themselves included, with their source files.
+    """Return the project's modules that ``engines`` import, and ``engines``, with their source files.
 
-    Importing a module runs its packages' ``__init__`` too, so these count. A seam stands for everything below it.
-    Raises ``ValueError`` for an engine that does not exist.
+    Packages of imported modules are included, because Python runs their ``__init__``. A seam replaces the modules below
+    it. Raises ``ValueError`` for an engine that does not exist.
     """
     sources: dict[str, Path] = {}
     waiting = list(engines)
@@ -99,12 +99,11 @@ def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
 
 
 def seam_of(module: str) -> str | None:
-    """Return the seam that is, or contains, a module."""
+    """Return the entry of ``SEAMS`` that equals or contains ``module``, or None."""
     return next((name for name in (*packages_of(module), module) if name in SEAMS), None)
 
 
 def packages_of(module: str) -> Iterator[str]:
-    """Yield the packages that contain a module, the outermost first."""
     parts = module.split(".")
     for end in range(1, len(parts)):
         yield ".".join(parts[:end])
@@ -128,14 +127,13 @@ def syntax_of(path: Path) -> Syntax:
 
 @cache
 def source_of(module: str) -> Path | None:
-    """Return the source file of a dotted name of this project, or None if it is not a module."""
+    """Return the source file of a dotted module name of this project, or None if there is none."""
     path = ROOT.joinpath(*module.split("."))
     candidates = (path.with_suffix(".py"), path / "__init__.py")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def installed(library: str) -> str:
-    """Return the version of an installed library, or "absent"."""
     try:
         return version(library)
     except PackageNotFoundError:

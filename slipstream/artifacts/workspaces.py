@@ -1,12 +1,11 @@
-"""Workspaces: hidden directories for unfinished work, removed by other processes once their owner is gone.
+"""Workspaces: hidden directories for unfinished work, removed by other processes when their owner has died.
 
-The owner locks a file next to the directory; the system releases the lock whenever the process ends. Process ids would
-not do: containers that share the disk have their own. The lock precedes the directory, so a directory in use is never
-unlocked.
+The owner locks a file next to the directory; the system releases the lock when the process ends. Process ids would not
+do, since containers that share a disk have separate ids. The lock is taken before the directory is created, so a
+workspace in use is always locked.
 
-Not every disk shows a lock to all machines that share it (NFS mounted with local locks, a directory of a virtual
-machine's host). So another running system's workspaces are removed only when they are old. Without locks, abandoned
-workspaces cannot be distinguished from those in use, and none is removed.
+Not every disk shares locks between machines (NFS with local locks, a directory of a virtual machine's host). So
+workspaces of another running system are removed only after :data:`FORSAKEN_S`. On a disk without locks none is removed.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from slipstream.errors import UserError
 from slipstream.storage import disk_time
 from slipstream.storage.locks import lock_of
 
-#: Suffixes of a workspace and its lock, which share the rest of the name.
+#: Suffixes of a workspace and of its lock file; the names are otherwise equal.
 WORK, LOCK = ".work", ".lock"
-#: Seconds after which another system's workspace counts as abandoned.
+#: Age in seconds at which an unlocked workspace of another system is removed.
 FORSAKEN_S = 7 * 86_400
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextmanager
 def workspace(parent: Path) -> Iterator[Path]:
-    """Yield a fresh directory in ``parent``, on the same disk; remove it afterwards unless it was renamed.
+    """Yield a new directory in ``parent``; remove it afterwards unless it was renamed.
 
     Workspaces of killed processes are removed first.
     """
@@ -65,7 +64,7 @@ def put_in_place(directory: Path, target: Path) -> None:
 
 @contextmanager
 def owned(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory that does not exist yet, if the disk has locks."""
+    """Hold the lock of a workspace before ``directory`` is created; do nothing on a disk without locks."""
     path = directory.with_suffix(LOCK)
     lock = lock_of(path)
     try:
@@ -79,7 +78,7 @@ def owned(directory: Path) -> Iterator[None]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the workspaces in ``parent`` whose owners are gone."""
+    """Remove the workspaces in ``parent`` whose owners have died."""
     for path in parent.glob(f".{'[0-9a-f]' * 16}{LOCK}"):
         lock, directory = lock_of(path), path.with_suffix(WORK)
         with suppress(Timeout, OSError):
@@ -93,9 +92,9 @@ def sweep(parent: Path) -> None:
 
 
 def is_forsaken(lock: Path) -> bool:
-    """Return True if a lock that is free here is free everywhere.
+    """Return True if an unlocked workspace can be removed: it is this system's, or older than ``FORSAKEN_S``.
 
-    Its age is by the disk's clock: a machine with a wrong clock must not remove another machine's workspace.
+    The age is taken from the disk's clock, since this machine's clock may be wrong.
     """
     if lock.read_text(encoding="ascii") == running_system():
         return True
@@ -103,7 +102,7 @@ def is_forsaken(lock: Path) -> bool:
 
 
 def running_system() -> str:
-    """Return an id that only the containers of this running system share; "" if there is none."""
+    """Return the kernel's boot id, which all containers on this machine share; "" if there is none."""
     with suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     return ""

@@ -14,7 +14,7 @@ from slipstream.language.template_process import TemplateFailed, template_proces
 from slipstream.language.template_worker import MOST_TEXT
 from slipstream.language.tokenizer import SETTINGS, SPECIAL, TEMPLATE, TURN, TURN_ENDS, entry
 
-#: Template of tokenizers made here: every turn between two special tokens.
+#: Template for tokenizers that this project builds: every turn between two special tokens.
 OWN_TEMPLATE = (
     "{% for message in messages %}"
     f"{TURN}{{{{ message.role }}}}\n{{{{ message.content }}}}{TURN_ENDS}\n"
@@ -28,17 +28,17 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 #: Names of special tokens in transformers.
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 Messages = list[dict[str, str]]
-#: Text that occurs in no template.
+#: Text that occurs in no template, to test whether a template shows a message.
 PROBE = "probe-7f3a9c"
 
 
 class CannotRender(Exception):
-    """Reason why the template cannot render a row, in half a line."""
+    """Error for a row that the template cannot render; its message is the reason, in half a line."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Text of a conversation, with the span (characters) of every answer and the end of its turn."""
+    """Rendered conversation; a span (characters) covers an answer and the end of its turn."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -49,7 +49,8 @@ class Rendered:
 class ChatTemplate:
     """Compiled chat template.
 
-    ``tokens`` are the special tokens that it may name, such as ``bos_token``. ``date`` (ISO 8601) replaces its clock.
+    ``tokens`` are the special tokens that it may use, such as ``bos_token``. ``date`` (ISO 8601) replaces the current
+    date.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], date: str) -> None:
@@ -75,10 +76,11 @@ class ChatTemplate:
             )
 
     def render(self, conversations: Sequence[Messages]) -> Iterator[Rendered | CannotRender]:
-        """Yield every conversation rendered, or the reason why it cannot be.
+        """Yield every rendered conversation, or the reason why it cannot be rendered.
 
-        The template may fail, or change an answer when others follow. Every conversation must end with an answer
-        (:func:`until_last_answer`). Raises ``TemplateStopped`` at a conversation that exceeds a limit.
+        Reasons are that the template fails, or changes an answer when later messages follow. Every conversation must
+        end with an answer (:func:`until_last_answer`). Raises ``TemplateStopped`` at a conversation that exceeds a
+        limit.
         """
         process = template_process()
         process.compile(self._template)  # The process may have had another template since, or have been killed.
@@ -93,7 +95,7 @@ class ChatTemplate:
 
 
 def learned(answer: Mapping[str, str], shown: str) -> str:
-    """Return an answer's learned text: its content, after its reasoning if the template has ``shown`` that."""
+    """Return the text of an answer that has loss: its content, preceded by its reasoning if ``shown`` contains it."""
     reasoning = next((answer[name].strip() for name in REASONING if name in answer), "")
     return reasoning + answer["content"] if reasoning and reasoning in shown else answer["content"]
 
@@ -101,7 +103,7 @@ def learned(answer: Mapping[str, str], shown: str) -> str:
 def until_last_answer(messages: Messages) -> Messages:
     """Return the messages up to the last answer.
 
-    Raises :class:`CannotRender` without an answer, and for too much text.
+    Raises :class:`CannotRender` without an answer, and for more than ``MOST_TEXT`` characters.
     """
     last = max((place for place, message in enumerate(messages) if message["role"] == ANSWERS), default=-1)
     if last < 0:
@@ -141,7 +143,7 @@ def special_tokens(files: Mapping[str, str]) -> dict[str, str]:
 def messages_of(values: Mapping[str, Any]) -> Messages:
     """Return the messages of a row: its ``messages``, or its ``prompt`` and ``completion``.
 
-    Their fields are role, content and :data:`REASONING`. Raises :class:`CannotRender`.
+    Messages have the fields role, content and :data:`REASONING`. Raises :class:`CannotRender` for an invalid row.
     """
     if "messages" not in values:
         asked = {"user": values.get("prompt"), ANSWERS: values.get("completion")}

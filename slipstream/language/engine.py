@@ -1,7 +1,7 @@
 """Access to the tokenizers library, which only this module imports.
 
-A ``tokenizer.json`` is untrusted, and on some the library panics, hangs or exhausts memory. So untrusted files are read
-and used in a child process with limits (:class:`EngineProcess`).
+A ``tokenizer.json`` is untrusted, and some make the library panic, hang or exhaust memory. So untrusted files are
+parsed and used in a child process with limits (:class:`EngineProcess`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: CPU seconds of a call, and characters per extra second. Byte-level BPE encodes 1,300,000 characters per second.
+#: CPU seconds allowed per call, and characters per additional second. Byte-level BPE encodes 1,300,000 characters per
+#: second.
 SECONDS, CHARACTERS_PER_SECOND = 60, 32 << 10
-#: Bytes of memory of a call, and per character of its text. Byte tokens take 271 per character.
+#: Bytes of memory allowed per call, and per character of its text. Byte tokens take 271 bytes per character.
 MEMORY, MEMORY_PER_CHARACTER = 4 << 30, 1 << 10
 
 
@@ -38,7 +39,7 @@ def library() -> Any:
 
 
 class Special(NamedTuple):
-    """Special token: its id and text."""
+    """Id and text of a special token."""
 
     id: int
     text: str
@@ -46,17 +47,16 @@ class Special(NamedTuple):
 
 @dataclass(frozen=True)
 class Engine:
-    """Tokenizer of the library, with calls that return plain values; lives in the child process."""
+    """Tokenizer of the library, in the child process; its methods return plain values."""
 
     tokenizer: Library
 
     @classmethod
     def read(cls, text: str) -> Engine:
-        """Read the text of a ``tokenizer.json``."""
         return cls(library().Tokenizer.from_str(text))
 
     def largest_id(self) -> int:
-        """Return the largest token id; ids may have gaps."""
+        """Return the largest token id, or -1 for an empty vocabulary; ids may have gaps."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def specials(self) -> list[Special]:
@@ -64,13 +64,12 @@ class Engine:
         return [Special(number, token.content) for number, token in added if token.special]
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token, or None."""
         return self.tokenizer.token_to_id(token)
 
     def encode_texts(self, texts: list[str]) -> tuple[array[int], list[int]]:
         """Return the concatenated ids of all texts (uint32), and the number of ids per text.
 
-        A spelled-out special token is encoded as plain text.
+        Text that spells a special token is encoded as plain text.
         """
         self.tokenizer.encode_special_tokens = True
         ids, counts = array("I"), []
@@ -80,9 +79,9 @@ class Engine:
         return ids, counts
 
     def encode_with_specials(self, texts: list[str]) -> tuple[array[int], list[int], array[int]]:
-        """Encode texts that spell special tokens as such; also return the start of every token.
+        """Encode texts in which special tokens are recognised; return ids, counts and the start of every token.
 
-        Starts are character offsets in the text (uint32); ids and counts are those of :meth:`encode_texts`.
+        Starts are character offsets in the text (uint32); ids and counts are as in :meth:`encode_texts`.
         """
         self.tokenizer.encode_special_tokens = False
         ids, counts, starts = array("I"), [], array("I")
@@ -93,12 +92,11 @@ class Engine:
         return ids, counts, starts
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids, without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 class EngineProcess:
-    """:class:`Engine` of a ``tokenizer.json``'s text, in a child process with limits."""
+    """Child process, with limits, that holds the :class:`Engine` of a ``tokenizer.json``."""
 
     def __init__(self, text: str) -> None:
         library()  # A missing library has its own message.
@@ -108,7 +106,7 @@ class EngineProcess:
     def call(
         self, size: int, function: Callable[Concatenate[Engine, P], Result], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        """Return ``function(engine, *args)`` for ``size`` characters; raises ``UserError`` if the library fails."""
+        """Return ``function(engine, *args)``, limited by ``size`` in characters; raises ``UserError`` on failure."""
         size += len(self._text)
         limits = Limits(SECONDS + size // CHARACTERS_PER_SECOND, MEMORY + size * MEMORY_PER_CHARACTER)
         try:
@@ -122,7 +120,10 @@ class EngineProcess:
 
 @lru_cache(maxsize=1)
 def engine_process(text: str) -> EngineProcess:
-    """Return the child process for a ``tokenizer.json``'s text: one at a time, as it holds a vocabulary."""
+    """Return the child process for the text of a ``tokenizer.json``.
+
+    Only the last process is kept, since each holds a vocabulary.
+    """
     return EngineProcess(text)
 
 
@@ -139,7 +140,7 @@ def bytes_bpe(specials: Sequence[str]) -> str:
 
 
 def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) -> str:
-    """Return the ``tokenizer.json`` of byte-level BPE trained on the texts.
+    """Return the ``tokenizer.json`` of byte-level BPE trained on ``texts``.
 
     The same texts give the same file on any number of threads. Raises ``UserError`` if the library fails, and errors of
     the iterator ``texts``.
@@ -162,7 +163,7 @@ def trained_bpe(texts: Iterable[str], vocabulary: int, specials: Sequence[str]) 
 
 
 def byte_level(model: object) -> Library:
-    """Return a tokenizer that splits text as GPT-2 does, around a model."""
+    """Return a tokenizer with the given model that splits text as GPT-2 does."""
     tokenizers = library()
     engine: Library = tokenizers.Tokenizer(model)
     engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -171,7 +172,7 @@ def byte_level(model: object) -> Library:
 
 
 def byte_characters() -> list[str]:
-    """Return the character of every byte in a byte-level vocabulary.
+    """Return the character that represents every byte in a byte-level vocabulary.
 
     It is the byte itself if visible, else one from U+0100 on (``bytes_to_unicode`` of GPT-2).
     """

@@ -9,16 +9,16 @@ from slipstream.language.chat_template import ANSWERS, PROBE, Rendered, template
 from slipstream.language.template_process import TemplateStopped
 from slipstream.language.tokenizer import Tokenizer
 
-#: Arbitrary date: no template ends an answer differently on another day.
+#: Arbitrary date, since no template ends an answer differently on another day.
 ANY_DAY = "2000-01-01"
 CONVERSATION = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": PROBE}]
 
 
 def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
-    """Return the stop tokens of a model that was trained with the tokenizer in ``files``.
+    """Return the stop token ids of a model that was trained with the tokenizer in ``files``.
 
-    They are its end token and, if the model ``answers``, the special token that its chat template puts after an answer.
-    Empty if the tokenizer cannot be read here or has no end token.
+    They are the end token and, if the model ``answers``, the special token that its chat template puts after an answer.
+    Empty if the tokenizer cannot be loaded or has no end token.
     """
     try:
         tokenizer = Tokenizer(files)
@@ -30,9 +30,9 @@ def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
 
 
 def text_after_an_answer(files: Mapping[str, str]) -> str:
-    """Return the text after a conversation's last answer; "" without a template that shows it.
+    """Return the text that the chat template puts after a last answer; "" if it is unknown.
 
-    Raises ``UserError`` for a template that exceeds a limit.
+    Raises ``TemplateStopped`` if the template exceeds a limit.
     """
     try:
         (found,) = template_of(files, ANY_DAY).render([CONVERSATION])

@@ -1,4 +1,4 @@
-"""Process that compiles and renders chat templates under limits, as untrusted code may hang or exhaust memory."""
+"""Process that compiles and renders chat templates under limits, since untrusted code may hang or exhaust memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slipstream.distributed.pool import FOR_LIBRARIES, variables_for_children
 from slipstream.errors import UserError
 from slipstream.language.template_worker import FAILED, MEMORY, MOST_TEXT, STOPPED, Message, Rendered, serve
 
-#: Limit for one conversation, and for a batch before its conversations are tried one by one.
+#: Limit in seconds for a batch of conversations and, if the batch exceeds it, for every single conversation.
 SECONDS = 10.0
-#: Limit for starting the interpreter and its libraries, which may be on a slow disk.
+#: Limit in seconds for starting the interpreter and importing libraries, possibly from a slow disk.
 SECONDS_TO_START = 300.0
-#: JSON writes some characters in six bytes.
+#: Largest reply in bytes; JSON writes some characters in six bytes.
 LONGEST_REPLY = 8 * MOST_TEXT
 EXPECTED = (
     f"expected at most {SECONDS:.0f} s, {MEMORY >> 20} MiB of memory and {MOST_TEXT >> 20} MiB of text for one "
@@ -29,13 +29,14 @@ EXPECTED = (
 
 
 class TemplateFailed(Exception):
-    """Error of the template itself on this input."""
+    """Error raised by a template's own code for some input."""
 
 
 class TemplateStopped(UserError):
-    """Template exceeded a limit or used forbidden features, at a row (``file`` and ``line``) or before any.
+    """Error for a template that exceeded a limit or used a forbidden feature.
 
-    Exceeding a limit may depend on the machine, so this ends the work and never skips the row.
+    ``file`` and ``line`` locate the row, if any. Exceeding a limit may depend on the machine, so this error ends the
+    work instead of skipping the row.
     """
 
     def __init__(self, reason: str, tokenizer: str = "", file: str = "", line: int = 0) -> None:
@@ -49,7 +50,7 @@ class TemplateStopped(UserError):
 
 
 class TemplateProcess:
-    """Process for one thread's templates, started on first use and after it was killed."""
+    """Process for the templates of one thread; started on first use, and again after it was killed."""
 
     def __init__(self) -> None:
         self._process: Any = None
@@ -57,7 +58,7 @@ class TemplateProcess:
         self._template: dict[str, object] | None = None
 
     def compile(self, template: Mapping[str, object]) -> None:
-        """Compile a template, given as arguments of the worker's ``Template``, unless it was the last one.
+        """Compile a template unless it was the last; ``template`` holds the arguments of the worker's ``Template``.
 
         Raises :class:`TemplateFailed` and :class:`TemplateStopped`.
         """
@@ -68,14 +69,14 @@ class TemplateProcess:
         self._template = dict(template)
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """Return the prompt text for messages that a model is to answer; raises as :meth:`compile`."""
+        """Return the prompt for a model that is to answer ``messages``; raises as :meth:`compile`."""
         return str(self._ask({"prompt": messages}))
 
     def render(self, conversations: Sequence[Sequence[Message]]) -> Iterator[Rendered | str]:
-        """Yield every conversation rendered, or the reason why it cannot be, with the last compiled template.
+        """Yield every conversation rendered by the last compiled template, or the reason why it cannot be rendered.
 
-        They are sent as one batch. If that exceeds a limit, they are tried one by one, and :class:`TemplateStopped` is
-        raised at the conversation that exceeds it.
+        Conversations are sent as one batch. If the batch exceeds a limit, they are rendered one by one, and
+        :class:`TemplateStopped` is raised at the conversation that exceeds it.
         """
         template = self._template
         assert template is not None
@@ -89,7 +90,6 @@ class TemplateProcess:
             yield from map(rendered_of, found)
 
     def stop(self) -> None:
-        """Kill the process."""
         process, connection = self._process, self._connection
         self._process = self._connection = self._template = None
         if process is not None and connection is not None:
@@ -123,7 +123,7 @@ class TemplateProcess:
             ) from None
 
     def _receive(self, seconds: float) -> Any:
-        """Return the next reply's result; kill the process unless it can continue."""
+        """Return the result of the next reply; kill the process if it is unusable."""
         try:
             state, found = self._reply(seconds)
             if state == STOPPED:
@@ -153,9 +153,9 @@ def rendered_of(found: list[Any] | str) -> Rendered | str:
 
 
 class _OfThread(threading.local):
-    """Template process per thread.
+    """Holder of one template process per thread.
 
-    Linux ends a child with the thread that started it, and threads must not take each other's replies.
+    Linux kills a child when the thread that started it ends, and threads must not receive each other's replies.
     """
 
     def __init__(self) -> None:
@@ -166,5 +166,4 @@ _of_thread = _OfThread()
 
 
 def template_process() -> TemplateProcess:
-    """Return the process of this thread."""
     return _of_thread.process

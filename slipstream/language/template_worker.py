@@ -1,7 +1,7 @@
 """Worker process that compiles and renders chat templates as transformers does.
 
 A template is untrusted code. It runs in Jinja2's sandbox, in a process with a memory limit, which does nothing else and
-may be killed. Unlike in transformers, no number may depend on the day or on chance: ``strftime_now`` formats a given
+may be killed. Unlike in transformers, results never depend on the day or on chance: ``strftime_now`` formats a given
 date; ``random``, ``lipsum`` and texts with an object's address are refused.
 """
 
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, NoReturn
 from slipstream.distributed.child_processes import end_with_parent
 from slipstream.one_line import one_line
 
-#: State of a reply: a result, an error of the template, or an exceeded limit.
+#: State of a reply: a result, an error of the template, or an exceeded limit or forbidden feature.
 DONE, FAILED, STOPPED = "done", "failed", "stopped"
-#: Maximum bytes of text of one conversation, and of a batch.
+#: Largest number of bytes of text of a conversation or batch.
 MOST_TEXT = 16 << 20
-#: Bytes of address space beyond those of the process when it starts work.
+#: Bytes of address space that may be allocated after the libraries are imported.
 MEMORY = 512 << 20
-#: Maximum characters of a reason.
+#: Largest number of characters of a reason.
 LONGEST_REASON = 200
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
@@ -37,9 +37,9 @@ Message = Mapping[str, str]
 
 
 class Rendered(NamedTuple):
-    """Text of a conversation.
+    """Rendered conversation.
 
-    ``spans`` are the first and last character of every answer and the end of its turn, in one flat list.
+    ``spans`` is a flat list of start and end characters; a span covers an answer and the end of its turn.
     """
 
     text: str
@@ -48,19 +48,19 @@ class Rendered(NamedTuple):
 
 
 class Refused(Exception):
-    """Template exceeded a limit or used a forbidden feature."""
+    """Error for a template that exceeded a limit or used a forbidden feature."""
 
 
 class AnswerChanges(Exception):
-    """Text of an answer depends on the messages after it, or is empty."""
+    """Error for an answer whose text is empty or depends on later messages."""
 
 
 def serve(connection: Connection, parent: int) -> None:
     """Reply to requests of the process ``parent`` until it closes the connection.
 
     A request is a JSON object with one key: "template" (the arguments of :class:`Template`), "prompt" (messages) or
-    "conversations" (a list of lists of messages). A reply is a JSON list of its state and its result or reason. The
-    first reply comes before any request, when the libraries are loaded.
+    "conversations" (a list of lists of messages). A reply is a JSON list of a state and a result or reason. A first
+    reply is sent before any request, once the libraries are imported.
     """
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends this process.
@@ -87,7 +87,7 @@ def serve(connection: Connection, parent: int) -> None:
 
 
 def load() -> None:
-    """Import the template compiler, without torch, and limit the memory from here on."""
+    """Import the template compiler, without torch, then limit the memory."""
     from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template  # noqa: F401
 
     limit_memory(MEMORY)
@@ -96,7 +96,7 @@ def load() -> None:
 def limit_memory(most: int) -> None:
     """Limit the address space to ``most`` bytes more than now.
 
-    Does nothing except on Linux, as other systems do not enforce it.
+    Does nothing except on Linux, since other systems do not enforce it.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -111,7 +111,7 @@ def limit_memory(most: int) -> None:
 
 
 def reply(connection: Connection, work: Callable[[], object]) -> None:
-    """Send the result of ``work``, or the reason why there is none."""
+    """Send the result of ``work``, or the reason why it failed."""
     try:
         content = json.dumps([DONE, work()], ensure_ascii=False).encode()
     except Refused as error:
@@ -134,20 +134,20 @@ def reason_of(error: Exception) -> str:
 
 
 class Template:
-    """Template with the special ``tokens`` that it may name, such as ``bos_token``.
+    """Template with the special ``tokens`` that it may use, such as ``bos_token``.
 
-    ``date`` (ISO 8601) replaces the clock. ``answers`` is the role whose messages are answers.
+    ``date`` (ISO 8601) replaces the current date. ``answers`` is the role of messages that are answers.
     """
 
     def __init__(self, source: str, tokens: dict[str, str], date: str, answers: str) -> None:
         self.source, self.answers = source, answers
         self.date = datetime.fromisoformat(date)
         self.asked_for_date = False
-        #: transformers always passes tools and documents, None if there are none.
+        #: Variables of the template; transformers always passes tools and documents, None if there are none.
         self.variables: dict[str, Any] = {"tools": None, "documents": None, **tokens}
 
     def compile(self) -> None:
-        """Compile the template as transformers does, without clock and chance."""
+        """Compile the template as transformers does, but with a fixed date and without random functions."""
         from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template
 
         self.compiled = _compile_jinja_template(self.source)
@@ -163,14 +163,14 @@ class Template:
         return self.date.strftime(format)
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """Return the prompt text for messages that a model is to answer."""
+        """Return the prompt for a model that is to answer ``messages``."""
         text = self.text(messages, prompt=True)
         check_size(len(text.encode()))
         refuse_addresses(text, messages)
         return text
 
     def render(self, conversations: Sequence[Sequence[Message]]) -> list[Rendered | str]:
-        """Return every conversation rendered, or the reason why it cannot be; raises :class:`Refused`."""
+        """Return every rendered conversation, or the reason why it cannot be rendered; raises :class:`Refused`."""
         found: list[Rendered | str] = []
         size = 0
         for messages in conversations:

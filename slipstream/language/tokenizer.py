@@ -1,6 +1,6 @@
-"""Tokenizers in Hugging Face's files: trained on the data, raw bytes, or the user's own.
+"""Tokenizers in Hugging Face's format: trained on the data, raw bytes, or the user's own.
 
-A tokenizer is held as its files' contents, so that it is read once and stored with artifacts that use it.
+A tokenizer is kept as the contents of its files, so that it is read once and stored with artifacts that use it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from slipstream.language.engine import Engine, bytes_bpe, engine_process, traine
 from slipstream.storage import STORES, MissingObject, open_below
 from slipstream.storage.local import local_path
 
-#: Contents of a tokenizer's files by name.
+#: Contents of a tokenizer's files by file name.
 TokenizerFiles: TypeAlias = dict[str, str]
 SETTINGS, SPECIAL, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-#: Files that are read here, all texts.
+#: Files that are parsed here, all texts.
 READ = (FAST, SETTINGS, SPECIAL, TEMPLATE)
-#: End token of tokenizers made here, and tokens that start and end a turn of a conversation.
+#: End token of tokenizers built here, and tokens that start and end a turn of a conversation.
 END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 class Tokenizer:
-    """Tokenizer of Hugging Face's files.
+    """Tokenizer loaded from Hugging Face's files.
 
-    ``files`` are stored and exported without entries that make ids depend on an earlier use or on chance. ``end`` is
-    the id that ends a document, ``vocabulary`` the number of ids; ``specials`` are the special tokens' texts,
-    ``special_ids`` their ids.
+    ``files`` are without entries that make ids depend on earlier use or on chance. ``end`` is the id that ends a
+    document, ``vocabulary`` the number of ids; ``specials`` are the texts of the special tokens, ``special_ids`` their
+    ids.
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
@@ -52,40 +52,38 @@ class Tokenizer:
         self.special_ids = frozenset({*(token.id for token in special), self.end})
 
     def id_of(self, token: str) -> int:
-        """Return the id of a token; raises ``UserError`` if it has none."""
         number = self._engine.call(0, Engine.id_of, token)
         if number is None:
             raise UserError(f"data.tokenizer: the token {token!r} of {SETTINGS} has no id in {FAST}")
         return number
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids (int64) of every text; a spelled-out special token is plain text."""
+        """Return the ids (int64) of every text; text that spells a special token is plain text."""
         ids, counts = self._engine.call(sum(map(len, texts)), Engine.encode_texts, list(texts))
         return divided(ids, counts)
 
     def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
-        """Return every rendered conversation's tokens (int64), with -1 - id for those that are not learned.
+        """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens without loss.
 
-        Learned tokens start in one of its ``spans`` (characters). A token that an answer shares with the text before it
-        is not learned.
+        Tokens with loss start in one of the conversation's ``spans`` (characters). A token that begins before an answer
+        has none.
         """
         ids, counts, starts = self._engine.call(sum(map(len, texts)), Engine.encode_with_specials, list(texts))
         rows = zip(divided(ids, counts), divided(starts, counts), spans, strict=True)
         return [marked(tokens, begins, answers) for tokens, begins, answers in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without special tokens."""
         return self._engine.call(len(ids), Engine.decode, list(ids))
 
 
 def divided(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:
-    """Return the values (int64) of every text."""
+    """Return the values (int64) of every text; ``counts`` are their numbers."""
     whole = np.array(values, np.int64)
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(counts)])]
 
 
 def marked(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Return the ids that start in one of the spans, and -1 - id for all others."""
+    """Return the ids of tokens that start in one of the spans, and -1 - id for all others."""
     learned = np.zeros(len(ids), bool)
     for first, last in spans:
         learned |= (starts >= first) & (starts < last)
@@ -93,7 +91,7 @@ def marked(ids: np.ndarray, starts: np.ndarray, spans: Iterable[tuple[int, int]]
 
 
 def with_reset(files: Mapping[str, str]) -> TokenizerFiles:
-    """Return the files with truncation, padding and dropout reset.
+    """Return the files with truncation, padding and dropout disabled.
 
     Raises ``UserError`` unless ``tokenizer.json`` is a JSON object.
     """
@@ -116,10 +114,10 @@ def read_tokenizer(address: str) -> TokenizerFiles:
 
 
 def vocabulary_beside(address: str) -> int:
-    """Return the vocabulary size in the config.json next to a tokenizer, or 0 without one.
+    """Return the vocabulary size in the ``config.json`` next to a tokenizer, or 0 without one.
 
-    It may exceed the tokenizer's. The directory may be in a store. Raises ``UserError`` for invalid JSON or an invalid
-    size.
+    It may exceed the tokenizer's vocabulary. ``address`` may be in a store. Raises ``UserError`` for invalid JSON or an
+    invalid size.
     """
     where = f"{address.rstrip('/')}/{CONFIG}"
     try:
@@ -166,7 +164,7 @@ def end_token(files: Mapping[str, str]) -> str:
 
 
 def entry(files: Mapping[str, str], name: str, key: str) -> object:
-    """Return a key's value in a JSON file of the tokenizer; raises ``UserError`` unless it is a JSON object."""
+    """Return ``key`` in a JSON file of the tokenizer, or None; raises ``UserError`` unless it is a JSON object."""
     if name not in files:
         return None
     try:
@@ -179,12 +177,12 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
 
 
 def bytes_tokenizer(*, turns: bool) -> TokenizerFiles:
-    """Return a tokenizer with one id per byte, then special tokens; ``turns`` adds those of turns."""
+    """Return a tokenizer with one id per byte, then special tokens, with those of ``turns`` if True."""
     return made(bytes_bpe(specials(turns=turns)))
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, *, turns: bool) -> TokenizerFiles:
-    """Train byte-level BPE of at most ``vocabulary`` ids; little text gives fewer.
+    """Train byte-level BPE with at most ``vocabulary`` ids; little text gives fewer.
 
     Sennrich, Haddow and Birch 2016; Radford et al. 2019, "GPT-2". The same texts give the same files on any number of
     threads.

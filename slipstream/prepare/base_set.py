@@ -1,4 +1,4 @@
-"""Incremental preparation: new files are prepared as further segments of an earlier set, with its statistics."""
+"""Incremental preparation: new files become further segments of prepared data, with its statistics unchanged."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from slipstream.storage import S3, STORES, copy_within_s3, list_names, open_read
 
 #: Parsed JSON object.
 Json: TypeAlias = dict[str, Any]
-#: Card of the data that the statistics were fitted on, if that was a base set.
+#: Data card of the data that the statistics were fitted on, if a base set was itself extended.
 REFERENCE = "reference.json"
-#: Settings that decide the splits and the meaning of values.
+#: Settings that must equal the base set's, since they decide the splits and the meaning of values.
 LASTING = ("drop", "id", "group", "time", "weight", "split", "missing", "decimal", "thousands")
 DECLARED_AS: dict[str, ColumnType] = {
     value_types.NUMBER: "number",
@@ -59,9 +59,9 @@ DECLARED_AS: dict[str, ColumnType] = {
     value_types.TIME: "date",
     value_types.TEXT: "text",
 }
-#: Roles of columns whose values are read, not only hashed.
+#: Roles of columns whose values are used, not only hashed.
 READ = (*USED, TIME, WEIGHT)
-#: Roles that texts can be given, and those allowed by a declaration in data.types.
+#: Roles that a text column can get, and the roles possible under every declaration in ``data.types``.
 JUDGED = (CATEGORICAL, CONSTANT, DOCUMENT, IDENTIFIER, PROSE)
 ROLES: dict[str, tuple[str, ...]] = {
     "text": (CATEGORICAL, CONSTANT, IDENTIFIER, PROSE),
@@ -72,7 +72,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FileSet:
-    """Files prepared together: paths in the data with sizes, and their common fingerprint."""
+    """Files prepared together: relative paths with sizes, and one fingerprint of all."""
 
     fingerprint: str
     files: list[tuple[str, int]]
@@ -80,9 +80,9 @@ class FileSet:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Content of ``schema.json``.
+    """Contents of ``schema.json``.
 
-    It holds the columns with type and role, the settings and times that decide splits, and the files read.
+    It holds the columns with type and role, the settings and times that decide splits, and the prepared files.
     """
 
     columns: list[dict[str, str]]
@@ -115,23 +115,23 @@ class TableSchema:
 
 @dataclass(frozen=True)
 class BaseSet:
-    """Prepared set of an earlier run at the user's address, without its rows."""
+    """Prepared data of an earlier run at ``data.earlier``, without its rows."""
 
     address: str
     schema: TableSchema
     transform: Transform
     card: Json
-    #: Card of the data that the statistics were fitted on.
+    #: Data card of the data that the statistics were fitted on.
     reference: Json
     bad: list[BadRow]
-    #: Content of its manifest.
+    #: Files in its manifest.
     files: dict[str, FileRecord]
     fingerprint: str
     made_by: Json
 
     @classmethod
     def open(cls, address: str) -> BaseSet:
-        """Open and verify everything except the rows, see :meth:`verify`.
+        """Open and verify all files except the rows, for which see :meth:`verify`.
 
         Raise ``UserError`` for damaged or unsuitable data.
         """
@@ -170,9 +170,10 @@ class BaseSet:
             ) from None
 
     def verify(self) -> None:
-        """Raise ``UserError`` if the set at the address has changed since it was opened.
+        """Raise ``UserError`` if the base set has changed since it was opened.
 
-        Local files are compared byte by byte, a store by its manifest: rows are verified when fetched.
+        Local files are compared byte by byte. In a store only the manifest is compared: rows are verified when
+        downloaded.
         """
         try:
             if self.address.startswith(STORES):
@@ -209,7 +210,7 @@ class BaseSet:
             self._check_declared(name, declared, config)
 
     def _check_declared(self, name: str, declared: ColumnType, config: DataConfig) -> None:
-        """Raise ``UserError`` unless the column matches its declaration in data.types."""
+        """Raise ``UserError`` unless the column's type and role match its declaration in ``data.types``."""
         if name not in self.schema.types:
             raise UserError(f"data.types: {self.address!r}, which data.earlier names, has no column {name!r}")
         kind, role = self.schema.types[name], self._roles[name].role
@@ -224,16 +225,16 @@ class BaseSet:
 
     @property
     def _made_so(self) -> str:
-        """The end of the message about a changed setting."""
+        """End of the error message about a changed setting."""
         return (
             f"the value in data.earlier = {self.address!r}; remove the setting, set it to that value, or prepare all "
             "files again without data.earlier"
         )
 
     def unseen(self, files: Mapping[str, SourceFile], target: str) -> list[SourceFile]:
-        """Return the new, non-empty files among ``files`` (keyed by path in the data).
+        """Return the non-empty files that the base set does not contain; ``files`` are keyed by relative path.
 
-        Raise ``UserError`` if a known file has changed.
+        Raise ``UserError`` if a file of the base set has changed.
         """
         left = dict(files)
         for group in self.schema.sources:
@@ -253,7 +254,7 @@ class BaseSet:
         return [file for file in left.values() if file.size]
 
     def declared(self, config: DataConfig, *, text: bool) -> DataConfig:
-        """Return ``config`` with the earlier column types; integers of ``text`` are read as numbers."""
+        """Return ``config`` with the base set's column types; in text files, integers are declared as numbers."""
         names = DECLARED_AS | ({value_types.INTEGER: "number"} if text else {})
         types = {name: names[kind] for name, kind in self.schema.types.items() if kind in names}
         return replace(config, types={**types, **config.types})
@@ -261,8 +262,8 @@ class BaseSet:
     def check_columns(self, types: Mapping[str, str]) -> None:
         """Raise ``UserError`` unless the new files have the columns of the base set.
 
-        Names must match, and types of columns in use. The column that alone decides splits must not change to or from
-        times or bytes, which cannot be matched to the earlier numbers or texts.
+        Names must be equal, and types of columns in use compatible. The id or group column that decides splits must not
+        change to or from times or bytes, whose hashes differ from those of numbers or texts.
         """
         new = set(types)
         differing = sorted(new ^ set(self.schema.types))
@@ -286,7 +287,7 @@ class BaseSet:
                 )
 
     def fitted(self, scanned: ScanResult) -> FittedColumns:
-        """Return the earlier fit; raise ``UserError`` if no row is left or a class is new."""
+        """Return the base set's fit; raise ``UserError`` if no row of the new files is usable or a class is new."""
         if not sum(scanned.rows):
             raise UserError("data: all rows of the new files were quarantined; expected at least one usable row")
         labels = Counter[str]()
@@ -301,13 +302,13 @@ class BaseSet:
         return FittedColumns(self._roles, self.transform, [])
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, object]:
-        """Copy all files unchanged; return the ``made_by`` of the base set."""
+        """Copy all files because no file is new; return the base set's ``made_by``."""
         logger("prepare").info("no new files: %s holds all of them and is reused unchanged", self.address)
         self.copy(self.files, writer)
         return self.made_by
 
     def copy_rows(self, writer: ArtifactWriter, home: str = "") -> int:
-        """Copy all rows as :meth:`copy` does; return the number of the next segment."""
+        """Copy all rows by :meth:`copy`; return the number for the new segment."""
         self.copy(self.segments, writer, home)
         return 1 + max(map(segment_number, self.segments))
 
@@ -316,9 +317,9 @@ class BaseSet:
         return [name for name in self.files if name.endswith(ROWS)]
 
     def copy(self, names: Iterable[str], writer: ArtifactWriter, home: str = "") -> None:
-        """Add the files ``names`` unchanged.
+        """Add the base set's files ``names`` to an artifact.
 
-        On S3 they are copied to ``home`` there. Without ``home``, or from other stores, they are fetched. Raise
+        On S3 they are copied to ``home`` within S3. Without ``home``, or from other stores, they are downloaded. Raise
         ``UserError`` if their content has changed.
         """
         for name in names:
@@ -333,10 +334,9 @@ class BaseSet:
             writer.note(name, record)
 
     def continued(self, card: DataCard, sample: pa.Table) -> DataCard:
-        """Extend the card of the new files to all files.
+        """Extend the data card of the new files to all files.
 
-        Rows and classes are summed. Columns are those of the new files, with their drift from the data that the
-        statistics were fitted on.
+        Rows and classes are summed. Columns describe the new files and their drift from the data of the original fit.
         """
         reference = {column["name"]: column for column in self.reference["columns"]}
         inputs = [column.name for column in card.columns if column.name in self.transform.columns]
@@ -363,18 +363,17 @@ class BaseSet:
 
 
 def both_read(earlier: str, now: str) -> bool:
-    """Return True if values of type ``now`` can be read as the ``earlier`` type."""
+    """Return True if values of the type ``now`` can be read as the type ``earlier``."""
     wide = value_types.NUMBER if earlier == value_types.INTEGER else earlier
     return now in (earlier, wide) or (now, wide) in CASTS
 
 
 def value_of(config: DataConfig, name: str) -> object:
-    """Return a setting as JSON stores it; a section gives only its fields."""
     return to_dict(config)[name]
 
 
 def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | None:
-    """Remove and return the file of this size at this path, or else of this name in another folder."""
+    """Remove and return the file of this path and size, else of this name and size in any folder; None if absent."""
     if path in files:
         return files.pop(path) if files[path].size == size else None
     last = path.rsplit("/", 1)[-1]
@@ -383,7 +382,7 @@ def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | Non
 
 
 def fetch(address: str, directory: Path) -> Path:
-    """Fetch an artifact from a store, with holes of their size in place of the rows."""
+    """Download an artifact from a store, with empty sparse files in place of the rows."""
     storage = storage_for(address)
     for name, listed in list_names(address).items():
         if name.endswith(ROWS):

@@ -1,7 +1,7 @@
-"""Data card (``card.json``): statistics of the data, with warnings of leaks, drift and duplicates.
+"""Data card (``card.json``): statistics of the data, and warnings of leaks, drift and duplicates.
 
-Leaks, drift, duplicates and quantiles come from the sample. It is the whole table up to ``memory.SAMPLE_ROWS`` rows,
-and exact then. For larger tables the card states the rank error of quantiles.
+Leaks, drift, duplicates and quantiles come from a sample. Up to ``memory.SAMPLE_ROWS`` rows it is the whole table, so
+they are exact. For larger tables the card states the rank error of quantiles.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from slipstream.source.columns.identity import hash_rows
 
 BINS = 20
 QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}
-#: Share of explained variation from which a single column is called a leak.
+#: Univariate score from which a column is reported as a leak.
 LEAK = 0.98
-#: Fewest held-out rows for detecting leaks.
+#: Smallest number of held-out rows for detecting leaks.
 ENOUGH = 50
-#: Share of held-out rows from which duplicates are a leak: in tables of few values some rows are equal by chance.
+#: Share of held-out rows from which duplicates are reported: in tables of few values some rows are equal by chance.
 MANY_DUPLICATES = 0.01
 TOP_VALUES = 20
-#: Figures taken from the sample if it is not the whole table; all others cover every row.
+#: Entries computed from the sample if it is not the whole table; all other entries cover every row.
 OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "drift_chance", "alone"]
 
 
@@ -46,7 +46,7 @@ def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
 def make_card(
     source: str, table: TableInput, scanned: ScanResult, fitted: FittedColumns, dropped: list[str]
 ) -> DataCard:
-    """Return the card; column figures cover the training rows, except ``missing`` (all rows kept)."""
+    """Return the data card; column statistics cover the training rows, except ``missing`` (all rows kept)."""
     sample, transform = scanned.sample_table(), fitted.transform
     learned = int(np.count_nonzero(sample[SPLIT].to_numpy() == TRAIN))
     sampled = sample.num_rows < sum(scanned.rows)
@@ -109,7 +109,7 @@ def rank_error(rows: int) -> float:
 
 
 def with_distribution(column: ColumnCard, ascending: np.ndarray, distinct: int) -> ColumnCard:
-    """Return the column with the distribution of its sorted numbers, ``distinct`` of them different."""
+    """Return the column with quantiles and a histogram of its sorted numbers; ``distinct`` counts different ones."""
     if len(ascending) == 0:
         return replace(column, distinct=0)
     low, high, *cuts = quantiles(ascending, np.array([0.005, 0.995, *QUANTILES.values()])).tolist()
@@ -129,14 +129,15 @@ def with_distribution(column: ColumnCard, ascending: np.ndarray, distinct: int) 
 
 
 def quantiles(ascending: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Return quantiles of sorted numbers, interpolated linearly as by ``numpy.quantile``, without sorting."""
+    """Return the same quantiles as ``numpy.quantile`` (linear interpolation) of numbers that are already sorted."""
     return np.interp(shares * (len(ascending) - 1), np.arange(len(ascending)), ascending)
 
 
 def bins(column: np.ndarray, ascending: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Return a bin for each value (int64 ``[rows]``, 0 for missing).
+    """Return the bin of every value (int64 ``[rows]``, 0 for missing).
 
-    Bins are cut by the sorted training values, in which a different value starts at each index in ``new``.
+    Bins have equal counts of the sorted training values ``ascending``, or are single values if few are distinct.
+    ``new`` holds the indices at which another value starts.
     """
     if len(ascending) == 0:
         return np.zeros(len(column), np.int64)
@@ -146,23 +147,23 @@ def bins(column: np.ndarray, ascending: np.ndarray, new: np.ndarray) -> np.ndarr
 
 
 def text_bins(column: pa.ChunkedArray) -> np.ndarray:
-    """Return a number for each distinct text (int64 ``[rows]``), 0 for missing."""
+    """Return a number per distinct text (int64 ``[rows]``), 0 for missing."""
     encoded = column.combine_chunks().dictionary_encode()
     return pc.fill_null(pc.add(encoded.indices, 1), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 class LabelledRows(NamedTuple):
-    """Training or held-out rows of the sample with their target: class numbers (int64) or numbers (float64)."""
+    """Row indices in the sample (training or held-out), and their target: class numbers (int64) or float64."""
 
     rows: np.ndarray
     target: np.ndarray
 
 
 def predicts_alone(binned: np.ndarray, train: LabelledRows, held_out: LabelledRows, classes: int) -> float | None:
-    """Return the share of held-out variation that this column alone explains; at least 0.
+    """Return the univariate score of a binned column, at least 0; ``None`` if too few rows are held out.
 
-    Each bin predicts the most frequent class (or mean) of its training rows. The gain over the best constant is
-    counted: errors saved for classes, variance saved for numbers. ``None`` if too few rows are held out.
+    Every bin predicts the most frequent class (or mean) of its training rows. The score is the share of errors (or
+    variance) on held-out rows that this saves over the best constant.
     """
     if len(held_out.rows) < ENOUGH:
         return None
@@ -186,7 +187,7 @@ def predicts_alone(binned: np.ndarray, train: LabelledRows, held_out: LabelledRo
 def column_figures(
     sample: pa.Table, types: dict[str, str], target: str, classes: tuple[str, ...]
 ) -> dict[str, ColumnCard]:
-    """Return the sample's figures of each column; only the type if its values cannot be compared."""
+    """Return the statistics of every column from the sample; columns of unsupported values have only a type."""
     splits = sample[SPLIT].to_numpy()
     truth = target_numbers(sample[target], types[target], classes)
     halves = [np.flatnonzero(splits == TRAIN), np.flatnonzero(splits != TRAIN)]
@@ -211,7 +212,6 @@ def column_figures(
 
 
 def with_drifts(column: ColumnCard, drifts: Mapping[str, Drift]) -> ColumnCard:
-    """Return the column with ``drifts`` added to those already known."""
     return replace(
         column,
         drift={**(column.drift or {}), **{split: each.index for split, each in drifts.items()}},
@@ -220,7 +220,7 @@ def with_drifts(column: ColumnCard, drifts: Mapping[str, Drift]) -> ColumnCard:
 
 
 def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...]) -> np.ndarray:
-    """Return the target as class numbers (int64 ``[rows]``) or unchanged (float64)."""
+    """Return the target as class numbers (int64 ``[rows]``), or unchanged (float64) for regression."""
     if not classes:
         return column.to_numpy()
     numbers = {name: number for number, name in enumerate(classes)}
@@ -231,7 +231,6 @@ def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...])
 
 
 def judgements(columns: list[ColumnCard]) -> list[str]:
-    """Return warnings of leaks and drifts."""
     warnings = []
     drifts = {
         (column.name, split): Drift(index, (column.drift_chance or {})[split])
@@ -251,7 +250,7 @@ def judgements(columns: list[ColumnCard]) -> list[str]:
 
 
 def count_duplicates(sample: pa.Table, columns: list[str]) -> dict[str, int]:
-    """Count the held-out ``rows`` of the sample, and those equal to a training row in all ``columns``."""
+    """Count the held-out ``rows`` of the sample, and those that equal a training row in ``columns``."""
     splits = sample[SPLIT].to_numpy()
     hashes = hash_rows([(name, sample[name].combine_chunks()) for name in columns], sample.num_rows)
     held_out = hashes[splits != TRAIN]

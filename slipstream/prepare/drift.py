@@ -1,4 +1,4 @@
-"""Drift between the splits of a table, and of new rows against an earlier card."""
+"""Drift between the splits of a table, and between new files and a base set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slipstream.prepare.fit.splits import TRAIN
 
 
 def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dict[str, Drift]:
-    """Return the drift of every held-out split from the training rows.
+    """Return the drift of every held-out split from the training rows; ``binned`` holds the bin of every row.
 
-    Sparse ``ordered`` bins are merged with their neighbours, others with all rare ones.
+    If ``ordered``, sparse bins are merged with their neighbours, else all sparse bins are merged.
     """
     both = np.bincount(binned * len(SPLITS) + splits, minlength=len(SPLITS) * (int(binned.max(initial=0)) + 1))
     counts = both.reshape(-1, len(SPLITS)).T
@@ -25,9 +25,9 @@ def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dic
 
 
 def drift_from(column: dict[str, Any], sample: pa.Table) -> Drift | None:
-    """Return the drift of the ``sample`` from the ``column`` of an earlier card, or None if it cannot be computed.
+    """Return the drift of the ``sample`` from the ``column`` of an earlier data card, or None if it is unknown.
 
-    Bins are those of its histogram, or its most frequent texts and one for all others.
+    Bins are those of the card's histogram, or its most frequent texts and one bin for all other texts.
     """
     values = sample[column["name"]].drop_null()
     if "histogram" in column:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SCRATCH = ".scratch"
 
-#: Raw data: an address, a listing of one, or a table in memory.
+#: Raw data: an address, a listing, or a table in memory.
 Raw: TypeAlias = "str | Listing | pa.Table | pd.DataFrame"
 
 
@@ -44,15 +44,15 @@ def prepare(
     workers: int | None = None,
     scratch: Path | None = None,
 ) -> Artifact:
-    """Write the prepared data to the fresh ``directory``.
+    """Write the prepared data to the new ``directory``.
 
-    ``data`` is an address (empty: the digits of scikit-learn), a listing of one, a pandas DataFrame or an Arrow table.
-    ``made_by`` goes into the manifest; its ``source``, if any, is the fingerprint of the data.
+    ``data`` is an address ("" for scikit-learn's digits), a listing, a pandas DataFrame or an Arrow table. ``made_by``
+    goes into the manifest; its ``source``, if any, is the fingerprint of the data.
 
-    The same data and config give the same bytes with any number of ``workers`` (default: from the size of the data). An
-    interrupted run resumes with the same ``scratch`` directory, which must be on the disk of ``directory`` and be used
-    for this config and code only. It restarts without ``scratch``, or if a file has changed since the interrupted run
-    listed it: that run may have read either version. Raise ``UserError`` for bad data.
+    The same data and config give the same bytes with any number of ``workers``, by default chosen by the size of the
+    data. An interrupted run resumes if it is repeated with its ``scratch`` directory, which must be on the disk of
+    ``directory`` and serve this config and code only. It restarts without ``scratch``, and if a file has changed since
+    it was listed, as either version may have been read. Raise ``UserError`` for bad data.
     """
     listing = list_data(data, config) if isinstance(data, str) else data if isinstance(data, Listing) else None
     size = listing.size if listing else 0
@@ -73,7 +73,7 @@ def prepare_source(
     workers: int | None = None,
     scratch: Path | None = None,
 ) -> Artifact:
-    """Prepare data that is already resolved, as :func:`prepare` does."""
+    """Prepare an already resolved source as :func:`prepare` does."""
     files = source.listing.files
     with full_disk_named(directory):
         writer = ArtifactWriter(directory)
@@ -99,7 +99,7 @@ def full_disk_named(directory: Path) -> Iterator[None]:
 def workspace(
     directory: Path, size: int, memory: float, workers: int | None, scratch: Path | None
 ) -> Iterator[ResumableScratch]:
-    """Yield scratch space with worker processes; their default number follows from ``size`` in bytes."""
+    """Yield a scratch directory with worker processes, by default as many as suit ``size`` bytes."""
     count = workers_for(size, memory) if workers is None else workers
     with (
         closing(Workers(count, __name__)) as processes,
@@ -111,7 +111,10 @@ def workspace(
 def write(
     writer: ArtifactWriter, source: SourceToPrepare, made_by: Mapping[str, object], scratch: ResumableScratch
 ) -> Mapping[str, object]:
-    """Write all files except the manifest; return its ``made_by``, which is the base set's if that has all rows."""
+    """Write all files except the manifest; return the manifest's ``made_by``.
+
+    It is the base set's if there are no new files.
+    """
     files = source.listing.files
     scratch.bind(versions_in(source.listing, scratch.root), keep=[Path(file.uri) for file in files])
     say_resumed(scratch.done_before)
@@ -129,9 +132,9 @@ def write(
 
 
 def versions_in(listing: Listing, scratch: Path) -> dict[str, object]:
-    """Return the address, sizes and versions of the listed files.
+    """Return the address of a listing, and the sizes and versions of its files.
 
-    A file in ``scratch``, a table from memory, has no version: its name is its content's digest.
+    A table from memory, stored in ``scratch``, has no version: its file name is a digest of its content.
     """
     files = [[file.uri, file.size, "" if Path(file.uri).parent == scratch else file.version] for file in listing.files]
     return {"address": listing.address, "files": files}

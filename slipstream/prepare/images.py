@@ -1,4 +1,4 @@
-"""One-pass preparation of images: pixels are stored, and the model standardises them."""
+"""One-pass preparation of images: pixels are stored unchanged, and the model standardises them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slipstream.source.quarantine import BadRow
 
 @dataclass(frozen=True)
 class PartJob:
-    """One part of the images; its first image is number ``first`` of ``total``."""
+    """Job of one worker: encode a part of all images; ``first`` is the number of its first image of ``total``."""
 
     part: Part
     first: int
@@ -41,9 +41,9 @@ class PartJob:
 
 @dataclass
 class EncodedImages:
-    """Result of encoding one or all parts: sorted runs, counts by class and split, sums over training pixels.
+    """Result of encoding one or all parts: sorted runs, counts by class and split, and sums over training pixels.
 
-    Integer sums are exact, so they do not depend on the division into parts.
+    The sums are integers, thus exact and independent of the division into parts.
     """
 
     counts: np.ndarray  # int64 [classes, splits]

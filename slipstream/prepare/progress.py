@@ -1,4 +1,4 @@
-"""Progress of preparation: a bar on a terminal, occasional lines elsewhere."""
+"""Progress of preparation: a bar on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Part = TypeVar("Part")
 
 
 def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
-    """Yield ``parts`` and report progress in ``rows``, with the time left."""
+    """Yield ``parts`` and report progress; ``rows`` has the number of rows of every part."""
     total, done, started = sum(rows), 0, time.monotonic()
     lines, last = not sys.stderr.isatty(), started
     with tqdm(total=total, desc=step, unit="row", unit_scale=True, leave=False, disable=lines) as bar:
@@ -37,6 +37,6 @@ def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
 
 
 def say_resumed(done: int) -> None:
-    """Log how many units of work an interrupted run had done, if any."""
+    """Log the number of units of work that an interrupted run had finished, if any."""
     if done:
         logger("prepare").info("resumes: %s units of work were done before", f"{done:,}")

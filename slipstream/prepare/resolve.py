@@ -1,4 +1,4 @@
-"""Detection of the kind, format and settings of raw data, once before preparation."""
+"""Detection of kind, format and settings of raw data, once before preparation."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from slipstream.source.resolved import KINDS, Kind, ResolvedSource, format_of_al
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Rows per row group of a table in memory.
+#: Rows per row group when a table in memory is written as Parquet.
 ROW_GROUP = 1 << 16
-#: Settings that do not apply to images; setting one is an error.
+#: Settings for tables only; setting one for images or language is an error.
 FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")
-#: Values of ``data.tokenizer`` that build a tokenizer.
+#: Values of ``data.tokenizer`` with which a tokenizer is built.
 MADE_HERE = ("train", "bytes")
 
 
-#: Division of work between machines: by units (row groups and batches, groups of documents), by files to parse first,
-#: or none.
+#: How several machines divide the work: by units (row groups, record batches, groups of documents), by files to parse
+#: first, or not at all.
 Division = Literal["units", "files", "none"]
 DIVISIONS: dict[Kind, Division] = {"columnar": "units", "documents": "units", "text": "files"}
 
@@ -45,13 +45,13 @@ DIVISIONS: dict[Kind, Division] = {"columnar": "units", "documents": "units", "t
 class SourceToPrepare(ResolvedSource):
     """Resolved source, with its base set if any.
 
-    ``format`` is "auto" if the base set has seen all files. Otherwise ``files`` are the new ones, read with the column
-    types of the base set. ``file_sets`` cover all rows of the prepared table, those of the base set first.
+    With a base set, ``files`` are the new files, read with its column types; without new files, ``format`` may be
+    "auto". ``file_sets`` are all files of the prepared table, those of the base set first.
     """
 
     file_sets: tuple[FileSet, ...] = ()
     base: BaseSet | None = None
-    #: Files of the user's tokenizer for language; empty if none was given.
+    #: Files of the user's tokenizer for language, by name; empty if none was given.
     tokenizer: dict[str, str] = field(default_factory=dict)
     #: Number of token ids of the model in the tokenizer's directory; 0 without a model.
     vocabulary: int = 0
@@ -62,10 +62,7 @@ class SourceToPrepare(ResolvedSource):
 
     @property
     def tokenizer_digest(self) -> str:
-        """Digest of the user's tokenizer and its model's number of ids; empty without one.
-
-        It detects changes of files in their directory.
-        """
+        """Digest of the user's tokenizer files and ``vocabulary``, to detect changes; "" without a tokenizer."""
         stated = [self.tokenizer, self.vocabulary]
         return xxhash.xxh3_128_hexdigest(canonical_json(stated)) if self.tokenizer else ""
 
@@ -75,10 +72,10 @@ class SourceToPrepare(ResolvedSource):
 
 
 def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str = "") -> SourceToPrepare:
-    """Detect the kind of listed data from extensions and first bytes, and compare it with the base set, if any.
+    """Detect the kind of listed data from extensions and first bytes, and compare the files with the base set.
 
-    ``fingerprint`` covers all files; it is computed if needed and not given. Raise ``UserError`` for errors visible in
-    the files listed and the settings.
+    ``fingerprint`` is of all files; if it is "" it is computed when needed. Raise ``UserError`` for errors in the file
+    list or the settings.
     """
     if config.task == "language":
         return resolve_language(listing, target, config)
@@ -111,7 +108,7 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
 
 
 def resolve_language(listing: Listing, target: str, config: DataConfig) -> SourceToPrepare:
-    """Detect whether files are documents or tables of documents or conversations, and read the user's tokenizer."""
+    """Detect whether files are documents or tables of documents or conversations; read the user's tokenizer."""
     if target:
         raise UserError(
             f"target: {target!r} is not used, as data.task: language learns to predict the next token; remove it"
@@ -127,9 +124,9 @@ def resolve_language(listing: Listing, target: str, config: DataConfig) -> Sourc
 
 
 def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
-    """Return the user's tokenizer in its stored form, and the number of token ids of the model in its directory.
+    """Return the user's tokenizer files, and the vocabulary size of the model in the same directory (0 without one).
 
-    The number is 0 without a model. Raise ``UserError`` if the model has no embedding for an id.
+    Raise ``UserError`` if the model has no embedding for a token id.
     """
     tokenizer, vocabulary = Tokenizer(read_tokenizer(address)), vocabulary_beside(address)
     if 0 < vocabulary < tokenizer.vocabulary:
@@ -144,7 +141,7 @@ def given_tokenizer(address: str) -> tuple[dict[str, str], int]:
 def check_ids_of_base(tokenizer: str, base: str) -> None:
     """Raise ``UserError`` unless the user's tokenizer has as many token ids as the base has embeddings.
 
-    A tokenizer in the directory of the base is not checked.
+    A tokenizer in the base's own directory is not checked.
     """
     if tokenizer in (*MADE_HERE, base):
         return
@@ -177,7 +174,7 @@ def corpus_format(listing: Listing, files: Iterable[SourceFile], config: DataCon
 
 
 def table_format(file: SourceFile) -> Format | None:
-    """Return the format of a file whose rows are documents or conversations, or None."""
+    """Return the format of a file if its rows are documents or conversations, else None."""
     return file.known_format if file.known_format in ("json", "parquet", "arrow") else None
 
 
@@ -201,8 +198,8 @@ def file_set(listing: Listing, files: Iterable[SourceFile], target: str, fingerp
 def frame_file(frame: pa.Table | pd.DataFrame, directory: Path) -> str:
     """Write ``frame`` (pandas or Arrow) to a Parquet file in ``directory`` and return its path.
 
-    The name is a digest of the content, so equal tables share one file and cached results. An index becomes a column
-    unless it merely counts the rows. Raise ``UserError`` for a column with mixed types or a type that Parquet lacks.
+    The name is a digest of the content, so equal tables share the file and cached results. An index becomes a column
+    unless it only numbers the rows. Raise ``UserError`` for a column with mixed types or a type that Parquet lacks.
     """
     table = frame if isinstance(frame, pa.Table) else from_pandas(frame)
     sink = directory / ".frame.partial"

@@ -1,9 +1,8 @@
-"""Global shuffle: sorted runs written while the input is read, merged into the parts of each split.
+"""Global shuffle: an external merge sort of the rows by random keys.
 
-Every row has a key, a pure function of its number (:func:`slipstream.source.columns.hashing.keys`). Splits are stored
-in key order, which depends neither on the number of processes nor on memory. Every unit writes one run file, sorted by
-key within each batch. A part of a split is an equal range of keys, merged independently, one smaller range after the
-other.
+The key of a row depends only on its number (:func:`slipstream.source.columns.hashing.keys`), so the order depends
+neither on the number of processes nor on memory. Every unit is written as runs, sorted by key within each batch. A part
+of a split is an equal range of keys. Parts are merged independently, each in smaller ranges that fit memory.
 """
 
 from __future__ import annotations
@@ -26,34 +25,34 @@ from slipstream.artifacts.resume import ResumableScratch
 from slipstream.prepare.progress import shown
 from slipstream.source.columns.hashing import keys
 
-#: Rows of a block of the manifest, fewer if they are wide. Blocks are verified separately, and those that a batch mixes
+#: Rows per block of the manifest, fewer if rows are wide. Blocks are verified separately, and all blocks of a batch
 #: must stay in the CPU cache between verification and use.
 BLOCK_ROWS = 4096
 BLOCK_BYTES = 1 << 19
-#: Approximate largest size of a part. Smaller parts let more processes merge, but a batch then reads from more files.
-#: Parts grow beyond MOST_PARTS of them, because each reads from all runs.
+#: Approximate largest size of a part in bytes. Smaller parts let more processes merge, but a batch then reads from more
+#: files. Above ``MOST_PARTS`` parts they grow instead, because each part reads from all runs.
 PART_BYTES = 1 << 30
 MOST_PARTS = 256
-#: Bytes merged at once.
+#: Number of bytes merged at once.
 BUCKET_BYTES = 16 << 20
 ORDER_SEED = 2
 
 
 def order_keys(first: int, rows: int, total: int, shuffle: bool) -> np.ndarray:
-    """Return uint64 keys of the rows from ``first`` on of ``total``: random, or ascending with the row number."""
+    """Return uint64 keys of ``rows`` rows from number ``first`` of ``total``: random if ``shuffle``, else ascending."""
     if shuffle:
         return keys(first, rows, ORDER_SEED)
     return np.arange(first, first + rows, dtype=np.uint64) * np.uint64(2**64 // total - (total == 1))
 
 
 def block_rows(itemsize: int) -> int:
-    """Return the rows of a block of records of ``itemsize`` bytes: a power of two."""
+    """Return the number of rows per block for records of ``itemsize`` bytes, a power of two."""
     return min(BLOCK_ROWS, 1 << (max(1, BLOCK_BYTES // itemsize).bit_length() - 1))
 
 
 @dataclass(frozen=True)
 class Run:
-    """Sorted run: ``rows`` records of one split, from row ``start`` of the files ``path``.rows and .keys."""
+    """Sorted run: ``rows`` records of one split, starting at row ``start`` of the files ``path``.rows and .keys."""
 
     path: str
     split: int
@@ -62,7 +61,7 @@ class Run:
 
 
 class RunWriter:
-    """Writer of one unit's runs: records (void of the signature's size) and, in another file, their keys (uint64)."""
+    """Writer of one unit's runs: records in one file and their keys (uint64) in another."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,11 +73,11 @@ class RunWriter:
 
     @property
     def digests(self) -> dict[str, str]:
-        """XXH3-128 of the written files by path; hashing while writing costs almost nothing."""
+        """XXH3-128 (hex) of the written files by path, computed while writing."""
         return {f"{self._path}.{part}": state.hexdigest() for part, state in self._hashes.items()}
 
     def add(self, split: int, chosen: np.ndarray, order: np.ndarray, records: np.ndarray) -> None:
-        """Write the rows ``chosen`` of a batch to ``split``; ``order`` holds the keys of the whole batch."""
+        """Write the rows ``chosen`` of a batch as a run of ``split``; ``order`` holds the keys of the whole batch."""
         if len(chosen) == 0:
             return
         ascending = chosen[np.argsort(order[chosen])]
@@ -106,7 +105,7 @@ def as_bytes(records: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a split whose keys lie in range ``number`` of ``of`` equal ranges."""
+    """Part of a split: the rows whose keys lie in range ``number`` of ``of`` equal ranges."""
 
     split: int
     number: int = 0
@@ -142,7 +141,7 @@ def collect(path: Path, runs: list[Run], itemsize: int, part: Part) -> Run:
 
 
 class Piece(NamedTuple):
-    """Chunk of rows in the order of their ``keys`` (uint64), as ``records`` (uint8 ``[rows, itemsize]``)."""
+    """Consecutive rows in key order: ``keys`` (uint64) and ``records`` (uint8 ``[rows, itemsize]``)."""
 
     keys: np.ndarray
     records: np.ndarray
@@ -151,7 +150,7 @@ class Piece(NamedTuple):
 def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
     """Yield the rows of ``part`` in key order, one smaller range of keys at a time.
 
-    A chunk is valid until the next but one is requested.
+    The arrays are reused: a piece is overwritten when the second piece after it is requested.
     """
     runs = [run for run in runs if run.split == part.split and run.rows]
     # Truncating a mapped file would kill the process with a bus error. These files are safe: they are in this run's
@@ -182,14 +181,14 @@ def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
 
 
 def cut(ascending: np.ndarray, first: int, last: int, of: int) -> list[int]:
-    """Return the bounds in ``ascending`` keys of ranges ``first`` to ``last`` (exclusive) of ``of`` equal ranges."""
+    """Return the indices that bound ranges ``first`` to ``last`` (exclusive) of ``of`` equal ranges in sorted keys."""
     edges = np.array([number * 2**64 // of for number in range(first, min(last, of - 1) + 1)], np.uint64)
     indices: list[int] = np.searchsorted(ascending, edges).tolist()
     return indices if last < of else [*indices, len(ascending)]
 
 
 class Slice(NamedTuple):
-    """Rows ``start`` to ``end`` of a run with the keys ``of_run``."""
+    """Rows ``start`` to ``end`` of a run; ``of_run`` are the keys of the whole run."""
 
     run: Run
     of_run: np.ndarray
@@ -228,7 +227,7 @@ def fill(source: FileIO, target: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class MergeJob:
-    """Merge of a part from the ``runs`` of its split into its own directory in ``scratch``."""
+    """Job of one worker: merge a part from the ``runs`` of its split into a directory in ``scratch``."""
 
     scratch: Path
     part: Part
@@ -238,7 +237,7 @@ class MergeJob:
 
 @dataclass(frozen=True)
 class MergedPart:
-    """Part as stored in the artifact."""
+    """Merged part in the form in which it enters the artifact."""
 
     file: Path
     part: Part
@@ -254,7 +253,7 @@ class MergedPart:
 
 
 def all_parts(rows: Sequence[int], itemsize: int) -> list[Part]:
-    """Return the parts of all splits with these numbers of ``rows``."""
+    """Return the parts of all splits; ``rows`` has the number of rows of every split."""
     return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
 
 
@@ -272,7 +271,6 @@ def merge_parts(scratch: ResumableScratch, parts: list[Part], runs: list[Run], i
 
 
 def merge_part(job: MergeJob) -> MergedPart:
-    """Merge one part; runs in a worker process."""
     name = f"{SPLITS[job.part.split]}-{job.part.number}"
     directory = job.scratch / name
     shutil.rmtree(directory, ignore_errors=True)
@@ -282,9 +280,9 @@ def merge_part(job: MergeJob) -> MergedPart:
 
 
 def enter_segments(writer: ArtifactWriter, merged: list[MergedPart], number: int) -> None:
-    """Add the parts of each split, in order, as segment ``number``.
+    """Add the parts of every split to the artifact, in order, as segment ``number``.
 
-    Parts without rows are skipped; only the first segment of a split may be empty.
+    Parts without rows are skipped; only segment 0 of a split may be empty.
     """
     for split, name in enumerate(SPLITS):
         mine = [part for part in merged if part.part.split == split]

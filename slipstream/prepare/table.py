@@ -1,4 +1,4 @@
-"""Steps of preparing a table: open, scan, fit, encode, write the merged rows."""
+"""Steps of preparing a table: open, scan, fit, encode, and write the merged rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPENERS = {"columnar": open_columnar, "text": open_text, "documents": open_docum
 
 @dataclass(frozen=True)
 class OpenedTable:
-    """Readable table with its scan settings and its dropped columns."""
+    """Opened table with the settings of its scan and its dropped columns."""
 
     source: SourceToPrepare
     input: TableInput
@@ -49,7 +49,7 @@ class OpenedTable:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """Result of the first pass: the counts and the fit."""
+    """Opened table, counts of the first pass and the fit."""
 
     opened: OpenedTable
     scanned: ScanResult
@@ -57,7 +57,7 @@ class FittedTable:
 
 
 def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: TableInput | None = None) -> OpenedTable:
-    """Open the files, or use the rows ``parsed`` by others; raise ``UserError`` for bad data."""
+    """Open the files, or use the already ``parsed`` text; raise ``UserError`` for bad data."""
     table = parsed or OPENERS[source.kind](source, scratch)
     if table.read == 0:
         raise UserError(f"data: {source.address!r} has a header and no rows; expected at least one row of data")
@@ -73,12 +73,12 @@ def open_table(source: SourceToPrepare, scratch: ResumableScratch, parsed: Table
 
 
 def scan_units(scratch: ResumableScratch, scan: Scan, units: list[Unit]) -> Iterator[ScanResult]:
-    """Run the first pass over each unit."""
+    """Run the first pass over every unit."""
     return scratch.map(scan_unit, ((scan, unit) for unit in units))
 
 
 def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
-    """Fit on the results ``parts`` in unit order, or use the fit of the base set.
+    """Fit on the results ``parts``, given in unit order, or use the fit of the base set.
 
     Raise ``UserError`` for a table that cannot be learned from, or with too many quarantined rows.
     """
@@ -98,7 +98,7 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """Encoding of a unit, without its ``rejected`` rows, into a file in ``scratch``."""
+    """Job of one worker: encode a unit without its ``rejected`` rows into files in ``scratch``."""
 
     scan: Scan
     transform: Transform
@@ -118,13 +118,13 @@ class EncodedUnit:
 def encode_units(
     scratch: ResumableScratch, scan: Scan, transform: Transform, units: list[Unit], rejected: list[np.ndarray]
 ) -> Iterator[EncodedUnit]:
-    """Encode the rows of each unit except the ``rejected`` ones."""
+    """Encode the rows of every unit; ``rejected`` has the bad rows' numbers per unit."""
     jobs = (EncodingJob(scan, transform, *pair, scratch.root) for pair in zip(units, rejected, strict=True))
     return scratch.map(encode_unit, jobs)
 
 
 def encode_unit(job: EncodingJob) -> EncodedUnit:
-    """Encode one unit into sorted runs; runs in a worker process."""
+    """Encode one unit as sorted runs; runs in a worker process."""
     scan, transform, unit = job.scan, job.transform, job.unit
     # Shared by all batches: the system would clear new memory for each.
     room = np.zeros(min(unit.rows, scan.batch_rows), transform.signature.record)
@@ -139,7 +139,7 @@ def encode_unit(job: EncodingJob) -> EncodedUnit:
 
 
 def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
-    """Write inputs and weights of all rows, and targets of those kept, to ``records``."""
+    """Write inputs and weights of all rows, and targets of the good rows, to ``records``."""
     transform.encode(rows.batch, records, numbers)
     target = rows.batch.column(transform.target).take(pa.array(rows.keep))
     records[TARGET][rows.keep] = transform.encode_target(target)
@@ -159,7 +159,7 @@ def card_of(fitting: FittedTable) -> DataCard:
 def write_table(
     writer: ArtifactWriter, fitting: FittedTable, merged: list[MergedPart], card: DataCard, home: str = ""
 ) -> None:
-    """Write the merged rows and their description; a base set's rows on S3 are copied to ``home`` there."""
+    """Write the merged rows and their description; a base set's rows on S3 are copied to ``home`` within S3."""
     opened, fitted = fitting.opened, fitting.fitted
     scan, source = opened.scan, opened.source
     number, bad = 0, opened.input.bad + fitting.scanned.bad
@@ -180,7 +180,7 @@ def write_table(
 
 
 def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
-    """Return the times that separate splits: as configured, else by the shares of all rows; None without a time."""
+    """Return the times that separate splits: as configured, else by the shares of rows; None if not split by time."""
     if not config.time:
         return None
     if config.split.test_from:
@@ -252,7 +252,7 @@ def listed(names: list[str]) -> str:
 
 
 def shape_hint(names: list[str], config: DataConfig) -> str:
-    """Return a hint about delimiter or header, for a column that was not found."""
+    """Return a hint about delimiter or header for the error that a column was not found, or ""."""
     separators = [mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]]
     if separators:
         return f"; if the fields are separated by {separators[0]!r}, set data.delimiter"

@@ -1,4 +1,7 @@
-"""Columnar input (Parquet, Arrow IPC and the spool made from text), read unit by unit."""
+"""Columnar input (Parquet, Arrow IPC, and text files converted to Arrow), read unit by unit.
+
+The *spool* is the directory of Arrow files into which text files are converted.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from slipstream.source.foreign import MOST_BEGINNING, by_beginning
 from slipstream.source.memory import Budget
 from slipstream.source.quarantine import BadRow
 
-#: Spool column: line of the user's file on which the row starts.
+#: Column of a spool file: line of the user's file on which the row starts.
 LINE = "\0line"
-#: Spool column: hash of the original text in the column that alone decides the split.
+#: Column of a spool file: hash of the row's value in ``data.group`` or ``data.id``, computed from the original text.
 IDENTITY = "\0identity"
 PAGE_BUFFER_BYTES = 1 << 16
 
@@ -33,9 +36,9 @@ PAGE_BUFFER_BYTES = 1 << 16
 class Unit:
     """Independently readable unit of input: a Parquet row group or an Arrow record batch.
 
-    ``file`` is the user's file, ``uri`` the location of the columnar bytes, ``size`` and ``version`` those at listing.
-    ``first_row`` counts over the whole input, ``first_line`` within the file, from 1. ``partition`` holds columns given
-    by the file's directory, each with one value (a text, ``None`` for missing) for all rows.
+    ``file`` is the user's file. ``uri`` is the Parquet or Arrow file to read, of the listed ``size`` and ``version``.
+    ``first_row`` counts over the whole input, ``first_line`` within the file, from 1. ``partition`` maps columns given
+    by the file's directory, such as ``year=2020``, to their text (``None`` if missing), equal for all rows.
     """
 
     file: str
@@ -51,22 +54,21 @@ class Unit:
 
     @property
     def spooled(self) -> bool:
-        """True if it was text, with its columnar bytes in a spool."""
+        """True if the unit was converted from text, so ``uri`` is in the spool."""
         return self.uri != self.file
 
     def moved(self, address: Callable[[str], str]) -> Unit:
-        """Return the unit with a new ``uri``, ``address(uri)``, if it is in a spool."""
+        """Return the unit with the new address ``address(uri)`` if it is in a spool, else unchanged."""
         return replace(self, uri=address(self.uri)) if self.spooled else self
 
     @property
     def source(self) -> SourceFile:
-        """The file to read."""
         return SourceFile(self.uri, self.size, self.version)
 
 
 @dataclass(frozen=True)
 class TableInput:
-    """Table ready to be read: ``types`` by column in file order; ``read`` counts all records."""
+    """Opened table: its units, ``types`` by column in file order, and bad rows; ``read`` counts all records."""
 
     units: list[Unit]
     types: dict[str, str]
@@ -80,7 +82,7 @@ class TableInput:
 
 
 class ParquetFile:
-    """Open file with a unit per row group; :func:`damage_named` handles its errors."""
+    """Open Parquet file with one unit per row group; wrap its use in :func:`damage_named`."""
 
     def __init__(self, source: SourceFile) -> None:
         self._source = source
@@ -88,15 +90,14 @@ class ParquetFile:
         self.schema = self._file.schema_arrow
 
     def sizes(self) -> list[int]:
-        """Return the rows of each unit."""
         metadata = self._file.metadata
         return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
 
     def batches(self, index: int, names: list[str], rows: int, budget: Budget) -> Iterator[pa.RecordBatch]:
-        """Yield a unit in batches of at most ``rows``, decoded column by column unless it is too large.
+        """Yield a unit in batches of at most ``rows`` rows, decoded column by column unless the unit is too large.
 
-        A large one is decoded with all columns in parallel. Every column then holds its pages, which for many columns
-        take more memory than an ordinary row group.
+        A unit above ``budget.whole_group_bytes`` is streamed with all columns in parallel. Every column then holds its
+        pages, which for many columns take more memory than decoding an ordinary row group.
         """
         metadata = self._file.metadata
         if metadata.row_group(index).total_byte_size > budget.whole_group_bytes:
@@ -109,7 +110,6 @@ class ParquetFile:
         yield from pa.table(columns).to_batches(max_chunksize=rows)
 
     def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
-        """Return the first rows of a unit."""
         batch = next(self._file.iter_batches(rows, row_groups=[index], columns=names, use_threads=False), None)
         if batch is None:
             raise ValueError(f"row group {index} has no rows")
@@ -130,10 +130,10 @@ def open_parquet(
 
 
 class ArrowFile:
-    """Open Arrow file, used like :class:`ParquetFile`, with a unit per record batch.
+    """Open Arrow file with one unit per record batch and the methods of :class:`ParquetFile`.
 
-    Batches are read, not mapped: access to a mapped page beyond the end of a truncated file kills the process with
-    SIGBUS. Only requested columns are read.
+    Batches are read, not memory-mapped: access to a mapped page beyond the end of a truncated file kills the process
+    with SIGBUS. Only requested columns are read.
     """
 
     def __init__(self, source: SourceFile) -> None:
@@ -143,7 +143,7 @@ class ArrowFile:
         self.schema = self._file.schema
 
     def _only(self, names: list[str]) -> pa.ipc.RecordBatchFileReader:
-        """Return the file with these columns and a spool's lines, in file order."""
+        """Return a reader of the columns ``names`` and, in a spool, ``LINE``, in file order."""
         fields = [index for index, field in enumerate(self.schema) if field.name in (*names, LINE)]
         return pa.ipc.open_file(self._stream, options=pa.ipc.IpcReadOptions(included_fields=fields))
 
@@ -160,10 +160,10 @@ class ArrowFile:
         return (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
 
     def _of_large(self, index: int, names: list[str], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-        """Yield a batch too large for memory, which Arrow can only map or read whole.
+        """Yield a unit in batches that are copied from a memory map, since Arrow can otherwise only read it whole.
 
-        Each slice is copied right after a check of the file's ``size``: truncation goes unnoticed only during those
-        milliseconds.
+        Every slice is copied right after a check of the file's ``size``, so a truncation can kill the process only
+        during these milliseconds.
         """
         with pa.memory_map(self._source.uri) as mapping:
             whole = pa.ipc.open_file(mapping).get_batch(index)
@@ -178,9 +178,9 @@ class ArrowFile:
 
 
 def width_of(field: pa.Field) -> int:
-    """Return the bits per value, with the maximum for texts and nested values.
+    """Return the bits per value of a column, or ``sys.maxsize`` for texts and nested values.
 
-    The narrowest column is the cheapest one from which to learn the number of rows.
+    The number of rows is read from the narrowest column, which is the cheapest.
     """
     try:
         return field.type.bit_width
@@ -189,7 +189,7 @@ def width_of(field: pa.Field) -> int:
 
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a copy of the values, simplified by :func:`.value_types.simplified`."""
+    """Copy a batch out of a memory map, with columns simplified by :func:`.value_types.simplified`."""
     columns = {name: value_types.simplified(batch.column(name)) for name in batch.schema.names}
     simple, sink = pa.RecordBatch.from_pydict(columns), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, simple.schema) as writer:
@@ -203,7 +203,7 @@ def open_file(source: SourceFile, format: str) -> ParquetFile | ArrowFile:
 
 @contextmanager
 def damage_named(uri: str, format: str) -> Iterator[None]:
-    """Raise ``UserError`` for exceptions from reading a damaged file."""
+    """Convert errors of reading a damaged file to a ``UserError`` that names it."""
     try:
         yield
     except UserError:
@@ -221,7 +221,7 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 
 
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
-    """Return the schema and units of a columnar file; raise ``UserError`` for damage or another format."""
+    """Return the schema and units of a columnar file; raise ``UserError`` if it is damaged or of another format."""
     with damage_named(file.uri, format):
         try:
             reader = open_file(file, format)
@@ -244,10 +244,11 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
 
 
 def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """Yield batches of the columns ``names``, as large as ``budget`` allows, with the line of each row (int64).
+    """Yield a unit's columns ``names`` in batches sized by ``budget``, with the line of every row (int64).
 
-    ``IDENTITY`` hashes follow if stored. Columns are as :func:`.value_types.simplified` returns them. Raise
-    ``UserError`` for damage, for texts that are not UTF-8, and for a column that contradicts the file's directory.
+    A batch ends with the column ``IDENTITY`` if the file has it. Columns are simplified by
+    :func:`.value_types.simplified`. Raise ``UserError`` for damage, for texts that are not UTF-8, and for a column that
+    contradicts the file's directory.
     """
     rows = budget.batch_rows(len(names))
     with damage_named(unit.uri, unit.format):
@@ -271,13 +272,12 @@ def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.Reco
 
 
 def empty_batches(total: int, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches without columns."""
     for start in range(0, total, rows):
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, total - start), pa.struct([])))
 
 
 def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
-    """Return the first rows, at most ``rows``, of stored columns without decoding the others."""
+    """Return the first rows of a unit, at most ``rows``, decoding only the columns ``names``."""
     with damage_named(unit.uri, unit.format):
         batch = open_file(unit.source, unit.format).head(unit.index, names, rows)
     check_texts(batch, names, unit)
@@ -286,7 +286,7 @@ def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
 
 
 def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataType], unit: Unit) -> pa.RecordBatch:
-    """Return the columns ``names``, from the file if in ``kinds``, else from the partition."""
+    """Return the columns ``names``: from ``batch`` if they are in ``kinds``, else from the unit's partition."""
     columns = {}
     for name in names:
         if name not in kinds:
@@ -301,7 +301,7 @@ def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataT
 
 
 def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
-    """Raise ``UserError`` for texts that are not UTF-8 (some writers do not check) or codes without a text."""
+    """Raise ``UserError`` for texts that are not UTF-8 (some writers do not check) or dictionary codes out of range."""
     for name in names:
         column = batch.column(name)
         if pa.types.is_dictionary(column.type):
@@ -319,7 +319,6 @@ def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
 
 
 def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
-    """Raise ``UserError`` if a code is outside the dictionary."""
     codes = pc.min_max(column.indices)
     low, high = codes["min"].as_py(), codes["max"].as_py()
     if low is not None and not 0 <= low <= high < len(column.dictionary):
@@ -327,7 +326,7 @@ def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
 
 
 def check_partition(column: pa.Array, name: str, unit: Unit) -> None:
-    """Raise ``UserError`` unless all values of a stored column equal the one in the directory name."""
+    """Raise ``UserError`` unless all values of a stored column equal the value in the directory's name."""
     expected = pa.array([unit.partition[name]], pa.string())
     differs = np.flatnonzero(hash_values(column, exact=True) != hash_values(expected, exact=True)[0])
     if len(differs):

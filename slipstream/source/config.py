@@ -14,7 +14,7 @@ from slipstream.settings import Seed, Settings, settings
 
 @settings
 class SplitConfig(Settings):
-    """Held-out rows: a share by a stable hash of id, group or content, or the latest by time."""
+    """Held-out rows: a fraction chosen by a stable hash of id, group or content, or the latest rows by time."""
 
     section = "data.split"
 
@@ -43,7 +43,7 @@ class SplitConfig(Settings):
 
     @property
     def cuts(self) -> tuple[float, float]:
-        """The two times in seconds since 1970 (UTC)."""
+        """Times ``validation_from`` and ``test_from`` in seconds since 1970 (UTC); 0 if empty."""
         return seconds_of(self.validation_from) or 0.0, seconds_of(self.test_from) or 0.0
 
 
@@ -56,9 +56,9 @@ def seconds_of(text: str) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-#: Values of data.format.
+#: Allowed values of ``data.format``.
 Format = Literal["auto", "csv", "parquet", "arrow", "json", "images", "arrays", "text"]
-#: Values of data.types.
+#: Allowed values of ``data.types``.
 ColumnType = Literal["number", "date", "boolean", "text", "category", "document"]
 
 
@@ -71,7 +71,7 @@ class DataConfig(Settings):
     format: Format = "auto"
     """Format of the data; "auto" uses the file's extension."""
     header: bool = True
-    """The first line of a CSV names the columns."""
+    """Whether the first line of a CSV names the columns."""
     columns: list[str] = field(default_factory=list)
     """Names of the columns, for a CSV without a header."""
     delimiter: str = ""
@@ -98,26 +98,26 @@ class DataConfig(Settings):
     id: str = ""
     """Column that identifies a row; never a feature."""
     group: str = ""
-    """Column whose values stay together: for example, all rows of a customer are in one split. Never a feature."""
+    """Column whose equal values stay in one split, such as a customer's number. Never a feature."""
     time: str = ""
-    """Column for a split by time instead: older rows train, the latest test. Never a feature."""
+    """Column of times for a split by time: the oldest rows train, the latest test. Never a feature."""
     weight: str = ""
     """Column with the rows' weights in the training loss: 2 counts as the row twice, 0 not at all. Never a feature, and
-    no part of a row's content if that decides its split. Evaluation is unweighted."""
+    not hashed when a row's content decides its split. Evaluation is unweighted."""
     task: Literal["auto", "classification", "regression", "language"] = "auto"
     """Learning task: "auto" takes a text target, or a numeric one with few distinct whole values, as classes;
     "language" reads files as documents, or a column "text", or conversations, and learns to predict the next token."""
     tokenizer: Annotated[str, Field(min_length=1)] = "train"
     """For language: "train" (byte-level BPE, from the training split), "bytes", or the directory of a tokenizer."""
     date: str = "2024-07-26"
-    """For language: the current date for chat templates, so that no text depends on the day; the default is the date in
-    Llama's templates without a clock."""
+    """For language: the date that chat templates get as today's, so that texts do not depend on the day. The default is
+    the date that Llama's templates use without a clock."""
     vocabulary: Annotated[int, Field(ge=260, le=1 << 24)] = 8192
     """Number of token ids of a tokenizer that is trained here; short texts give fewer."""
     length: Annotated[int, Field(ge=2, le=1 << 20)] = 512
-    """For language: the tokens of a row. Documents are packed into rows; a longer conversation is quarantined."""
+    """For language: number of tokens per row. Documents are packed into rows; a longer conversation is quarantined."""
     across_documents: bool = False
-    """Documents in the same row attend to each other; otherwise each attends only to itself."""
+    """Whether documents in the same row attend to each other; otherwise a document attends only to itself."""
     image_size: list[Annotated[int, Field(ge=1, le=1 << 14)]] = field(default_factory=list)
     """Size [height, width] to which image files are resized. Empty: unchanged; all must then have the same size."""
     image_channels: Literal[0, 1, 3] = 0
@@ -134,13 +134,13 @@ class DataConfig(Settings):
     """Earlier prepared data of the same table (a directory or a store's address): its statistics are used, its rows are
     unchanged, and only new files are prepared, as further segments."""
     shuffle: bool = True
-    """Store rows in random order. Off keeps their order, for data that is random already."""
+    """Whether rows are stored in random order; false keeps their order, for data that is random already."""
     split: SplitConfig = field(default_factory=SplitConfig)
-    """Held-out rows."""
+    """Which rows are held out for validation and test."""
 
     @property
     def identity(self) -> str:
-        """The column that alone decides the split of a row; empty if the content or the time does."""
+        """Column that alone decides the split of a row; "" if the content or the time does."""
         return "" if self.time else self.group or self.id
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ def is_date(text: str) -> bool:
 
 
 def is_text_encoding(name: str) -> bool:
-    """Return True if Python has an incremental decoder to text by this name, which raises errors."""
+    """Return True if Python has a text encoding of this name that is usable for files."""
     try:
         codec = codecs.lookup(name)
         decoded = codec.incrementaldecoder().decode(b"", final=True)

@@ -1,4 +1,4 @@
-"""Text files in class folders, read as a table of two columns: the text and its class."""
+"""Text files in class folders, read as a table of two columns: text and class."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import CLASS, TEXT, ResolvedSource
 
-#: Limits of a block of files by size and number.
+#: Limits on the size in bytes and the number of files of a block, the job of one worker.
 BLOCK_BYTES = 8 << 20
 BLOCK_FILES = 4096
-#: Largest file that can be the text of one row.
+#: Largest text file in bytes; larger ones are quarantined.
 MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Text files with their classes, which become one unit in ``path``."""
+    """Job of one worker: text files and their classes, to be written to ``path`` as one unit."""
 
     files: tuple[SourceFile, ...]
     classes: tuple[str, ...]
@@ -35,7 +35,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TextUnit:
-    """Unit made from text files."""
+    """Unit written by one worker, and the quarantined files."""
 
     path: Path
     rows: int
@@ -47,7 +47,7 @@ class TextUnit:
 
 
 def open_documents(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
-    """Spool text files into ``scratch``, one row each; raise ``UserError`` without class folders."""
+    """Convert text files to a table in ``scratch``, one row per file; raise ``UserError`` without class folders."""
     for file in source.files:
         if "/" not in source.listing.relative(file):
             raise UserError(
@@ -80,7 +80,7 @@ def blocks_of(source: ResolvedSource, scratch: Path) -> Iterator[TextFiles]:
 
 
 def read_files(job: TextFiles) -> TextUnit:
-    """Read files into a unit and quarantine those that are not text; runs in a worker process."""
+    """Write the texts of a job as one unit; quarantine files that are not text. Runs in a worker process."""
     rows: list[dict[str, object]] = []
     bad: list[BadRow] = []
     for file, name in zip(job.files, job.classes, strict=True):
@@ -95,7 +95,7 @@ def read_files(job: TextFiles) -> TextUnit:
 
 
 def read_text(file: SourceFile, encoding: str) -> str | BadRow:
-    """Return the text of a file, or a bad row with the reason."""
+    """Return the text of a file, or a bad row with the reason why it has none."""
     if file.size > MOST_BYTES:
         return BadRow(file.uri, 1, "", f"{file.size:,} bytes, more than {MOST_BYTES:,}", "")
     with file.open() as stream:

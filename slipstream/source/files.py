@@ -1,4 +1,4 @@
-"""Files of the raw data: a file, a directory, a glob or a prefix of a store, listed once.
+"""Files of the raw data (a file, directory, glob or prefix in a store), listed once per run.
 
 Fingerprint and reads must see the same files, so a run lists its source once and passes the listing on. Every file has
 a version: a file that changes after listing is an error, and a new file is not part of the run.
@@ -23,7 +23,7 @@ from slipstream.source.config import Format
 from slipstream.source.foreign import by_name
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_listed
 
-#: Format by extension, ignoring a compression suffix.
+#: Format by file extension; a compression suffix is removed before.
 FORMATS: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -41,7 +41,7 @@ FORMATS: dict[str, Format] = {
     ".npz": "arrays",
 }
 IMAGE_FORMATS = ("images", "arrays")
-#: First bytes of self-describing formats.
+#: First bytes of files from which the format can be detected.
 BEGINNINGS: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow"}
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 
@@ -50,8 +50,8 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".b
 class SourceFile:
     """One listed file of raw data.
 
-    ``uri`` is a local path or one in a store. ``version`` changes with the bytes: the ETag or generation of a store's
-    object, modification time and inode of a local file. If empty, any version is read.
+    ``uri`` is a local path or an address in a store. ``version`` changes with the bytes: the ETag or generation of an
+    object, modification time and inode of a local file. If it is "", any version is accepted.
     """
 
     uri: str
@@ -64,7 +64,7 @@ class SourceFile:
 
     @property
     def known_format(self) -> Format | None:
-        """The format implied by the extension."""
+        """Format implied by the extension, or None."""
         name = Path(self.name)
         suffix = Path(name.stem).suffix if self.compression else name.suffix
         return FORMATS.get(suffix.lower())
@@ -80,8 +80,8 @@ class SourceFile:
     def open(self) -> BinaryIO:
         """Open a seekable binary reader.
 
-        Raise ``UserError``, also from reads, if a store's object has changed since listing. Local files are checked by
-        :func:`unchanged` after the last read.
+        Raise ``UserError``, also from reads, if an object in a store has changed since listing. Local files are checked
+        by :func:`unchanged` after the last read.
         """
         if self.local:
             with may_fail(Path(self.uri)):
@@ -89,7 +89,7 @@ class SourceFile:
         return open_listed(ObjectInfo(self.uri, self.size, self.version))
 
     def check_unchanged(self) -> None:
-        """Raise ``UserError`` if a local file has changed since listing; reads from stores check this themselves."""
+        """Raise ``UserError`` if a local file has changed since listing; readers of stores check this themselves."""
         if not self.local:
             return
         now = local_file(Path(self.uri))
@@ -99,20 +99,18 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """Files behind an address, sorted by URI; no address and no files mean the digits of scikit-learn."""
+    """Files behind an address, sorted by URI; without address and files, scikit-learn's digits."""
 
     address: str
     files: tuple[SourceFile, ...] = ()
-    #: The folder at the address, or the one above its first wildcard.
+    #: Folder at the address, or above its first wildcard.
     folder: str = ""
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     def relative(self, file: SourceFile) -> str:
-        """Return the path of a file below the folder."""
         folder = self.folder
         if not self.address.startswith(STORES):
             folder = "" if Path(folder) == Path() else str(Path(folder))
@@ -122,9 +120,9 @@ class Listing:
 
 @contextmanager
 def unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
-    """Raise ``UserError`` for the first local file that has changed since listing, after the block has read them.
+    """Check after the block that no file has changed since listing; raise ``UserError`` for the first that has.
 
-    It replaces any exception that the change caused.
+    This error replaces any exception from the block, which the change may have caused.
     """
     try:
         yield
@@ -154,7 +152,7 @@ def list_source(address: str) -> Listing:
 
 
 def find_files(address: str) -> tuple[list[SourceFile], str]:
-    """Return the files and the folder that contains them.
+    """Return the files at an address, and the folder that contains them.
 
     As in a shell, brackets are literal if no name matches the pattern.
     """
@@ -173,7 +171,7 @@ def find_files(address: str) -> tuple[list[SourceFile], str]:
 
 @contextmanager
 def may_fail(path: Path) -> Iterator[None]:
-    """Raise ``UserError`` for operating system errors of a local file or folder that was found."""
+    """Convert an ``OSError`` from a local path in the block to a ``UserError``."""
     try:
         yield
     except FileNotFoundError:
@@ -183,15 +181,14 @@ def may_fail(path: Path) -> Iterator[None]:
 
 
 def cannot_be_read(path: str, error: OSError) -> UserError:
-    """Return the user error for an operating system error."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return UserError(f"{path}: cannot be read ({reason}); expected a path that exists and may be read; check it")
 
 
 def local_file(path: Path, name: str = "") -> SourceFile:
-    """Return a local file in its current version, named ``name`` (default: its path).
+    """Return a local file in its current version; ``name`` is its URI, by default the path.
 
-    Raise ``UserError`` if it is gone.
+    Raise ``UserError`` if it was removed.
     """
     with may_fail(path):
         status = path.stat()
@@ -199,12 +196,12 @@ def local_file(path: Path, name: str = "") -> SourceFile:
 
 
 def stored_files(data: str) -> list[SourceFile]:
-    """Return the object at a key, or all below a prefix."""
+    """Return the object at a key, or all objects below a prefix."""
     return [SourceFile(o.uri, o.size, o.etag) for o in list_objects(data) if wanted(o.uri[len(data) :])]
 
 
 def stored_matches(root: str, below: str) -> list[SourceFile]:
-    """Return the objects that match a pattern ``below`` a prefix, and all in folders that match."""
+    """Return the objects below the prefix ``root`` that match the glob ``below`` or lie in a matching folder."""
     if root in STORES:
         raise UserError(f"data: {root + below!r} has a wildcard in the bucket's name; expected {root}bucket/pattern")
     matches = re.compile(pattern_of(below)).match
@@ -212,14 +209,14 @@ def stored_matches(root: str, below: str) -> list[SourceFile]:
 
 
 def split_pattern(data: str) -> tuple[str, str]:
-    """Split a path into the folder above the first wildcard, with its slash, and the pattern below it."""
+    """Split a glob into the folder above the first wildcard (with its slash) and the remaining pattern."""
     wildcard = next((mark for mark in re.finditer(r"\[\[\]|[*?[]", data) if mark[0] != "[[]"), None)
     end = data.rfind("/", 0, wildcard.start()) + 1 if wildcard else data.rfind("/") + 1
     return data[:end].replace("[[]", "["), data[end:]
 
 
 def pattern_of(data: str) -> str:
-    """Return the regular expression of a glob; ``*`` stays in one folder, ``**`` spans any number of them."""
+    """Return a glob as a regular expression; ``*`` stays in one folder, ``**`` spans any number of folders."""
     wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]", "[[]": r"\["}
 
     def spelled(match: re.Match[str]) -> str:
@@ -230,9 +227,9 @@ def pattern_of(data: str) -> str:
 
 
 def local_files(data: str) -> list[SourceFile]:
-    """Return the file at a path or all files below a folder; none if a possible pattern does not exist.
+    """Return the file at a path, or all files below a folder; none if the path does not exist but may be a glob.
 
-    Raise ``UserError`` if a plain path does not exist.
+    Raise ``UserError`` if a path without wildcards does not exist.
     """
     path = Path(data)
     kind = kind_of(path)
@@ -257,7 +254,7 @@ def local_matches(root: str, below: str) -> list[SourceFile]:
 
 
 def kind_of(path: Path) -> str:
-    """Return "file", "folder", "other" or "" for nothing, following symbolic links.
+    """Return "file", "folder", "other", or "" if the path does not exist, following symbolic links.
 
     Raise ``UserError`` if the path cannot be read.
     """
@@ -282,8 +279,8 @@ def siblings_of(path: Path) -> list[str]:
 def files_below(folder: Path, above: Iterable[str] = ()) -> Iterator[Path]:
     """Yield the :func:`wanted` files below a folder, following symbolic links.
 
-    A link to a folder that contains it is skipped; ``above`` are the real paths of the folders around this one. Raise
-    ``UserError`` for a folder that cannot be read.
+    A link to one of the folders that contain it is skipped; ``above`` are the real paths of folders around ``folder``.
+    Raise ``UserError`` for a folder that cannot be read.
     """
     waiting = [(folder, frozenset(above))]
     while waiting:
@@ -298,14 +295,13 @@ def files_below(folder: Path, above: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def kind_of_entry(entry: os.DirEntry[str]) -> str:
-    """Return the kind as :func:`kind_of` does, without a system call for most files."""
     if entry.is_symlink():
         return kind_of(Path(entry.path))
     return "file" if entry.is_file() else "folder" if entry.is_dir() else "other"
 
 
 def matching_files(root: str, below: str) -> Iterator[Path]:
-    """Yield the files that match a glob ``below`` the folder ``root``, and those below folders that match.
+    """Yield the files below the folder ``root`` that match the glob ``below`` or lie in a matching folder.
 
     Raise ``UserError`` for a folder that cannot be read.
     """
@@ -328,19 +324,19 @@ def matching_files(root: str, below: str) -> Iterator[Path]:
 
 
 def real_parents(path: Path, root: Path) -> list[str]:
-    """Return the folders that contain a path, up to ``root``, with symbolic links resolved."""
+    """Return the folders from a path up to ``root`` with symbolic links resolved."""
     return [os.path.realpath(folder) for folder in path.parents if folder == root or root in folder.parents]
 
 
 def paths_matching(root: str, below: str) -> list[Path]:
-    """Return the :func:`wanted` paths that match a pattern below a folder."""
+    """Return the :func:`wanted` paths below a folder that match a glob."""
     pattern = glob.escape(root) + below
     names = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
     return [Path(name) for name in names if wanted(name.removeprefix(root).strip("/")) or name == "."]
 
 
 def check_folder(path: Path, *, listed: bool) -> None:
-    """Raise ``UserError`` for a folder that cannot be entered or, if it must be ``listed``, read."""
+    """Raise ``UserError`` for a folder that cannot be entered or, if ``listed``, cannot be listed."""
     if kind_of(path) == "folder":
         with may_fail(path):
             (path / "..").stat()
@@ -349,12 +345,15 @@ def check_folder(path: Path, *, listed: bool) -> None:
 
 
 def wanted(relative: str) -> bool:
-    """Return True if a file below a directory is data: not hidden, and not a job marker such as ``_SUCCESS``."""
+    """Return True if a relative path is data: not hidden, and not a job's marker such as ``_SUCCESS``."""
     return not any(part.startswith((".", "_")) for part in relative.split("/"))
 
 
 def format_of(file: SourceFile, declared: Format) -> Format:
-    """Return a value of ``FORMATS``; raise ``UserError`` if neither extension nor content tells it."""
+    """Return the format of a file: ``declared`` unless "auto", else by extension, else by first bytes.
+
+    Raise ``UserError`` if it is unknown.
+    """
     format = declared if declared != "auto" else file.known_format or format_inside(file)
     if not format and (foreign := by_name(file.name)):
         raise UserError(f"{file.uri}: {foreign}")
@@ -367,7 +366,7 @@ def format_of(file: SourceFile, declared: Format) -> Format:
 
 
 def format_inside(file: SourceFile) -> Format | None:
-    """Return the format that the first bytes show: "parquet", "arrow" or None."""
+    """Return the format detected from a file's first bytes: "parquet", "arrow" or None."""
     with file.open() as stream:
         beginning = stream.read(max(map(len, BEGINNINGS)))
     return next((format for mark, format in BEGINNINGS.items() if beginning.startswith(mark)), None)
@@ -376,7 +375,7 @@ def format_inside(file: SourceFile) -> Format | None:
 def parquet_address(uri: str, format: str) -> str:
     """Return the ``data`` address of a table that another Flyte task passes as StructuredDataset or DataFrame.
 
-    ``format`` is the format that Flyte knows, or "". Raise ``UserError`` unless all files at ``uri`` are Parquet.
+    ``format`` is Flyte's format of the dataset, or "". Raise ``UserError`` unless all files at ``uri`` are Parquet.
     """
     other = (
         format if format not in ("", "parquet") else next(filter(None, map(not_parquet, list_source(uri).files)), "")
@@ -387,7 +386,6 @@ def parquet_address(uri: str, format: str) -> str:
 
 
 def not_parquet(file: SourceFile) -> str:
-    """Return the actual format of the file; "" if it is Parquet."""
     inside = format_inside(file)
     if inside == "parquet":
         return ""

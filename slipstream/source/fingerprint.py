@@ -11,10 +11,10 @@ HASH_BYTES = 8 << 20
 
 
 def fingerprint_source(listing: Listing, target: str = "") -> str:
-    """Return the fingerprint of raw data: XXH3-128 (hex) over the names and bytes of its files.
+    """Return the fingerprint of raw data: XXH3-128 (hex) of the names and bytes of its files, and of ``target``.
 
-    For objects in a store, key, size and version replace the bytes. ``target`` is part of the identity, so another
-    target is other data. Raise ``UserError`` if a file changes while it is read.
+    For objects in a store, key, size and version replace the bytes. Raise ``UserError`` if a file changes while it is
+    read.
     """
     if not listing.address:
         pixels, labels = load_digits()
@@ -29,7 +29,7 @@ def fingerprint_source(listing: Listing, target: str = "") -> str:
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return the handwritten digits of scikit-learn, the default data: 1,797 real scans.
+    """Return scikit-learn's handwritten digits, the default data: 1,797 real scans.
 
     Pixels are uint8 ``[1797, 1, 8, 8]`` (0 to 16), labels int32 ``[1797]`` (0 to 9).
 
@@ -42,7 +42,6 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def digest_files(files: list[tuple[str, SourceFile]], target: str) -> str:
-    """Return the fingerprint of these files under these names."""
     digest = xxhash.xxh3_128(target.encode() + b"\0")
     for name, file in files:
         etag = "" if file.local else file.version

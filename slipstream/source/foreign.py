@@ -24,7 +24,7 @@ EXTENSIONS = {
     ".json": JSON,
 }
 COMPRESSED = "is compressed, but its name has no extension for that; add {} to its name"
-#: First bytes of formats, under any name. Current spreadsheets are archives, older ones OLE documents.
+#: First bytes of formats, checked under any file name. Current spreadsheets are ZIP archives, older ones OLE documents.
 BEGINNINGS = {
     b"PK\x03\x04": "is a spreadsheet or an archive; save the sheet as CSV, or unpack it and give the directory",
     b"\xd0\xcf\x11\xe0": SPREADSHEET,
@@ -42,21 +42,21 @@ BEGINNINGS = {
     b"\xff\xfe": 'is UTF-16; set data.encoding to "utf-16"',
     b"\xfe\xff": 'is UTF-16; set data.encoding to "utf-16"',
 }
-#: Bytes needed to recognise a format.
+#: Number of first bytes from which a format is recognised.
 MOST_BEGINNING = 32
-#: Control characters that each of these files has and text never has.
+#: Control characters, which occur in files of these formats but not in text.
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def by_name(name: str) -> str:
-    """Return the kind of a file with this name, with a hint; empty for unknown extensions."""
+    """Return the error text for an unsupported file extension, with a hint; "" for other extensions."""
     return next((EXTENSIONS[s] for s in map(str.lower, reversed(Path(name).suffixes[-2:])) if s in EXTENSIONS), "")
 
 
 def by_beginning(data: bytes) -> str:
-    """Return the kind of a file that starts with ``data``, with a hint; empty if unknown.
+    """Return the error text for an unsupported file that starts with ``data``, with a hint; "" if unknown.
 
-    Marks of letters, which may start a column name (ORCID), count only with control characters.
+    Signatures of letters only, with which a column name could start (ORCID), also need a control character.
     """
     found = next((mark for mark in BEGINNINGS if data.startswith(mark)), b"")
     return "" if found.isalnum() and not CONTROL.search(data) else BEGINNINGS.get(found, "")

@@ -1,4 +1,4 @@
-"""Sources of labelled images: class folders, arrays in ``.npz`` files and the digits, read in parts."""
+"""Labelled images from class folders, ``.npz`` files or scikit-learn's digits, read in parts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from slipstream.storage import StorageUnavailable
 if TYPE_CHECKING:
     from PIL import Image
 
-#: Bytes of pixels processed at once.
+#: Bytes of decoded pixels processed at once.
 CHUNK_BYTES = 8 << 20
-#: Largest image file that is read.
+#: Largest image file in bytes; larger ones are quarantined.
 MOST_BYTES = 256 << 20
-#: Most pixels that are decoded: a file of a few kilobytes can claim gigabytes.
+#: Largest number of pixels that is decoded: a file of a few kilobytes can declare gigabytes.
 MOST_PIXELS = 1 << 26
 FORMATS = ("PNG", "JPEG")
-#: Modes with eight bits per channel, and the number of channels that they are read as.
+#: PIL's modes with eight bits per channel, and the number of channels to which each is converted.
 CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
 MODES = {1: "L", 3: "RGB"}
 #: Allowed array names in a ``.npz`` file.
@@ -43,16 +43,16 @@ IMAGES, LABELS = ("images", "image", "x", "X"), ("labels", "label", "y")
 DIGITS_TARGET = "digit"
 
 Shape = tuple[int, int, int]
-#: Independently readable part with ``rows`` images in ``chunks()``.
+#: Independently readable part of an image set, with ``rows`` images that ``chunks()`` yields.
 Part: TypeAlias = "FolderPart | ArrayPart | Digits"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive images: ``pixels`` uint8 ``[rows, *shape]``.
+    """Consecutive images: ``pixels`` uint8 ``[rows, channels, height, width]``.
 
-    Those not in ``good`` (bool ``[rows]``) could not be read. ``labels`` are class numbers (int32), ``hashes`` those of
-    contents (uint64).
+    ``labels`` are class numbers (int32), ``hashes`` are of the pixels (uint64). ``good`` (bool ``[rows]``) is False for
+    images that could not be read; their pixels are zeros.
     """
 
     pixels: np.ndarray
@@ -64,7 +64,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """All images of a set; ``target`` names the meaning of the classes."""
+    """Opened set of labelled images; ``target`` is the name of the label, ``shape`` is [channels, height, width]."""
 
     name: str
     target: str
@@ -75,7 +75,10 @@ class ImageSet:
 
 
 def hash_images(pixels: np.ndarray) -> np.ndarray:
-    """Return uint64 ``[rows]`` hashes of uint8 ``[rows, channels, height, width]``; equal images share a split."""
+    """Return the uint64 ``[rows]`` hashes of images, uint8 ``[rows, channels, height, width]``.
+
+    Images with equal hashes are in the same split.
+    """
     return np.array([xxhash.xxh3_64_intdigest(np.ascontiguousarray(p).data) for p in pixels], np.uint64)
 
 
@@ -84,7 +87,6 @@ def rows_at_once(shape: tuple[int, ...]) -> int:
 
 
 def open_images(source: ResolvedSource) -> ImageSet:
-    """Find the images; raise ``UserError`` for bad data."""
     return OPENERS[source.format](source)
 
 
@@ -93,7 +95,7 @@ def open_images(source: ResolvedSource) -> ImageSet:
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Some of the files with their class numbers; ``given_by`` describes the origin of ``shape``."""
+    """Part of the image files, with class numbers; ``given_by`` names the origin of ``shape`` in error messages."""
 
     files: tuple[SourceFile, ...]
     labels: tuple[int, ...]
@@ -106,7 +108,7 @@ class FolderPart:
         return len(self.files)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield all files in one chunk; raise ``UserError`` for an image of another shape."""
+        """Yield all images in one chunk; raise ``UserError`` for an image of another shape."""
         pixels = np.zeros((self.rows, *self.shape), np.uint8)
         good, bad = np.ones(self.rows, bool), []
         for row, file in enumerate(self.files):
@@ -184,13 +186,14 @@ def first_shape(source: ResolvedSource) -> Shape:
 
 
 class Unreadable(Exception):
-    """Error for bytes that are not a usable image; the text gives the reason."""
+    """Error for bytes that are not a usable image; its message is the reason."""
 
 
 def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Decode to uint8 ``[channels, height, width]``, rotated by EXIF data and resized to ``size`` if given.
+    """Decode untrusted bytes to uint8 ``[channels, height, width]``, rotated as EXIF says and resized to ``size``.
 
-    The image is converted to ``channels`` (1 grey, 3 RGB; 0 keeps its own). Raise ``Unreadable`` if that fails.
+    ``size`` is (height, width); None keeps the size. ``channels`` is 1 (grey) or 3 (RGB); 0 keeps the image's own.
+    Raise ``Unreadable`` if decoding fails.
     """
     from PIL import Image, ImageOps  # slow to import, and not needed for tables
 
@@ -227,7 +230,7 @@ def check(picture: Image.Image) -> None:
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One ``.npz`` file; ``labels`` are its class numbers (int32 ``[rows]``)."""
+    """One ``.npz`` file; ``images`` is the name of its array, ``labels`` are class numbers (int32 ``[rows]``)."""
 
     file: SourceFile
     images: str
@@ -261,7 +264,7 @@ def channels_first(pixels: np.ndarray, channels_last: bool) -> np.ndarray:
 
 @contextmanager
 def member(file: SourceFile, name: str) -> Iterator[IO[bytes]]:
-    """Open one array of an ``.npz`` file as a stream of ``.npy`` bytes; raise ``UserError`` for damage."""
+    """Open the array ``name`` of an ``.npz`` file as a stream of ``.npy`` bytes; raise ``UserError`` for damage."""
     try:
         with file.open() as raw, zipfile.ZipFile(raw) as archive, archive.open(f"{name}.npy") as stream:
             yield stream
@@ -281,7 +284,7 @@ def header(file: SourceFile, name: str, stream: IO[bytes]) -> tuple[tuple[int, .
 
 
 def open_arrays(source: ResolvedSource) -> ImageSet:
-    """Open images and labels stored as arrays; raise ``UserError`` for missing or unsuitable ones."""
+    """Open images and labels in ``.npz`` files; raise ``UserError`` if arrays are missing or unsuitable."""
     files, target = source.files, source.target
     if source.config.image_size or source.config.image_channels:
         raise UserError("data.image_size, data.image_channels: arrays are used unchanged; remove both")
@@ -305,7 +308,7 @@ def open_arrays(source: ResolvedSource) -> ImageSet:
 
 
 class Arrays(NamedTuple):
-    """Content of a ``.npz`` file: name, layout and shape of the images, and the labels."""
+    """Arrays of one ``.npz`` file: name, layout and shape of the images, and the labels."""
 
     images: str
     channels_last: bool
@@ -351,8 +354,6 @@ def open_array(file: SourceFile, target: str) -> Arrays:
 
 @dataclass(frozen=True)
 class Digits:
-    """All digits, as one part."""
-
     rows: int
 
     def chunks(self) -> Iterator[Chunk]:
@@ -364,7 +365,7 @@ class Digits:
 
 
 def open_digits(source: ResolvedSource) -> ImageSet:
-    """Return the digits as an image set; raise ``UserError`` for a target of other data."""
+    """Open scikit-learn's digits; raise ``UserError`` for a target other than "digit"."""
     if source.target not in ("", DIGITS_TARGET):
         raise UserError(
             f"target: {source.target!r} needs --data; without it the digits data set is used, whose target is "

@@ -1,4 +1,4 @@
-"""Quarantined rows, stored with file, line, column and reason, up to the user's limit."""
+"""Quarantined rows, stored with file, line, column and reason, up to a limit set by the user."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class BadRow:
-    """One quarantined row; ``line`` counts from 1: the line of a text file, the row of a columnar one.
+    """One quarantined row; ``line`` counts from 1 and is the line of a text file or the row of a columnar file.
 
-    ``column`` is empty if the whole row is at fault. ``raw`` is the original row or value, cut if long.
+    ``column`` is empty if no single column is at fault. ``raw`` is the original row or value, cut if long.
     """
 
     file: str
@@ -43,7 +43,6 @@ def write(writer: ArtifactWriter, rows: list[BadRow]) -> None:
 
 
 def to_parquet(rows: list[BadRow]) -> bytes:
-    """Return the rows as the content of a Parquet file."""
     columns = [asdict(row) | {"raw": row.raw[:RAW_CHARACTERS]} for row in rows]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(columns, SCHEMA), sink)
@@ -51,7 +50,6 @@ def to_parquet(rows: list[BadRow]) -> bytes:
 
 
 def read(artifact: Artifact) -> list[BadRow]:
-    """Return all quarantined rows of an artifact."""
     table = pq.read_table(pa.BufferReader(artifact.read_bytes(NAME)))
     return [BadRow(**row) for row in table.to_pylist()]
 

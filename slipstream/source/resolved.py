@@ -11,8 +11,8 @@ from slipstream.errors import UserError
 from slipstream.source.config import DataConfig, Format
 from slipstream.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of
 
-#: Ways to read data: images in one pass; tables of columnar files (read in place), of text (first made columnar) or of
-#: documents; language; or nothing, if a base set has seen all files.
+#: Way of reading data: images; tables of columnar files, of text files (first converted to columnar) or of documents;
+#: language; or "nothing new", if a base set already contains all files.
 Kind = Literal["images", "columnar", "text", "documents", "language", "nothing new"]
 KINDS: dict[str, Kind] = {
     "digits": "images",
@@ -24,16 +24,16 @@ KINDS: dict[str, Kind] = {
     "json": "text",
     "text": "documents",
 }
-#: Columns of texts in class folders.
+#: Columns of a table of texts in class folders.
 TEXT, CLASS = "text", "class"
 
 
 @dataclass(frozen=True)
 class ResolvedSource:
-    """Raw data with everything known except the content of its files.
+    """Raw data with all settings decided, before its files are read.
 
-    ``format`` is a value of data.format, or "digits". ``files`` are those to read. ``target`` and ``config`` are the
-    effective ones: the target of texts in class folders is their class.
+    ``format`` is a value of ``data.format`` or "digits". ``files`` are the files to read. ``target`` and ``config`` are
+    the effective ones: for texts in class folders, the target is the class.
     """
 
     listing: Listing
@@ -48,7 +48,6 @@ class ResolvedSource:
 
     @property
     def size(self) -> int:
-        """Bytes to read."""
         return sum(file.size for file in self.files)
 
     @property
@@ -57,14 +56,13 @@ class ResolvedSource:
 
     @property
     def name(self) -> str:
-        """The name on the data card."""
         return Path(self.address).name
 
 
 def format_of_all(listing: Listing, target: str) -> Format:
-    """Return the format of the data as a whole, from extensions.
+    """Return the format of all files together, from their extensions.
 
-    It is "images" if there are any, "text" without a target if every file is a ``.txt`` in a folder, else "auto".
+    It is "images" if there are any, "text" if every file is a ``.txt`` in a folder and no target is set, else "auto".
     """
     if any(file.known_format in IMAGE_FORMATS for file in listing.files):
         return "images"
@@ -73,7 +71,7 @@ def format_of_all(listing: Listing, target: str) -> Format:
 
 
 def texts_by_class(target: str, config: DataConfig) -> tuple[str, DataConfig]:
-    """Return target and settings for texts in class folders as a table; raise ``UserError`` if a target is given."""
+    """Return target and settings for texts in class folders; raise ``UserError`` if the user set a target."""
     if target:
         raise UserError(f"target: {target!r} is not used, as texts are labelled by their folders; remove it")
     return CLASS, replace(config, format="text", types={**config.types, TEXT: "document"})

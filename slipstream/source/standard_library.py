@@ -1,4 +1,4 @@
-"""Default data of ``data.task: language``: the Python files of the running interpreter's library."""
+"""Default data of ``data.task: language``: the Python files of the interpreter's standard library."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from slipstream.source.config import DataConfig
 from slipstream.source.files import Listing, list_source, local_file
 
 ADDRESS = "Python's standard library"
-#: Tests repeat each other, and installed packages differ between machines.
+#: Skipped directories: tests repeat each other, and installed packages differ between machines.
 LEFT_OUT = ("test", "tests", "site-packages", "dist-packages", "idlelib", "turtledemo", "__pycache__")
 
 
 def list_data(address: str, config: DataConfig) -> Listing:
-    """List the files behind an address; raise ``UserError`` if there are none.
+    """List the files at an address; raise ``UserError`` if there are none.
 
-    Without an address, language uses this library, other tasks the digits of scikit-learn.
+    Without an address, the data is the standard library for language, else scikit-learn's digits.
     """
     return list_standard_library() if config.task == "language" and not address else list_source(address)
 
 
 def list_standard_library() -> Listing:
-    """List the modules of the standard library without its tests."""
     folder = Path(sysconfig.get_path("stdlib"))
     return Listing(ADDRESS, tuple(local_file(path) for path in sorted(modules_below(folder))), str(folder))
 

@@ -1,4 +1,4 @@
-"""Tables of columnar files: one schema for all files and their directories; text columns are typed as in CSV."""
+"""Tables of columnar files: one schema for all files and their directories; types of text columns are inferred."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from slipstream.source.memory import Budget
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 
-#: Hive's directory name for rows with a missing key.
+#: Hive's directory name for rows whose partition key is missing.
 MISSING = "__HIVE_DEFAULT_PARTITION__"
-#: Most rows and bytes for inferring types of text columns.
+#: Largest number of rows and bytes from which types of text columns are inferred.
 SAMPLE_ROWS = 1 << 11
 SAMPLE_BYTES = 1 << 20
 
 
 def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
-    """Check and open Parquet and Arrow files; raise ``UserError`` for bad data."""
+    """Open Parquet or Arrow files as a table; raise ``UserError`` for bad data."""
     config, first = source.config, source.files[0]
     partitions = find_partitions(source)
     units: list[Unit] = []
@@ -59,7 +59,7 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
-    """Return the type of a column, from data.types or else from the file."""
+    """Return the type of a column: from ``data.types``, else from the file. Raise ``UserError`` if they conflict."""
     stored = value_types.type_of(field.type)
     if field.name not in config.types:
         return stored
@@ -110,7 +110,7 @@ def check_names(names: list[str], file: SourceFile) -> None:
 
 
 def header_hint(names: list[str]) -> str:
-    """Return a hint about the header if names look like values: the first line is data then."""
+    """Return a hint for an error message if column names look like values, so the first line may be data; else ""."""
     if not any(looks_like_value(name) for name in names):
         return ""
     return "; if the first line is data, set data.header to false and name the columns in data.columns"
@@ -129,9 +129,10 @@ def looks_like_value(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Partitions:
-    """Columns given by directories in the layout of Hive, Spark and others: ``year=2020/month=1/part.parquet``.
+    """Columns given by directories, as in Hive and Spark: ``year=2020/month=1/part.parquet``.
 
-    Holds their types, and their values (texts, ``None`` for missing) by the URI of the file.
+    ``types`` maps these columns to types; ``values`` maps the URI of a file to its texts by column (``None`` if
+    missing).
     """
 
     types: dict[str, str] = field(default_factory=dict)
@@ -141,14 +142,14 @@ class Partitions:
         return self.values.get(uri, {})
 
     def beside(self, types: dict[str, str]) -> dict[str, str]:
-        """Return ``types`` followed by these columns; ``types`` take precedence."""
+        """Return ``types`` followed by the partition columns; a column in both keeps its entry in ``types``."""
         return {**types, **self.types, **types}
 
 
 def find_partitions(source: ResolvedSource) -> Partitions:
     """Return the columns given by the directories of all files.
 
-    Types are inferred over all files as for text. A file outside such directories has no value.
+    Types are inferred over all files as for text. In a file outside such directories the values are missing.
     """
     keys_of = {file.uri: keys_in(source.listing.relative(file)) for file in source.files}
     names = list(dict.fromkeys(name for keys in keys_of.values() for name in keys))
@@ -162,7 +163,6 @@ def find_partitions(source: ResolvedSource) -> Partitions:
 
 
 def keys_in(path: str) -> dict[str, str | None]:
-    """Return the keys in the directories of a path."""
     pairs = [part.partition("=") for part in path.split("/")[:-1]]
     decoded = {unquote(name): unquote(value) for name, mark, value in pairs if name and mark}
     return {name: None if value == MISSING else value for name, value in decoded.items()}
@@ -173,7 +173,7 @@ def keys_in(path: str) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class TypeTrial:
-    """Result of reading one unit's texts as other types: the types, and the values that failed."""
+    """Result of converting the texts of one unit: types, failures, and a failing row by column."""
 
     types: dict[str, str]
     failures: dict[str, int]
@@ -183,9 +183,9 @@ class TypeTrial:
 def infer_types(
     units: list[Unit], names: list[str], config: DataConfig, scratch: ResumableScratch
 ) -> tuple[dict[str, str], list[str]]:
-    """Infer types of text columns in columnar files as for CSV; return them with warnings.
+    """Infer types of text columns in columnar files, as for CSV; return them and warnings.
 
-    The first rows suggest a type, then all values are tried.
+    The first rows suggest a type, then the conversion of all values is tried.
     """
     if not units or not names:
         return {}, []
@@ -210,7 +210,10 @@ def infer_types(
 def sample_texts(
     units: list[Unit], names: list[str], config: DataConfig
 ) -> tuple[dict[str, pa.Array], str, np.ndarray]:
-    """Return about as large a sample as for CSV from the ``units`` of one file: columns, file and lines."""
+    """Return the first rows of a file's ``units`` as texts by column, the file, and the rows' lines.
+
+    The sample is about as large as for CSV.
+    """
     most = min(SAMPLE_ROWS, Budget(config.memory).batch_rows(len(names)))
     parts, rows = [], 0
     for unit in units:
@@ -225,7 +228,7 @@ def sample_texts(
 
 
 def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
-    """Try to read the texts of one unit as other types; runs in a worker process."""
+    """Convert the texts of one unit to the suggested types and count failures; runs in a worker process."""
     unit, types, config = job
     number_format = NumberFormat.of(config)
     read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()

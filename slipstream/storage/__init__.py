@@ -1,6 +1,6 @@
-"""Storage with the same operations on a local directory and on a prefix of S3, Google's or Azure's store.
+"""Storage with the same operations on a local directory and on a prefix of S3, Google Cloud Storage or Azure.
 
-The path or URI selects the store; only its client is imported.
+The path or URI selects the store; only the client of that store is imported.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ __all__ = [
     "writing_to",
 ]
 
-#: Concurrent downloads of files.
+#: Number of files downloaded concurrently.
 DOWNLOADS = 8
 
 
 def store_of(uri: str) -> RequestStore:
-    """Return the module for a URI that starts with one of ``STORES``; raises ``UserError`` if its client is missing."""
+    """Return the module for a URI with a prefix in ``STORES``; raises ``UserError`` if its client is not installed."""
     if uri.startswith(S3):
         try:
             from slipstream.storage import s3
@@ -93,9 +93,9 @@ def store_of(uri: str) -> RequestStore:
 
 
 def storage_for(uri: str) -> Storage:
-    """Return the store for a directory's path, a ``file://`` URI or one of ``STORES``.
+    """Return the store for a local path, a ``file://`` URI or a URI with a prefix in ``STORES``.
 
-    Raises ``UserError`` for others.
+    Raises ``UserError`` for other URIs.
     """
     return store_of(uri).storage_at(uri) if uri.startswith(STORES) else LocalStorage(local_path(uri))
 
@@ -103,8 +103,8 @@ def storage_for(uri: str) -> Storage:
 def list_objects(uri: str) -> list[ObjectInfo]:
     """Return the file at ``uri``, or all files below it, sorted by URI; empty if there are none.
 
-    A store's URI is one file if that key exists, otherwise a directory: the keys below ``uri/``. These addresses are
-    for reading and their names are unchecked; :func:`list_names` lists names to write to. Raises ``UserError``.
+    In a store, ``uri`` is a file if this key exists, otherwise a directory, with the keys below ``uri/``. Names are not
+    checked, so use them only for reading; see :func:`list_names`. Raises ``UserError``.
     """
     if uri.startswith(STORES):
         return sorted(at_or_below(uri, store_of(uri).listed(uri)), key=lambda info: info.uri)
@@ -112,18 +112,18 @@ def list_objects(uri: str) -> list[ObjectInfo]:
 
 
 def list_names(uri: str) -> dict[str, ObjectInfo]:
-    """Return all files below the directory ``uri`` by their relative names.
+    """Return all files below the directory ``uri`` by relative name.
 
-    Raises ``UserError`` if a name could lead out of a directory, so nothing is fetched from an untrusted listing.
+    Raises ``UserError`` if a name could lead out of a local directory, since listings are untrusted.
     """
     base = uri.rstrip("/") + "/"
     return {check_name(info.uri.removeprefix(base), uri): info for info in list_objects(base)}
 
 
 def store_time(uri: str) -> float:
-    """Return the time in seconds by the clock of the store at ``uri``.
+    """Return the time in seconds since 1970 by the clock of the store at ``uri``.
 
-    It comes from the date of the store's answer, in whole seconds, or from a new file of a local directory. Raises
+    It is the date of the store's answer, in whole seconds, or the time of a new file in a local directory. Raises
     ``UserError`` if the store sends no date, ``StorageUnavailable``.
     """
     if not uri.startswith(STORES):
@@ -164,9 +164,9 @@ def open_reader(uri: str) -> BinaryIO:
 
 
 def open_below(directory: str, name: str) -> BinaryIO:
-    """Open a file of an untrusted directory or prefix as :func:`open_reader` does.
+    """Open the file ``name`` of an untrusted directory or prefix as :func:`open_reader` does.
 
-    Raises ``UserError`` also if the name or a symbolic link leads out of it.
+    Raises ``UserError`` if the name or a symbolic link leads out of ``directory``.
     """
     if directory.startswith(STORES):
         return open_reader(f"{directory.rstrip('/')}/{check_name(name, directory)}")
@@ -182,7 +182,7 @@ def open_below(directory: str, name: str) -> BinaryIO:
 def read_below(directory: str, name: str, most: int) -> bytes:
     """Return the content of a file of an untrusted directory.
 
-    Raises ``UserError`` as :func:`open_below`, and for more than ``most`` bytes; it reads at most one byte more.
+    Raises ``UserError`` as :func:`open_below`, and if it has more than ``most`` bytes; at most ``most`` + 1 are read.
     """
     with open_below(directory, name) as file:
         content = file.read(most + 1)
@@ -192,12 +192,12 @@ def read_below(directory: str, name: str, most: int) -> bytes:
 
 
 def open_listed(source: ObjectInfo) -> BinaryIO:
-    """Open a listed object as :func:`open_reader` does; raises ``UserError`` once it has changed or is missing."""
+    """Open a listed object as :func:`open_reader` does; reads raise ``UserError`` if it has changed since."""
     return ranged_reader(source, store_of(source.uri).fetch)
 
 
 def stat_object(uri: str) -> ObjectInfo:
-    """Return an object's current state, for :func:`read_range`.
+    """Return size and version of an object, for :func:`read_range`.
 
     Raises ``MissingObject``, ``StorageUnavailable``.
     """
@@ -205,7 +205,7 @@ def stat_object(uri: str) -> ObjectInfo:
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """Return the bytes from ``start`` to ``end`` of a listed object.
+    """Return the bytes from ``start`` to ``end`` (exclusive) of a listed object.
 
     Raises ``UserError`` if it was replaced since, ``StorageUnavailable``.
     """
@@ -213,10 +213,9 @@ def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_within_s3(source: str, target: str, size: int, sha256: str) -> None:
-    """Copy a file within S3.
+    """Copy a file within S3 and check its size and SHA-256; raise ``UserError`` if they differ.
 
-    Raises ``UserError`` if S3 reports another size or SHA-256 of the copy. The bytes pass through this machine only if
-    the file is very large or the service lacks such checksums.
+    The bytes pass through this machine only if the file is very large or the service reports no SHA-256.
     """
     from slipstream.storage.s3 import copy_object
 

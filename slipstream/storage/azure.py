@@ -40,9 +40,9 @@ from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 MOST_BLOCKS = 50_000
-#: One try per request; the client's own pauses start at 15 seconds.
+#: Options for a single try per request, since the client's own pauses start at 15 seconds.
 ONCE: dict[str, Any] = {"retry_total": 0, "connection_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
-#: MD5 of all data, checked by the receiver; a download is requested in chunks of 4 MiB.
+#: Options for an MD5 that the receiver checks; downloads are then requested in chunks of 4 MiB.
 CHECKED = {**ONCE, "validate_content": True}
 TRANSIENT_CODES = {"Md5Mismatch", "OperationTimedOut", "ContainerBeingDeleted"}
 TRANSIENT_ERRORS = (errors.ServiceRequestError, errors.ServiceResponseError, errors.IncompleteReadError, TimeoutError)
@@ -56,7 +56,7 @@ SETTINGS = {
 
 
 class Client(AzureBlobFileSystem):
-    """Filesystem of adlfs with a second client, with fresh connections, for time-limited requests."""
+    """Filesystem of adlfs with a second client, which opens new connections, for time-limited requests."""
 
     @cached_property
     def fresh_service(self) -> BlobServiceClient:
@@ -75,7 +75,7 @@ class Client(AzureBlobFileSystem):
 
 
 def client(account: str) -> Client:
-    """Return this process's client; neither connections nor the event loop must be shared across a fork."""
+    """Return the client of this process; connections and the event loop must not be shared across a fork."""
     return client_of(os.getpid(), account)
 
 
@@ -88,7 +88,7 @@ def client_of(process: int, account: str) -> Client:
 
 
 def flyte_settings() -> dict[str, str]:
-    """Return settings from Flyte's variables, unless adlfs's own variables name an account."""
+    """Return settings from Flyte's variables; none if adlfs's own variables name an account."""
     given = os.environ
     if given.keys() & {"AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"}:
         return {}
@@ -97,7 +97,7 @@ def flyte_settings() -> dict[str, str]:
 
 
 class AzureContainer:
-    """:class:`slipstream.storage.base.Bucket` of Azure; an object's version is its ETag."""
+    """Container of Azure (a :class:`slipstream.storage.base.Bucket`); an object's version is its ETag."""
 
     def __init__(self, name: str) -> None:
         self._container, _, host = name.partition("@")

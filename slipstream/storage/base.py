@@ -1,8 +1,8 @@
-"""Interface of a store: put, get, list and delete files by key below a base.
+"""Interface of a store: put, get, list and delete files by key below a base address.
 
 Implementations: local directories (:mod:`slipstream.storage.local`), S3 (:mod:`slipstream.storage.s3`), and Google
-Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`, by a :class:`Bucket`). Ranged requests
-read an object as a file.
+Cloud Storage and Azure Blob Storage (:mod:`slipstream.storage.object_store`, by a :class:`Bucket`). An object is read
+as a file by ranged requests.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ T = TypeVar("T")
 S3 = "s3://"
 GCS = "gs://"
 AZURE = "abfs://"
-#: Prefixes of addresses that are reached by requests; all others are local.
+#: Prefixes of URIs in remote stores; all other addresses are local.
 STORES = (S3, GCS, AZURE)
 PART_BYTES = 16 << 20
 CONCURRENCY = 8
-#: Objects in one listing request.
+#: Number of objects per listing request.
 PAGE = 1000
 READ_AHEAD_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """Stored file.
+    """File in a store or on a local disk.
 
     ``etag`` changes with its content: the ETag of S3 and Azure, Google's generation, or a local file's modification
-    time and size. ``modified`` is the time of writing in seconds of the store's clock, or 0 if not requested.
+    time and size. ``modified`` is the time of writing in seconds since 1970 by the store's clock, or 0 if not
+    requested.
     """
 
     uri: str
@@ -48,23 +49,23 @@ Fetch = Callable[[ObjectInfo, int, int], bytes]
 
 
 class StorageUnavailable(RuntimeError):
-    """Store did not answer as expected despite retries; a later attempt may succeed."""
+    """Error of a store that did not answer as expected despite retries; a later attempt may succeed."""
 
 
 class MissingObject(UserError):
-    """No file exists under this key."""
+    """Error for a key or path without a file."""
 
 
 class Replaced(UserError):
-    """Object was replaced while it was read."""
+    """Error for an object that was replaced while it was read."""
 
 
 class AlreadyThere(Exception):
-    """Key exists already, because another writer was first."""
+    """Error for a failed condition: the key to create exists, or the version to read was replaced."""
 
 
 class Storage(Protocol):
-    """Files by key (a relative POSIX path) under ``base``.
+    """Files by key (a relative POSIX path) below ``base``.
 
     All methods raise ``UserError`` for faults that the user can correct (permissions, no such bucket, no space) and for
     keys that could lead out of ``base`` (:mod:`slipstream.storage.names`), and ``StorageUnavailable`` if the store does
@@ -74,21 +75,20 @@ class Storage(Protocol):
     base: str
 
     def scratch(self) -> Path:
-        """Return a local directory for files to put; putting from there is cheapest."""
+        """Return a local directory for files to be put, from which :meth:`put` is cheapest."""
 
     def put(self, key: str, source: Path | bytes) -> None:
         """Store a file or bytes under ``key`` atomically; a file is moved, so ``source`` disappears."""
 
     def create(self, key: str, data: bytes, *, exactly_one: bool = True) -> None:
-        """Store bytes atomically under a ``key`` that does not exist.
+        """Store bytes atomically under a new ``key``; raise ``AlreadyThere`` if it exists.
 
-        Raises ``AlreadyThere`` if it does, so exactly one of several writers succeeds; every writer must write
-        different bytes. Raises ``UserError`` if the store does not guarantee that. ``exactly_one=False`` skips this
-        check if it is not needed.
+        Of several writers exactly one succeeds; all must write different bytes. Raises ``UserError`` if the store does
+        not guarantee this; ``exactly_one=False`` skips that check.
         """
 
     def get(self, key: str, directory: Path) -> Path:
-        """Return the file's local path: the file itself in a local store, else a download below ``directory``.
+        """Return a local path of the file: the file itself in a local store, else a download below ``directory``.
 
         Raises ``MissingObject``.
         """
@@ -97,14 +97,14 @@ class Storage(Protocol):
         """Return all keys that start with ``prefix``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete the keys; ignore missing ones.
+        """Delete the keys, ignoring missing ones.
 
-        If some cannot be deleted, it deletes all others before it raises.
+        If some cannot be deleted, all others are deleted before an error is raised.
         """
 
 
 class RequestStore(Protocol):
-    """Module of a store that is reached by requests."""
+    """Interface of the modules for remote stores."""
 
     def storage_at(self, uri: str) -> Storage: ...
 
@@ -112,19 +112,19 @@ class RequestStore(Protocol):
         """Yield all objects whose addresses start with ``uri``."""
 
     def date(self, uri: str) -> str:
-        """Return the ``Date`` header of a listing's answer; "" without one."""
+        """Return the ``Date`` header of the answer to a listing; "" without one."""
 
     def stat(self, uri: str) -> ObjectInfo:
-        """Return the object's current state; raises ``MissingObject``."""
+        """Return size and version of an object; raises ``MissingObject``."""
 
     def fetch(self, source: ObjectInfo, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` to ``end``; raises ``AlreadyThere`` if the version has changed."""
 
 
 def at_or_below(uri: str, candidates: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    """Return the object at ``uri`` if it exists, else the objects in it as a directory.
+    """Return the object at ``uri`` if it exists, else the objects in ``uri`` as a directory.
 
-    ``candidates`` are objects whose addresses start with ``uri``.
+    ``candidates`` are all objects whose addresses start with ``uri``.
     """
     objects = [info for info in candidates if not info.uri.endswith("/")]
     exact = [info for info in objects if info.uri == uri]
@@ -132,39 +132,39 @@ def at_or_below(uri: str, candidates: Iterable[ObjectInfo]) -> list[ObjectInfo]:
 
 
 class ObjectStat(NamedTuple):
-    """Object in its bucket; ``version`` changes with every write."""
+    """Object by its key in a bucket; ``version`` changes with every write."""
 
     key: str
     size: int
     version: str
     checksum: str = ""
-    #: Time of writing in seconds; 0 if not requested.
+    #: Time of writing in seconds since 1970; 0 if not requested.
     modified: float = 0.0
 
 
 class Ask(Protocol):
-    """Function that makes a request, retries it while that may help, and returns its answer."""
+    """Function that makes a request, retries it after transient errors, and returns the answer."""
 
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
 class Bucket(Protocol):
-    """Bucket or container.
+    """Interface of a bucket or container.
 
     Every method but ``put_file`` is one request without retries; ``explain`` converts its exceptions to those of
-    :class:`slipstream.storage.base.Storage`.
+    :class:`Storage`.
     """
 
     def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
         """Return objects whose keys start with ``prefix``, and the token of the next page ("" for none)."""
 
     def date(self, prefix: str) -> str:
-        """Return the ``Date`` header of a listing's answer; "" without one."""
+        """Return the ``Date`` header of the answer to a listing; "" without one."""
 
     def stat(self, key: str) -> ObjectStat: ...
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
-        """Return the bytes from ``start`` to ``end`` of this version."""
+        """Return the bytes from ``start`` to ``end`` (exclusive) of this version."""
 
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None: ...
 
@@ -172,16 +172,15 @@ class Bucket(Protocol):
         """Store a file by requests that ``ask`` makes and retries."""
 
     def checksum(self, path: Path) -> str:
-        """Return the file's checksum as ``stat`` reports it; "" if every downloaded chunk is checked."""
+        """Return a file's checksum in the form of :attr:`ObjectStat.checksum`; "" if chunks are checked instead."""
 
     def delete(self, key: str) -> None: ...
 
     def explain(self, uri: str, error: Exception) -> Exception:
-        """Convert an error to ``StorageUnavailable`` if another attempt may succeed, else to the final error."""
+        """Convert an error to ``StorageUnavailable`` if another try may succeed, else to the final error."""
 
 
 def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes) -> bool:
-    """Return True if the object at ``uri`` has exactly the bytes ``data``."""
     try:
         stored = stat(uri)
         return stored.size == len(data) and (not data or fetch(stored, 0, stored.size) == data)
@@ -190,23 +189,22 @@ def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes
 
 
 def check_size(stored: ObjectInfo, sent: int) -> None:
-    """Raise ``StorageUnavailable`` if the store silently lost bytes, as is possible without checksums."""
+    """Raise ``StorageUnavailable`` if the store silently lost bytes, as stores without checksums can."""
     if stored.size != sent:
         raise StorageUnavailable(f"{stored.uri}: the store holds {stored.size} bytes, but {sent} were sent")
 
 
 def not_deleted(base: str, refused: int, asked: int, why: str) -> UserError:
-    """Build the error for a deletion that was refused for some files."""
     return UserError(f"{base}: {refused} of {asked} files were not deleted {why}")
 
 
 def ranged_reader(source: ObjectInfo, fetch: Fetch) -> BinaryIO:
-    """Open a seekable reader that reads ahead; reads raise ``UserError`` if the object was replaced."""
+    """Open a seekable, buffered reader of an object; reads raise ``UserError`` if it was replaced."""
     return cast(BinaryIO, io.BufferedReader(RangedFile(source, fetch), READ_AHEAD_BYTES))
 
 
 def fetch_listed(source: ObjectInfo, fetch: Fetch, start: int, end: int) -> bytes:
-    """Return the bytes from ``start`` to ``end`` of a listed object; raises :class:`Replaced` if it has changed."""
+    """Return the bytes from ``start`` to ``end`` (exclusive) of a listed object; raises :class:`Replaced`."""
     try:
         return fetch(source, start, end)
     except AlreadyThere:
@@ -214,7 +212,7 @@ def fetch_listed(source: ObjectInfo, fetch: Fetch, start: int, end: int) -> byte
 
 
 class RangedFile(io.RawIOBase):
-    """Object as a file; reads require that it has not changed."""
+    """Object as an unbuffered file; reads raise :class:`Replaced` if the object has changed."""
 
     def __init__(self, source: ObjectInfo, fetch: Fetch) -> None:
         self._source = source

@@ -1,8 +1,8 @@
-"""Conditional writes: exactly one of several writers of a key succeeds.
+"""Conditional writes: of several writers of a key, exactly one succeeds.
 
 The store must honour the condition of a write: ``If-None-Match: *`` on S3 and Azure, ``ifGenerationMatch=0`` on Google.
-A store that ignores it answers 200 to all writers. Nothing else shows this, so a process sends the first object that it
-creates in a bucket a second time, which must be refused.
+A store that ignores it answers 200 to all writers. To detect this, a process writes the first object that it creates in
+a bucket twice; the second write must be refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from slipstream.errors import UserError
 from slipstream.storage.base import AlreadyThere, Storage, StorageUnavailable
 
-#: Buckets that have refused a write of an existing key in this process.
+#: Buckets that have refused to overwrite an existing key in this process.
 HONOURING: set[str] = set()
 
 
 class ConditionIgnored(UserError):
-    """Store replaces an object despite the condition."""
+    """Error for a store that overwrites an object despite the condition."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -32,12 +32,12 @@ class ConditionIgnored(UserError):
 
 @dataclass(frozen=True)
 class Creation:
-    """Creation of one object."""
+    """Conditional write of one object."""
 
     uri: str
-    #: Sends the object with the condition; raises ``AlreadyThere`` if the store refuses it.
+    #: Writes the object with the condition; raises ``AlreadyThere`` if the store refuses it.
     write: Callable[[], object]
-    #: Returns True if the object has the bytes that ``write`` sends.
+    #: Returns True if the stored bytes are those of ``write``.
     is_ours: Callable[[], bool]
     delete: Callable[[], object]
 
@@ -47,11 +47,7 @@ class Creation:
         return f"{scheme}://{rest.partition('/')[0]}"
 
     def run(self, *, exactly_one: bool) -> None:
-        """Create the object.
-
-        Raises ``AlreadyThere``, ``UserError`` and ``StorageUnavailable`` as ``create`` of
-        :class:`slipstream.storage.base.Storage`.
-        """
+        """Create the object; raises as :meth:`slipstream.storage.base.Storage.create`."""
         try:
             self.write()
         except AlreadyThere:
@@ -78,7 +74,7 @@ class Creation:
 
 
 def check_conditional_writes(storage: Storage) -> None:
-    """Raise :class:`ConditionIgnored` unless the store refuses to create an object twice; delete it afterwards."""
+    """Create a temporary object twice; raise :class:`ConditionIgnored` unless the second time is refused."""
     key = f"probe-{uuid.uuid4().hex}"
     try:
         storage.create(key, b"first", exactly_one=False)

@@ -1,7 +1,7 @@
 """Requests to Google Cloud Storage's JSON API, through gcsfs.
 
-Credentials are Google's application default ones: ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's, or the pod's service
-account's. ``STORAGE_EMULATOR_HOST`` names an emulator, which needs none.
+Credentials are Google's application default credentials: ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's, or the pod's
+service account. ``STORAGE_EMULATOR_HOST`` names an emulator, which needs none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slipstream.storage.base import PAGE, PART_BYTES, AlreadyThere, Ask, Missing
 from slipstream.storage.limits import current_limit
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
-#: Exceptions of gcsfs for 502, for connections that failed or ended early, and for an unresponsive service account.
+#: Exceptions of gcsfs for status 502, for failed connections, and for an unresponsive token service.
 TRANSIENT_ERRORS = (
     requests.exceptions.RequestException,
     aiohttp.ClientError,
@@ -41,7 +41,7 @@ TRANSIENT_ERRORS = (
 
 
 class Client(GCSFileSystem):
-    """Client of gcsfs without its own retries, whose pauses are drawn from Python's global generator."""
+    """Client of gcsfs without its own retries, whose pauses would use Python's global random generator."""
 
     _request = GCSFileSystem._request.__wrapped__
 
@@ -56,13 +56,13 @@ class FreshClient(Client):
 
 
 def client() -> Client:
-    """Return this process's client; neither connections nor the event loop must be shared across a fork."""
+    """Return the client of this process; connections and the event loop must not be shared across a fork."""
     return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
 def client_of(process: int, *, is_limited: bool = False) -> Client:
-    """Return the client for data requests, or for time-limited ones with fresh connections."""
+    """Return the client for data requests, or for time-limited requests, with new connections."""
     return (FreshClient if is_limited else Client)(
         token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
         requests_timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
@@ -77,7 +77,7 @@ class Response(NamedTuple):
 
 
 def call(method: str, path: str, *parts: str, **options: object) -> Response:
-    """Make one request; ``parts`` are quoted into ``path``, options unknown to gcsfs go into the query."""
+    """Make one request; ``parts`` are quoted into ``path``, and options that gcsfs does not know become the query."""
     fs = client()
     limit = current_limit()
     timeout = limit.try_s if limit else None
@@ -90,7 +90,7 @@ def upload_path() -> str:
 
 
 class GoogleBucket:
-    """:class:`slipstream.storage.base.Bucket` of Google; an object's version is its generation."""
+    """Bucket of Google (a :class:`slipstream.storage.base.Bucket`); an object's version is its generation."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -144,7 +144,7 @@ class GoogleBucket:
         resource = {"name": key, "crc32c": self.checksum(path)}
         session = ask(lambda: call("POST", upload_path(), self._name, uploadType="resumable", json=resource))
         address = session.headers["Location"]
-        #: Bytes that the store has; None if its answer was lost.
+        #: Number of bytes that the store has received; None if its answer was lost.
         received: int | None = 0
 
         def send() -> int:
@@ -218,9 +218,9 @@ def object_stat(resource: Mapping[str, str]) -> ObjectStat:
 
 
 def arrived(answer: Response, size: int) -> int:
-    """Return the number of bytes of an upload that have arrived, of ``size``.
+    """Return the number of bytes of a resumable upload, of ``size``, that the store has received.
 
-    The answer is 308 with their range, or without one if there are none.
+    An unfinished upload is answered by 308 with a range, or without one if there are none.
     """
     if answer.status != 308:
         return size

@@ -17,18 +17,18 @@ from typing import TypeVar
 from slipstream.storage.base import StorageUnavailable
 
 T = TypeVar("T")
-#: Maximum share of the limit for a try that another one could follow.
+#: Largest share of the limit for a single try, so that another try can follow.
 SHARE = 0.5
-#: Minimum seconds of a try, even the last one.
+#: Shortest timeout in seconds of a try, including the last.
 SHORTEST_TRY_S = 0.01
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Time limit of the requests of one call."""
+    """Time limit shared by all requests of one call of :func:`within`."""
 
     seconds: float
-    #: Deadline on the clock of ``time.monotonic``.
+    #: Deadline by ``time.monotonic``.
     ends: float
 
     @property
@@ -45,15 +45,15 @@ _limit: ContextVar[Limit | None] = ContextVar("limit", default=None)
 
 
 def current_limit() -> Limit | None:
-    """Return the limit of this thread's requests; None for data requests."""
+    """Return this thread's limit, set by :func:`within`; None for data requests."""
     return _limit.get()
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """Return the result of ``work``, whose requests to a store share ``seconds``, or the caller's limit if shorter.
+    """Run ``work`` and return its result; its requests to a store share ``seconds``, or the caller's shorter limit.
 
-    Raises ``StorageUnavailable`` after that time at the latest. ``work`` runs in its own thread, since no socket
-    timeout ends a hanging name server or a trickling answer. Such a thread is abandoned and starts no further try.
+    Raises ``StorageUnavailable`` at the deadline. ``work`` runs in its own thread, since no socket timeout ends a
+    hanging name lookup or a trickling answer. At the deadline the thread is abandoned and starts no further try.
     """
     limit, outer = Limit(seconds, time.monotonic() + seconds), current_limit()
     if outer is not None and outer.ends < limit.ends:

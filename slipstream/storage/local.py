@@ -20,7 +20,7 @@ from slipstream.storage.names import check_keys, check_prefix, path_below
 SCRATCH = ".scratch"
 #: Error codes of a full disk or quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-#: Error codes of a disk without hard links (exFAT, SMB, some of FUSE's).
+#: Error codes of disks without hard links (exFAT, SMB, some FUSE file systems).
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
@@ -38,14 +38,13 @@ def local_info(path: Path) -> ObjectInfo:
 
 
 def info_of(uri: str, status: os.stat_result) -> ObjectInfo:
-    """Build the record of a local file from its ``status``."""
     return ObjectInfo(uri, status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}", status.st_mtime)
 
 
 def list_files(path: Path) -> list[ObjectInfo]:
     """Return the file, or all files below the directory, sorted by path.
 
-    Unfinished and meanwhile deleted files are skipped.
+    Scratch files and files that are deleted meanwhile are skipped.
     """
     if path.is_file():
         return [local_info(path)]
@@ -88,7 +87,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _written(self, data: bytes) -> Iterator[Path]:
-        """Yield a synced file with these bytes; remove it unless it was moved."""
+        """Yield a synced scratch file with these bytes; remove it unless it was moved."""
         path = self.scratch() / uuid.uuid4().hex
         try:
             with path.open("xb") as file:
@@ -119,7 +118,7 @@ class LocalStorage:
             raise cannot_write(self.directory, error) from None
 
     def _rename_to_new(self, file: Path, target: Path) -> None:
-        """Move the file to a name that does not exist, or raise ``AlreadyThere``."""
+        """Move the file to a new name, or raise ``AlreadyThere`` if the name exists."""
         try:
             # A hard link, unlike a rename, fails if the name exists: exactly one of several writers wins.
             os.link(file, target)
@@ -136,7 +135,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let one writer at a time create a file on a disk without hard links."""
+        """Hold a lock, so that one writer at a time creates a file on a disk without hard links."""
         try:
             lock = lock_of(self.scratch() / "create.lock")
             lock.acquire()
@@ -183,17 +182,17 @@ class LocalStorage:
 
 
 def out_of_space(error: Exception) -> bool:
-    """Return True if a disk or a quota is full.
+    """Return True if a disk or quota is full.
 
-    Writers outside Python (Rust's, ONNX Runtime's) and those of many files report it only in their text.
+    Libraries in other languages (Rust, ONNX Runtime) and writers of many files report this only in the message.
     """
     return getattr(error, "errno", None) in FULL or any(os.strerror(code) in str(error) for code in FULL)
 
 
 def disk_time(directory: Path) -> float:
-    """Return the time in seconds by the clock of the disk, which another machine may serve.
+    """Return the time in seconds since 1970 by the disk's clock, which may be another machine's.
 
-    A read-only directory has this machine's time: nothing in it can be deleted either.
+    For a read-only directory it is this machine's time; nothing can be deleted there either.
     """
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -203,13 +202,13 @@ def disk_time(directory: Path) -> float:
 
 
 def free_bytes(directory: Path) -> int:
-    """Return the free bytes of the disk that holds or will hold the directory."""
+    """Return the free bytes of the disk that holds, or will hold, the directory."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free
 
 
 def cannot_write(directory: Path, error: Exception) -> UserError:
-    """Build the user error for an operating system's error on writing below ``directory``."""
+    """Return the ``UserError`` for an error on writing below ``directory``."""
     if out_of_space(error):
         free = free_bytes(directory) >> 20
         return UserError(f"{directory}: no space left ({free} MiB free); make room or choose another place")
@@ -219,7 +218,7 @@ def cannot_write(directory: Path, error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def writing_to(directory: Path) -> Iterator[None]:
-    """Convert the operating system's errors in the block to :func:`cannot_write`."""
+    """Convert an ``OSError`` in the block to the error of :func:`cannot_write`."""
     try:
         yield
     except OSError as error:
@@ -227,13 +226,13 @@ def writing_to(directory: Path) -> Iterator[None]:
 
 
 def raise_unless_absent(error: OSError) -> None:
-    """Raise ``UserError`` unless the directory is missing; an unlistable directory is not empty."""
+    """Raise ``UserError`` unless the directory is missing, so that an unreadable directory is not taken as empty."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror}); check the disk and its permissions")
 
 
 def sync(path: Path) -> None:
-    """Make the bytes of a file, or the entries of a directory, survive a power failure."""
+    """Flush a file's bytes, or a directory's entries, to disk, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""File locks that the system releases however their process ends."""
+"""File locks that the system releases whenever their process ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from filelock import FileLock
 
 
 def lock_of(path: Path, *, thread_local: bool = True) -> FileLock:
-    """Return a lock, which another thread may release unless it is ``thread_local``.
+    """Return a lock; if it is ``thread_local``, only the acquiring thread can release it.
 
-    ``acquire`` raises ``OSError`` on a disk without locks: filelock's substitute uses process ids, which every
-    container counts for itself.
+    ``acquire`` raises ``OSError`` on a disk without locks. filelock's own fallback is disabled: it relies on process
+    ids, which are not unique across containers.
     """
     return FileLock(path, thread_local=thread_local, fallback_to_soft=False)

@@ -1,8 +1,7 @@
 """Safe names of files below a directory or a prefix.
 
 Names are untrusted: they come from listings of stores, and from manifests and other JSON. Every name is checked here
-before anything is read or written by it, so that it can only lead below its intended place, on every system on which
-the files may land.
+before it is used, so that it stays below its directory on every operating system.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from pathlib import Path
 
 from slipstream.errors import UserError
 
-#: Maximum digits of a number in a name: it and its successor fit into 64 bits, signed or not.
+#: Largest number of digits of a number in a name: the number and its successor fit in 64 bits, signed or not.
 MOST_DIGITS = 18
-#: Maximum UTF-8 bytes of a name, as in the keys of S3 and Google's store, and of its components: Linux has 255, less
-#: the suffix of an unfinished file.
+#: Largest number of UTF-8 bytes of a name, as in keys of S3 and Google's store, and of a component of it: 255 on Linux,
+#: less the suffix of an unfinished file.
 LONGEST, LONGEST_PART = 1024, 200
-#: Unicode's categories of characters that control a terminal, break a line or are not text.
+#: Unicode categories of characters that control a terminal, break a line or are not text.
 UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}
 DRIVE = re.compile(r"[A-Za-z]:")
 EXPECTED = "expected a relative path with / between its parts, none of them empty, . or .."
 
 
 def fault(name: str) -> str:
-    """Return the reason why ``name`` is not a relative path that stays below its directory; "" if it is one."""
+    """Return why ``name`` is not a relative path that stays below its directory; "" if it is safe."""
     if not name:
         return "is empty"
     if any(unicodedata.category(letter) in UNPRINTABLE for letter in name):
@@ -46,10 +45,7 @@ def fault(name: str) -> str:
 
 
 def check_name(name: str, where: object, error: type[UserError] = UserError) -> str:
-    """Return ``name`` if it is safe.
-
-    Otherwise raise ``error``, which names its origin ``where``.
-    """
+    """Return ``name`` if it is safe, else raise ``error``, whose message starts with its origin ``where``."""
     if why := fault(name):
         shown = repr(name)
         raise error(f"{where}: the name {shown if len(shown) <= 100 else f'{shown[:99]}…'} {why}; {EXPECTED}")
@@ -57,15 +53,15 @@ def check_name(name: str, where: object, error: type[UserError] = UserError) -> 
 
 
 def check_keys(keys: Iterable[str], where: object) -> list[str]:
-    """Return the keys that a store lists at ``where``, sorted, without consoles' directory markers.
+    """Return the keys that a store lists at ``where``, sorted, without directory markers (names that end with a slash).
 
-    Raises ``UserError`` if a name is unsafe.
+    Raises ``UserError`` if a key is unsafe.
     """
     return sorted(check_name(key, where) for key in keys if not key.endswith("/"))
 
 
 def check_prefix(prefix: str, where: object) -> str:
-    """Return ``prefix``, or raise ``UserError`` if it leads out of ``where``."""
+    """Return ``prefix`` if it is safe, else raise ``UserError``."""
     if directory := prefix.rpartition("/")[0]:
         check_name(directory, where)
     return prefix
@@ -74,8 +70,8 @@ def check_prefix(prefix: str, where: object) -> str:
 def path_below(directory: Path, name: str, where: object = "") -> Path:
     """Return the path of the file ``name`` below ``directory``.
 
-    Raises ``UserError``, which names ``where`` (default: the directory), if the name is unsafe or the path contains a
-    symbolic link.
+    Raises ``UserError``, which starts with ``where`` (default: the directory), if the name is unsafe or the path
+    contains a symbolic link.
     """
     path = directory
     for part in check_name(name, where or directory).split("/"):
@@ -86,9 +82,9 @@ def path_below(directory: Path, name: str, where: object = "") -> Path:
 
 
 def number_in_name(digits: str, width: int = 0) -> int | None:
-    """Return the number in a part of a name, or None unless it has our writers' form.
+    """Return the number in part of a name, or None unless it has the form of :func:`number_as_name`.
 
-    That is at most :data:`MOST_DIGITS` ASCII digits, zero-padded only to ``width``. No number has two names.
+    This form is at most :data:`MOST_DIGITS` ASCII digits, zero-padded only to ``width``, so no number has two names.
     """
     if not (digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS):
         return None
@@ -97,7 +93,7 @@ def number_in_name(digits: str, width: int = 0) -> int | None:
 
 
 def number_as_name(number: int, width: int = 0) -> str:
-    """Return a number as part of a name, zero-padded to ``width`` digits, for :func:`number_in_name`.
+    """Return a number as part of a name, zero-padded to ``width`` digits.
 
     Raises ``UserError`` for more than :data:`MOST_DIGITS` digits.
     """

@@ -1,8 +1,8 @@
 """Store on Google Cloud Storage (``gs://``) or Azure Blob Storage (``abfs://``), through fsspec.
 
-gcsfs and adlfs find the credentials and hold the connections and the event loop. Single requests go through them, with
-a condition and, if the service has one, a checksum; they are retried here, as for S3. fsspec's own operations have no
-conditional reads, and gcsfs draws the pauses between its retries from Python's global generator.
+gcsfs and adlfs provide credentials, connections and the event loop. Requests are made one by one, with a condition and,
+if the service has one, a checksum; they are retried here, as for S3. fsspec's own operations have no conditional reads,
+and the retries of gcsfs draw pauses from Python's global random generator.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from slipstream.storage.conditional import Creation
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import retried
 
-#: Package of the client and the extra that installs it, by scheme.
+#: Package of the client, and the extra that installs it, by scheme.
 PACKAGES = {GCS: ("gcsfs", "gcs"), AZURE: ("adlfs", "azure")}
 
 T = TypeVar("T")
 
 
 def locate(uri: str) -> tuple[Bucket, str, str]:
-    """Return the bucket of a URI, its address with a final slash, and the key; raises ``UserError``."""
+    """Return the bucket of a URI, the bucket's address with a final slash, and the key.
+
+    Raises ``UserError`` if there is no bucket in it or the client is not installed.
+    """
     scheme = GCS if uri.startswith(GCS) else AZURE
     name, _, key = uri[len(scheme) :].partition("/")
     if not name:
@@ -66,7 +69,7 @@ def bucket_of(scheme: str, name: str) -> Bucket:
 
 
 def ask(bucket: Bucket, uri: str, request: Callable[[], T]) -> T:
-    """Make a request, retry it while that may help, and return its result."""
+    """Make a request, retry it after transient errors, and return its result."""
     try:
         return retried(request, lambda error: isinstance(bucket.explain(uri, error), StorageUnavailable))
     except (UserError, AlreadyThere, StorageUnavailable):
@@ -76,7 +79,6 @@ def ask(bucket: Bucket, uri: str, request: Callable[[], T]) -> T:
 
 
 def listed(uri: str) -> Iterator[ObjectInfo]:
-    """Yield all objects whose addresses start with ``uri``."""
     bucket, root, prefix = locate(uri)
     token = ""
     while True:
@@ -98,7 +100,7 @@ def stat(uri: str) -> ObjectInfo:
 
 
 def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
-    """Return the bytes from ``start`` to ``end``; raises ``AlreadyThere`` if the version has changed."""
+    """Return the bytes from ``start`` to ``end`` (exclusive); raises ``AlreadyThere`` if the version has changed."""
     bucket, _, key = locate(source.uri)
 
     def request() -> bytes:
@@ -183,7 +185,7 @@ storage_at = ObjectStorage
 
 
 def write_at(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of ``data``; a disk that fills up accepts a part first, and raises ``OSError`` for the rest."""
+    """Write all of ``data`` at ``offset``; a single write to a disk that becomes full may write only a part."""
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written

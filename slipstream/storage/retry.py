@@ -1,4 +1,4 @@
-"""Retry policy of requests to any store: number of attempts and pauses."""
+"""Retry policy for requests to any store: number of tries and pauses."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from typing import TypeVar
 
 from slipstream.storage.limits import current_limit
 
-#: Attempts per request; the pauses between them sum to 33 to 45 seconds.
+#: Number of tries per request; the pauses between them sum to 33 to 45 seconds.
 ATTEMPTS = 12
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
-#: Statuses after which another attempt may succeed.
+#: HTTP statuses after which another try may succeed.
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
-#: Generator for jitter. Clients draw from Python's global one, so a retry would change a model's numbers.
+#: Generator for jitter. The clients' own retries use Python's global generator, so a retry would change a model's
+#: numbers.
 JITTER = random.Random()
 
 T = TypeVar("T")
 
 
-#: Time of the last failed try that will be repeated, on the clock of ``time.monotonic``.
+#: Time, by ``time.monotonic``, of the last failed try that was to be repeated.
 _last_failure = -math.inf
 
 
 def failed_since(moment: float) -> bool:
-    """Return True if a request has failed since ``moment``, on the clock of ``time.monotonic``."""
+    """Return True if a request has failed since ``moment``, by ``time.monotonic``."""
     return _last_failure >= moment
 
 
 def pause(attempt: int) -> float:
-    """Return the pause in seconds after this failed attempt (from 1): doubled every time, less up to a quarter."""
+    """Return the pause in seconds after failed try ``attempt`` (from 1): exponential with up to 25 % jitter."""
     global _last_failure
     _last_failure = time.monotonic()
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
@@ -42,7 +43,7 @@ def pause(attempt: int) -> float:
 
 
 def pause_before_next(attempt: int) -> float | None:
-    """Return the pause in seconds after this failed attempt (from 1), or None if it was the last."""
+    """Return the pause in seconds after failed try ``attempt`` (from 1), or None if it was the last."""
     limit = current_limit()
     if limit is None and attempt >= ATTEMPTS:
         return None
@@ -51,15 +52,15 @@ def pause_before_next(attempt: int) -> float | None:
 
 
 def tries() -> str:
-    """Return how often, or for how long, this thread's requests are tried, as part of a message."""
+    """Return how often, or for how long, this thread's requests are tried, as words for an error message."""
     limit = current_limit()
     return f"in {ATTEMPTS} attempts" if limit is None else f"within {limit.seconds:g} s"
 
 
 def retried(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
-    """Return the result of ``request``, retried on ``transient`` errors.
+    """Return the result of ``request``, repeated after ``transient`` errors.
 
-    Raises its last error, or the first that is not ``transient``.
+    Raises the last error, or the first that is not ``transient``.
     """
     attempt = 0
     while True:

@@ -51,13 +51,13 @@ from slipstream.storage.retry import (
     retried,
 )
 
-#: Maximum size of a copy by one request, whose answer has the checksum of the whole (S3 allows 5 GiB), and size of the
-#: parts of a larger copy.
+#: Largest file copied by a single request, whose answer has the file's checksum (S3 allows 5 GiB); size of the parts of
+#: a larger copy.
 COPY_BYTES, PART_COPY_BYTES = 2 << 30, 256 << 20
 MOST_PARTS = 10_000
-#: For time-limited requests. The system resends a lost packet of a new connection after a second.
+#: Seconds, for time-limited requests. The system resends a lost packet of a new connection after a second.
 LIMITED_CONNECT_TIMEOUT_S = 1
-#: Keys that are deleted by one request.
+#: Number of keys deleted by one request.
 MOST_DELETED = 1000
 
 TRANSIENT_CODES = {
@@ -69,7 +69,7 @@ TRANSIENT_CODES = {
     # A machine that was suspended sets its clock soon after.
     "RequestTimeTooSkewed",
 }
-#: The connection failed or ended before the answer was complete.
+#: Errors of connections that failed or ended before the answer was complete.
 TRANSIENT_ERRORS = (
     errors.ConnectionError,
     errors.HTTPClientError,
@@ -87,13 +87,13 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def client() -> BaseClient:
-    """Return this process's S3 client; connections must not be shared across a fork."""
+    """Return the S3 client of this process; connections must not be shared across a fork."""
     return client_of(os.getpid(), is_limited=current_limit() is not None)
 
 
 @cache
 def client_of(process: int, *, is_limited: bool = False) -> BaseClient:
-    """Return the client for data requests, or for time-limited ones with short timeouts and fresh connections."""
+    """Return the client for data requests, or for time-limited requests, with short timeouts and new connections."""
     # A new session, because boto3's default one caches the credentials that it found first.
     s3_client = boto3.session.Session().client(
         "s3",
@@ -114,7 +114,7 @@ def client_of(process: int, *, is_limited: bool = False) -> BaseClient:
 
 
 def limit_try(s3_client: BaseClient, request: AWSPreparedRequest, **_: object) -> None:
-    """Handle botocore's ``before-send`` event: limit this try's time, and use a new connection."""
+    """Handle botocore's ``before-send`` event: limit the time of this try, and use a new connection."""
     s3_client.close()  # Drops idle connections; the next request opens one.
     if limit := current_limit():
         if not limit.remaining_s:
@@ -143,7 +143,7 @@ def pause_before_retry(
     caught_exception: Exception | None,
     **_: object,
 ) -> float | None:
-    """Handle botocore's ``needs-retry`` event: return the pause before the next attempt, or None for no retry.
+    """Handle botocore's ``needs-retry`` event: return the pause in seconds before the next try, or None for no retry.
 
     botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as when a store is
     unavailable.
@@ -158,7 +158,7 @@ def pause_before_retry(
 
 @contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """Convert botocore's exceptions to ``UserError``, ``AlreadyThere`` or ``StorageUnavailable``."""
+    """Convert botocore's exceptions in the block to ``UserError``, ``AlreadyThere`` or ``StorageUnavailable``."""
     try:
         yield
     except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
@@ -236,7 +236,7 @@ def stat(uri: str) -> ObjectInfo:
 
 
 def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
-    """Return the bytes from ``start`` to ``end``.
+    """Return the bytes from ``start`` to ``end`` (exclusive).
 
     Unlike in botocore, a failed read of the *body* is retried, too. Raises ``AlreadyThere`` if the ETag has changed.
     """
@@ -256,10 +256,7 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_object(source: str, target: str, size: int, sha256: str) -> None:
-    """Copy an object as :func:`slipstream.storage.copy_within_s3`.
-
-    Raises ``UserError``, ``StorageUnavailable``.
-    """
+    """Copy an object; see :func:`slipstream.storage.copy_within_s3`."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
     stat(source)  # S3 reports a missing source like a missing target.
     origin, told = {"Bucket": bucket, "Key": key}, ""
@@ -346,9 +343,9 @@ class S3Storage:
             raise not_deleted(self.base, len(codes), len(names), why)
 
     def _delete(self, names: Sequence[str]) -> Sequence[str]:
-        """Delete objects by one request and return the codes of those that were refused.
+        """Delete objects by one request; return the error codes of objects that were refused.
 
-        The answer, 200 all the same, lists refused objects; transient refusals are requested again.
+        The answer lists refused objects although its status is 200. Transient refusals are retried.
         """
         refused: list[str] = []
         pending = names

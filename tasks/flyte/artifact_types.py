@@ -1,9 +1,9 @@
-"""Artifacts as Flyte types, one for each kind, so that a task cannot get an artifact of another kind.
+"""Flyte types of artifacts, one per stage, so that a task cannot get another stage's artifact.
 
-The kind is the format of Flyte's blob. The backend compares formats when a workflow is registered. flytekit compares
+The stage is the format of Flyte's blob. The backend compares formats when a workflow is registered. flytekit compares
 them neither when it compiles a workflow nor when it calls a task; :class:`ArtifactOf` does so in local runs and in
-pods. A directory without a format, such as a user's own, is accepted as any kind. Directories inside a dataclass, such
-as the results of map tasks, have no format.
+pods. A directory without a format, such as a user's own, is accepted for any stage. Directories inside a dataclass,
+such as results of map tasks, have no format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipstream.storage import read_below
 
 
 class ArtifactOf(FlyteDirToMultipartBlobTransformer):
-    """flytekit's transformer of directories, for artifacts of one stage."""
+    """flytekit type transformer for directories with an artifact of one stage."""
 
     def __init__(self, stage: str) -> None:
         super().__init__()
@@ -47,7 +47,10 @@ class ArtifactOf(FlyteDirToMultipartBlobTransformer):
 
 
 def fingerprint_of(directory: FlyteDirectory) -> str:
-    """Return the value for Flyte's cache key: the artifact's content, not its location or the code that made it."""
+    """Return the artifact's contribution to Flyte's cache key.
+
+    It is the digest of its content, independent of location and code version; the address if there is no manifest.
+    """
     path = Path(directory.path)
     if not (path / MANIFEST).exists():
         return uri_of(directory)
@@ -55,7 +58,7 @@ def fingerprint_of(directory: FlyteDirectory) -> str:
 
 
 def uri_of(directory: FlyteDirectory) -> str:
-    """Return where the artifact lies: an address in a store, or a path on this machine."""
+    """Return the artifact's address in a store, or its path on this machine."""
     return str(directory.remote_source or directory.path)
 
 
@@ -64,12 +67,12 @@ Prepared = Annotated[FlyteDirectory, ArtifactOf("prepare"), BY_CONTENT]
 Trained = Annotated[FlyteDirectory, ArtifactOf("train"), BY_CONTENT]
 Evaluated = Annotated[FlyteDirectory, ArtifactOf("evaluate"), BY_CONTENT]
 Exported = Annotated[FlyteDirectory, ArtifactOf("export"), BY_CONTENT]
-#: A listing of the raw data, or a partial result of pods that prepare one table.
+#: Listing of the raw data, or partial result of a pod that prepares or scores part of a table.
 Part = Annotated[FlyteDirectory, BY_CONTENT]
 
 
 class Made(NamedTuple):
-    """A stage's artifact and its run. Tasks declare the artifact's kind by one of the types below."""
+    """Artifact and run of a stage. Tasks return one of the subtypes below, which declare the stage."""
 
     artifact: FlyteDirectory
     run: StageRun
@@ -97,7 +100,7 @@ class MadeExported(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MadeByElement:
-    """:class:`Made` as the single output that an element of a map task may have."""
+    """:class:`Made` as one dataclass, since an element of a map task has a single output."""
 
     artifact: FlyteDirectory
     run: StageRun

@@ -1,4 +1,4 @@
-"""Checks of a pod before a process group starts there: its shape and its GPUs."""
+"""Checks of a pod's shape and GPUs before a process group starts there."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LOG = logger("flyte")
 
 
 def check_pod(profile: str, placement: Placement, *, local: bool) -> None:
-    """Raise ``UserError`` unless this machine or pod fits the placement that ``profile`` gives its process group.
+    """Raise ``UserError`` unless this machine or pod fits the ``placement`` in the profile called ``profile``.
 
-    Conspicuous findings about its GPUs are logged.
+    Findings about GPU memory are logged as warnings.
     """
     refuse_other_shape(profile, placement, os.environ, local=local)
     seen = visible_gpus()
@@ -34,7 +34,7 @@ def check_pod(profile: str, placement: Placement, *, local: bool) -> None:
 
 
 def refuse_other_shape(name: str, placement: Placement, environment: Mapping[str, str], *, local: bool) -> None:
-    """Raise ``UserError`` unless this machine or pod was started for the profile's shape of the process group.
+    """Raise ``UserError`` if this pod was started with other numbers of nodes or processes than ``placement`` has.
 
     Kubeflow's training operator writes ``PET_NNODES`` as ``2`` or, with an elastic policy, as ``2:2``.
     """

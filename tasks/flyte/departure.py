@@ -1,17 +1,17 @@
-"""Coordinated shutdown of the pods of a PyTorchJob, with one recorded result for all.
+"""Coordinated shutdown of the pods of a PyTorchJob, with one recorded result for the job.
 
-To the training operator (1.8, 1.9) a job with an elastic policy has succeeded as soon as any of its pods exits with 0,
-and failed as soon as one exits otherwise. Either way it ends the pods that still run: SIGTERM, and SIGKILL after the
-grace period. So a pod that has finished waits until the pod of rank 0 has uploaded the result. A pod that lost its
-peers first gives a peer that may know the cause the time to record it.
+For the training operator (1.8, 1.9), a job with an elastic policy succeeds as soon as any pod exits with 0, and fails
+as soon as any exits otherwise. In both cases it then ends the running pods: SIGTERM, and SIGKILL after the grace
+period. So a finished pod waits until the pod of rank 0 has uploaded the result. A pod that failed because it lost its
+peers waits for a peer that may know and record the cause.
 
-All pods share the output prefix of the attempt. Flyte reads the result there once the operator calls the job succeeded.
-It takes an error before outputs: ``error.pb`` or, with distributed error aggregation, the earliest ``error*.pb``.
+All pods share the attempt's output prefix, where Flyte reads the result once the job has succeeded. Flyte prefers an
+error to outputs: ``error.pb`` or, with distributed error aggregation, the earliest ``error*.pb``.
 
-In flytekit itself, every pod overwrites ``error.pb`` or adds a file. A peer's "peer lost" then competes with the "out
-of memory" that caused it, and chance decides whether the attempt is retried. Here only one ``error.pb`` is written,
-with either setting. A pod writes a consequence ("peer lost") only if no error exists yet, by a conditional write. A
-cause ("out of memory") replaces a consequence.
+With flytekit alone, every pod overwrites ``error.pb`` or adds a file. Whether the attempt is retried then depends on
+which is read, "peer lost" or the "out of memory" that caused it. Here only one ``error.pb`` is written, with either
+setting. A pod writes a consequence ("peer lost") only if no error exists yet, by a conditional write. A cause ("out of
+memory") replaces a consequence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ERROR, OUTPUTS = "error.pb", "outputs.pb"
 
 
 class Verdict(Enum):
-    """Recorded result of the job at the output prefix."""
+    """Result of the job that is recorded at the output prefix."""
 
     NONE = "nothing yet"
     SUCCESS = "outputs"
@@ -49,12 +49,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class OutputPrefix:
-    """Output prefix of one attempt, a path or URI. Methods raise ``UserError`` and ``StorageUnavailable``."""
+    """Output prefix (path or URI) of one attempt. Methods raise ``UserError`` and ``StorageUnavailable``."""
 
     uri: str
 
     def look(self) -> Verdict:
-        """Return the current result: errors count before outputs, and causes before consequences, from any pod."""
+        """Return the recorded result of any pod; a cause precedes a consequence, and both precede outputs."""
         keys = storage_for(self.uri).list()
         errors = [key for key in keys if key.startswith("error") and key.endswith(".pb")]
         kinds = {self._kind(key) for key in errors}
@@ -65,7 +65,10 @@ class OutputPrefix:
         return Verdict.SUCCESS if OUTPUTS in keys else Verdict.NONE
 
     def leave(self, error: Exception) -> None:
-        """Record ``error`` as the result, unless one with precedence is there."""
+        """Record ``error`` as the job's result.
+
+        An earlier error stays, unless it is a consequence and ``error`` a cause.
+        """
         document = error_document(error)
         data, storage = document.SerializeToString(), storage_for(self.uri)
         try:
@@ -88,7 +91,7 @@ def is_cause(error: Exception) -> bool:
 
 
 def error_document(error: Exception) -> ErrorDocument:
-    """Return the document in which flytekit would record that a task function raised ``error``."""
+    """Return the ``error.pb`` that flytekit would write for a task function that raised ``error``."""
     from flytekit.bin.entrypoint import get_one_of, get_traceback_str
 
     wrapped = FlyteUserRuntimeException(error)
@@ -109,22 +112,22 @@ def error_document(error: Exception) -> ErrorDocument:
 LOG = logger("flyte")
 
 POLL_S = 1.0
-#: Timeout of a finished pod for the result of rank 0's pod. An upload takes minutes, and the task's timeout ends the
-#: job in any case; after an hour, rank 0's pod hangs, and Flyte starts another attempt.
+#: Timeout in seconds of a finished pod for the result of rank 0's pod. An upload takes minutes, and the task's timeout
+#: ends the job in any case. After an hour, rank 0's pod hangs, and Flyte starts another attempt.
 RESULT_S = 3600.0
-#: Timeout of a pod that lost its peers for the cause. The agent of the failed pod notices within a second and then
-#: gives its other workers 30 seconds to end before it kills them.
+#: Timeout in seconds of a pod that lost its peers for the cause. The agent of the failed pod notices within a second,
+#: then gives its other workers 30 seconds before it kills them.
 CAUSE_S = 45.0
-#: Timeout for recording the result while the store is unavailable.
+#: Timeout in seconds for recording the result in an unavailable store.
 STORE_S = 900.0
 
 
 @contextmanager
 def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
-    """Run a pod's part of the job in the block, and record errors as the job's result.
+    """Run this pod's part of the job in the block; record an error as the job's result.
 
-    An error of the block becomes ``IgnoreOutputs`` as soon as the job's result is at ``prefix``. With it the pod exits
-    with 0 and writes nothing more.
+    Once a result is recorded at ``prefix``, an error of the block is replaced by ``IgnoreOutputs``, for which flytekit
+    exits with 0 and writes nothing.
     """
     if prefix.look() is not Verdict.NONE:
         raise IgnoreOutputs("this attempt has ended; the operator replaced one of its deleted pods")
@@ -145,7 +148,7 @@ def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
 
 
 def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], bool]) -> Verdict:
-    """Poll the prefix until ``enough`` accepts its result, and return the last result.
+    """Poll the prefix for ``seconds`` or until ``enough`` accepts its result; return the last result.
 
     Errors of the store are logged and do not end the wait.
     """
@@ -161,7 +164,7 @@ def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], b
 
 
 def persistently(put: Callable[[], object], seconds: float) -> bool:
-    """Call ``put`` until the store accepts it. Returns False if it did not within ``seconds``."""
+    """Call ``put`` until it succeeds; return False if it did not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -178,8 +181,8 @@ def persistently(put: Callable[[], object], seconds: float) -> bool:
 def outlive_sigterm() -> None:
     """Ignore SIGTERM from now on.
 
-    The upload of the result or error either ends within the grace period or is lost. This replaces torch's handler,
-    which outlives the process group and raises.
+    The upload of the result either ends within the grace period or is lost. This replaces torch elastic's handler,
+    which raises an exception even after the process group has ended.
     """
     if threading.current_thread() is threading.main_thread():
         # SIG_IGN, as Python removes handler functions before the process ends.

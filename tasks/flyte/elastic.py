@@ -1,13 +1,13 @@
 """Elastic task for production runs, based on flytekit's plugin.
 
-- Flyte rebuilds the process group from the module as imported in the pod. A pod that was started for another shape than
-  its profile's is refused; the plugin would silently train in a smaller world.
-- The agent (the parent process) checks the store, fetches the inputs once and publishes the result; the workers get a
+- Flyte creates the pods at registration; the task reads its profile again in the pod. A pod whose shape differs from
+  its profile is refused; the plugin would silently train with fewer processes.
+- The agent (the parent process) checks the store, downloads the inputs once and publishes the result. The workers get a
   :class:`Workspace` and only compute.
-- Workers *return* a user's mistake on which all agreed, and the agent raises it once: torch logs nothing.
+- If all workers agree on a user's mistake, they *return* it and the agent raises it once, so torch logs no tracebacks.
 - The pods of a job shut down together with one result (:mod:`tasks.flyte.departure`).
-- A preemption with a notice is charged to the same retry budget as one without. For a single pod this is the
-  platform's, whose last attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
+- A preemption with a notice uses the same retry budget as one without. For a single pod this is the platform's, whose
+  last attempt runs on demand. For a job it is the task's own ``retries``, with which it stays on spot
   (:mod:`slipstream.profiles.retries`).
 """
 
@@ -67,44 +67,44 @@ from tasks.flyte.watching.live_deck import live_deck
 from tasks.flyte.watching.telemetry import sampled_directory
 
 LOG = logger("flyte")
-#: The inputs of a Flyte task by name.
+#: Inputs of a Flyte task by name.
 TaskInputs: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """User's mistake on which all workers agreed."""
+    """User's mistake on which all workers agreed, as a return value."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Directories and settings of the workers of one attempt.
+    """Directories and settings that the agent passes to the workers of one attempt.
 
-    This argument of the task function is no input of the Flyte task.
+    It is an argument of the task function, but no input of the Flyte task.
     """
 
     stage: str
-    #: A fresh directory of this pod; rank 0 writes the finished artifact to it.
+    #: New directory in this pod, into which rank 0 writes the artifact.
     directory: str
-    #: The source of preemption notices.
+    #: Source of preemption notices (``notices`` of the profile).
     notices: str
-    #: Checkpoint directory (a path or a URI; "" if the stage has none) and its holder.
+    #: Checkpoint directory (path or URI; "" if the stage has none), and this attempt as its holder.
     home: str
     holder: Holder
-    #: Number of processes to start, if the agent runs the task's function itself; 0 in a worker.
+    #: Number of processes to start if the agent itself runs the task function; 0 in a worker.
     processes: int = 0
-    #: File with rank 0's live progress for the agent; "" without a live deck.
+    #: File for rank 0's live progress, read by the agent; "" without a live deck.
     so_far: str = ""
     #: Directory of this pod's telemetry samples; "" without a sampler.
     sampled: str = ""
 
     def work(self, body: Callable[[], bool | None]) -> Any:
-        """Run a worker's body and report how it ended.
+        """Run ``body`` in a worker and write a report of how it ended.
 
-        Returns :class:`Made`, marked as reused if the body returns True, or the :class:`Refusal` on which all workers
-        agreed. The agent continues with it, whatever the task returns.
+        Returns :class:`Made`, marked as reused if ``body`` returns True, or the :class:`Refusal` on which all workers
+        agreed. The agent uses this return value.
         """
         clear_report(self.directory)
         try:
@@ -126,71 +126,72 @@ class Workspace:
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=reused))
 
 
-#: Fetches an input to the given fresh directory unless it is on this machine; returns its path.
+#: Downloads an input to the given new path unless it is on this machine; returns the local path.
 Fetch = Callable[[FlyteDirectory, Placement, Path], Path]
 
 
 def fetch_all(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
-    """Download the whole directory."""
+    """Download the complete directory and return its path."""
     return local_path(directory)
 
 
-#: Raises ``UserError`` for fetched inputs that cannot work with this placement.
+#: Raises ``UserError`` if the downloaded inputs do not fit the placement.
 Check = Callable[[TaskInputs, Placement], None]
 
 
 def nothing_to_check(inputs: TaskInputs, placement: Placement) -> None:
-    """Accept all inputs; the stage's processes check them."""
+    """Accept all inputs: the default :data:`Check`."""
 
 
-#: Returns the seconds after which an optional stage stops waiting for its other pods; 0 for a required stage.
+#: Returns the timeout in seconds of an optional stage for the job's other pods; 0 for a required stage, which uses
+#: torch's default.
 Patience = Callable[[TaskInputs], float]
 
 
 def as_long_as_torch_does(inputs: TaskInputs) -> float:
-    """Return 0: a required stage."""
+    """Return 0: the default :data:`Patience`."""
     return 0.0
 
 
 def as_made(made: Made) -> Made:
-    """Return the outputs of an ordinary stage."""
+    """Return the result unchanged: the default ``returns``."""
     return made
 
 
-#: Returns the page of a live deck for a workspace and the task's inputs, "" if there is nothing to show. The last
+#: Returns the HTML of a live deck for a workspace and the task's inputs, or "" if there is nothing to show. The last
 #: argument is True while the task runs.
 Watch = Callable[[Workspace, TaskInputs, bool], str]
 
 
 class Unfinished(Protocol):
-    """State that a stage keeps for later attempts and executions. Called in the agent."""
+    """Handling of a stage's checkpoints, which later attempts and executions resume from; used by the agent."""
 
     def lasting(self, inputs: TaskInputs) -> TaskInputs:
-        """Return the inputs, which are on this machine, that decide the result; settings by their values."""
+        """Return the inputs that decide the result and thus the checkpoint directory; all are on this machine."""
 
     def address(self, home: str, inputs: TaskInputs) -> str:
-        """Return the checkpoint directory that the user's settings name instead of ``home``, otherwise ``home``."""
+        """Return the checkpoint directory that the user configured, or else the default ``home``."""
 
     def take(self, home: str, holder: Holder, inputs: TaskInputs, directory: Path) -> bool:
-        """Wait until no other attempt does the same work.
+        """Acquire the lease on ``home``, waiting while another attempt holds it.
 
-        Returns True if it is finished; its result is then in ``directory``.
+        Returns True if the work is already finished; its result is then in ``directory``.
         """
 
     def progress(self, home: str) -> str:
-        """Return the checkpoint from which a later attempt would resume; "" if there is none."""
+        """Return the checkpoint from which a later attempt would resume, or ""."""
 
     def deliver(self, home: str, holder: Holder, inputs: TaskInputs) -> Callable[[str], None]:
-        """Hold the checkpoint directory after the workers have finished.
+        """Keep the lease on ``home`` after the workers have finished.
 
-        The returned function records the result and releases the directory. Call it with the result's address once
-        Flyte can find it there.
+        Returns a function to call with the result's address once Flyte can find it there; the function records the
+        result and releases the lease.
         """
 
 
 @dataclass
 class Distributed(Elastic):
-    """Configuration of the Elastic task, made by :func:`distributed`."""
+    """Configuration of :class:`DistributedTask`, made by :func:`distributed`."""
 
     stage: str = ""
     profile: Profile = field(default_factory=current_profile)
@@ -213,12 +214,11 @@ def distributed(
     starts_processes: bool = False,
     watch: Watch | None = None,
 ) -> Distributed:
-    """Return the task configuration of a stage's process group, with the current profile's placement.
+    """Return the task configuration for a stage that runs in a process group, placed by the current profile.
 
-    ``fetch`` brings the inputs to a pod, and ``check`` checks them there before any process starts. ``returns``
-    converts the stage's result to the task's output. ``unfinished`` is the state for later attempts. With
-    ``starts_processes`` the workers only start other processes and wait for them; on one machine the agent does so
-    itself. ``watch`` renders a deck that pods publish while they work.
+    ``fetch`` downloads the inputs to a pod; ``check`` checks them there before any process starts. ``returns`` converts
+    the result to the task's output. ``unfinished`` handles checkpoints. With ``starts_processes`` the workers only
+    start other processes and wait for them; on one machine the agent does so itself. ``watch`` renders a live deck.
     """
     profile = current_profile()
     placement = profile.placement(stage)
@@ -243,11 +243,11 @@ def distributed(
 
 
 class DistributedTask(PytorchElasticFunctionTask):
-    """Task that runs a stage in a process group of torch elastic."""
+    """Flyte task that runs a stage in a process group of torch elastic."""
 
     def __init__(self, task_config: Distributed, task_function: Callable[..., Made], **kwargs: Any) -> None:
         super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
-        #: Releases the checkpoint directory; called with the address of this process's result.
+        #: Releases the lease on the checkpoint directory; to be called with the address of this process's result.
         self._delivered: Callable[[str], None] | None = None
 
     def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
@@ -264,7 +264,7 @@ class DistributedTask(PytorchElasticFunctionTask):
             raise
 
     def _let_go(self, outputs: LiteralMap) -> None:
-        """Release the checkpoint directory, as Flyte can find the result."""
+        """Release the lease on the checkpoint directory; Flyte can find the result in ``outputs``."""
         if self._delivered is None:
             return
         try:
@@ -332,7 +332,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         return config.returns(made)
 
     def _deciding(self, inputs: TaskInputs) -> dict[str, Any]:
-        """Return the inputs that decide the result: those that Flyte's cache does not ignore."""
+        """Return the inputs that decide the result, which are all that Flyte's cache key includes."""
         ignored = self.metadata.cache_ignore_input_vars
         return {name: value for name, value in inputs.items() if name not in ignored}
 
@@ -354,7 +354,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         return live_deck(workspace.stage.capitalize(), page)
 
     def _hold(self, home: str, holder: Holder, inputs: TaskInputs) -> None:
-        """Hold the checkpoint directory after the workers have finished, until Flyte can find the result."""
+        """Keep the lease on the checkpoint directory from the workers' end until Flyte can find the result."""
         if self.task_config.unfinished is not None:
             try:
                 self._delivered = self.task_config.unfinished.deliver(home, holder, inputs)
@@ -362,9 +362,9 @@ class DistributedTask(PytorchElasticFunctionTask):
                 LOG.warning("the lease on %s could not be kept until the result is delivered (%s)", home, error)
 
     def _take(self, inputs: TaskInputs, placement: Placement, directory: Path) -> tuple[str, Holder, bool]:
-        """Return the checkpoint directory, this attempt as its holder, and whether the work was finished before.
+        """Acquire the checkpoint directory of this attempt.
 
-        If it was, the result is in ``directory``.
+        Returns its address, the holder, and True if the work is already finished, with the result in ``directory``.
         """
         unfinished, holder = self.task_config.unfinished, this_attempt()
         if unfinished is None:
@@ -415,10 +415,10 @@ class DistributedTask(PytorchElasticFunctionTask):
         raise failure from (None if isinstance(failure, (UserError, SmallerMicroBatches)) else ended)
 
     def _run_workers(self, workspace: Workspace, inputs: TaskInputs) -> Any:
-        """Run a process group, again with smaller micro-batches after a step ran out of memory.
+        """Run a process group; rerun it with smaller micro-batches if a step ran out of memory.
 
-        This is done on one machine or pod only, and costs no retry: a single pod may have none. A repeated failure with
-        the same number of micro-batches ends the attempt.
+        Reruns need a single machine or pod, and use no retry, which a single pod may not have. If the same number of
+        micro-batches fails twice, the attempt ends.
         """
         ran_out = set[int]()
         while True:

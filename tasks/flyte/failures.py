@@ -1,11 +1,11 @@
 """Classification of failures for Flyte: retry, or report to the user.
 
-A failure is recoverable if another attempt can help: the machine was preempted, a worker was lost to a signal, a peer
-was lost, a store was unavailable, or a step ran out of memory and can have smaller micro-batches. A user's mistake, a
-non-finite loss, other lack of memory and bugs are not: a retry would only cost the same again. If one failure causes
-others, an unrecoverable one is the *cause*, and a recoverable one may be its *consequence*. The agent learns only of
-the first worker that torch sees failing, which is chance. So every worker writes a report of its end, and the agent
-uses the worst of them.
+A failure is recoverable if another attempt can help: the machine was preempted, a signal killed a worker, a peer was
+lost, a store was unavailable, or a step ran out of memory and micro-batches can be smaller. A user's mistake, a
+non-finite loss, other lack of memory and bugs are not recoverable: a retry would fail again. If failures cause each
+other, an unrecoverable one is the *cause*, and a recoverable one may be its *consequence*. torch elastic tells the
+agent only of the first failing worker, which may be either. So every worker writes a report of its end, and the agent
+uses the worst.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slipstream.storage import StorageUnavailable
 
 
 class Outcome(IntEnum):
-    """How a worker ended, the worst first."""
+    """How a worker ended, worst first."""
 
     REFUSED = 0
     FAILED = 1
@@ -44,17 +44,16 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True)
 class Report:
-    """How one worker ended, and why."""
+    """Record of how and why one worker ended, written for the agent."""
 
     rank: int
     outcome: Outcome
     message: str = ""
-    #: Number of micro-batches with which a step ran out of memory; 0 otherwise.
+    #: Number of micro-batches per step when a step ran out of memory, else 0.
     micro_batches: int = 0
 
     @classmethod
     def of(cls, error: Exception) -> Report:
-        """Return the report of this worker, which raised ``error``."""
         rank = this_rank()
         if isinstance(error, UserError):
             return cls(rank, Outcome.REFUSED, error.message)
@@ -66,7 +65,7 @@ class Report:
         return cls(rank, Outcome.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
 
     def leave(self, directory: str) -> None:
-        """Write this worker's report next to ``directory``."""
+        """Write this worker's report to a file next to ``directory``."""
         target = report_file(directory)
         part = target.with_suffix(".part")
         # A traceback may have file names that are not valid UTF-8.
@@ -80,7 +79,7 @@ class Report:
 
 
 def this_rank() -> int:
-    """Return the global rank; 0 in an agent that does the workers' part itself."""
+    """Return the global rank; 0 in an agent that runs the task function itself."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -90,17 +89,17 @@ def report_file(directory: str) -> Path:
 
 
 def clear_report(directory: str) -> None:
-    """Remove the report of the worker that this one replaces."""
+    """Remove the report of an earlier worker with this local rank."""
     report_file(directory).unlink(missing_ok=True)
 
 
 def ran_out_of_memory(error: Exception, reports: list[Report]) -> bool:
-    """Return True if a step ran out of memory and smaller micro-batches are left to try."""
+    """Return True if a step ran out of memory and smaller micro-batches are possible."""
     return bool(reports) and reports[0].outcome is Outcome.OUT_OF_MEMORY and not told_to_end(error)
 
 
 def read_reports(directory: str) -> list[Report]:
-    """Return the reports of a pod's workers, the worst first. Damaged ones are skipped."""
+    """Return the reports of this pod's workers, worst first, without damaged ones."""
     reports = []
     for path in report_files(directory):
         if report := decode_record(path.read_bytes(), Report):
@@ -109,7 +108,7 @@ def read_reports(directory: str) -> list[Report]:
 
 
 def collect_reports(directory: str) -> list[Report]:
-    """Return the reports of :func:`read_reports`, and remove them."""
+    """Return :func:`read_reports` and delete the files."""
     reports = read_reports(directory)
     for path in report_files(directory):
         path.unlink()
@@ -121,28 +120,28 @@ def report_files(directory: str) -> list[Path]:
     return list(where.parent.glob(f"{where.name}.worker-*.json"))
 
 
-#: Errors of an agent that cannot reach the others: their pod may have ended, or not have started.
+#: Errors of an agent that cannot reach the agents of other pods, which may have ended or not have started.
 LOST_AGENT = (RendezvousError, DistError)
 #: Errors of the agent when a process group ends without a result of its rank 0.
 GROUP_ENDED = (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs, SignalException, *LOST_AGENT)
 
 
 class PodPreempted(FlyteRecoverableException):
-    """Preemption of this pod or another of its job, with a notice. There is no other cause to look for."""
+    """Preemption with a notice of any pod of this job; a cause, not a consequence."""
 
 
 class SmallerMicroBatches(FlyteRecoverableException):
-    """Out of memory in a step; the next attempt uses smaller micro-batches. There is no other cause to look for."""
+    """Out of memory in a step; the next attempt uses smaller micro-batches. A cause, not a consequence."""
 
 
 class WorkerFailed(RuntimeError):
-    """Bug or non-finite number of a worker, with the worker's own traceback."""
+    """Bug or non-finite number in a worker, with the worker's traceback."""
 
 
 def failure_of(error: Exception, reports: list[Report]) -> Exception:
-    """Return the error for the agent to raise.
+    """Return the error that the agent raises.
 
-    ``error`` is how torch or the plugin reported the group's end; ``reports`` are sorted.
+    ``error`` is what torch or the plugin raised when the group ended; ``reports`` are sorted, worst first.
     """
     worst = reports[0] if reports else None
     if worst and worst.outcome is Outcome.REFUSED:
@@ -166,24 +165,24 @@ def failure_of(error: Exception, reports: list[Report]) -> Exception:
 
 
 def interruption(error: Exception) -> str:
-    """Return why the workers were interrupted, if another attempt can help; "" if they failed otherwise."""
+    """Return the reason of ``error`` if another attempt can help, else ""."""
     if isinstance(error, LOST_AGENT):
         return f"another pod's agent was lost: {error}"
     return lost_worker(error) or (str(error) if isinstance(error, FlyteRecoverableException) else "")
 
 
 def told_to_end(error: Exception) -> SignalException | None:
-    """Return the signal that ended the agent, if one did.
+    """Return the signal that ended the agent, or None.
 
-    The plugin turns it into ``IgnoreOutputs``, with which the pod would exit with 0 and without outputs. To a
-    PyTorchJob that looks like success.
+    The plugin converts a ``SignalException`` to ``IgnoreOutputs``, for which the pod exits with 0 and without outputs,
+    so a PyTorchJob would count as succeeded.
     """
     signalled = error.__context__ if isinstance(error, IgnoreOutputs) else error
     return signalled if isinstance(signalled, SignalException) else None
 
 
 def lost_worker(error: Exception) -> str:
-    """Return a message if a signal ended the first worker that failed; "" otherwise."""
+    """Return a message if the first failing worker was killed by a signal, else ""."""
     failed = error.__context__
     if not isinstance(failed, ChildFailedError):
         return ""
@@ -195,7 +194,7 @@ def lost_worker(error: Exception) -> str:
 def as_seen_by_flyte(error: Exception) -> Exception:
     """Return the error that a worker raises instead of ``error``.
 
-    It is an ``Interrupted`` if another attempt can help, a ``UserError`` if a setting can, otherwise the same.
+    It is an ``Interrupted`` if another attempt can help, a ``UserError`` if a setting can help, otherwise ``error``.
     """
     if mendable := explained(error):
         return mendable
@@ -205,7 +204,7 @@ def as_seen_by_flyte(error: Exception) -> Exception:
 
 
 def lost_to_signal(exit_code: int) -> str:
-    """Return the name of the signal that ended a worker; "" if it ended otherwise."""
+    """Return the name of the signal that killed a worker with this exit code, else ""."""
     try:
         return signal.Signals(-exit_code).name if exit_code < 0 else ""
     except ValueError:

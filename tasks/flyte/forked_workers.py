@@ -1,7 +1,7 @@
-"""Workers of the plugin's Elastic task, forked from a server.
+"""Workers of flytekit's Elastic task, forked from a server process.
 
-flytekit's plugin (1.16) has the start methods "spawn", with which every worker imports torch and flytekit for itself (5
-s), and "fork", which copies the agent with all of its threads. torch elastic also supports a fork server.
+The plugin (1.16) has two start methods: "spawn", with which every worker imports torch and flytekit (5 s), and "fork",
+which copies the agent with all of its threads. torch elastic also supports "forkserver", used here.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from slipstream.stages import DISTRIBUTED, STAGES
 from tasks.flyte.other_pods import with_timeouts
 from tasks.flyte.stage import runs_locally
 
-#: Modules of the plugin that a worker imports. They are preloaded after torch and the engines: importing torch inspects
-#: all loaded modules, and would load pandas and PyArrow, which flytekit imports lazily.
+#: Modules of the plugin that a worker imports. They are preloaded after torch and the engines, because importing torch
+#: inspects all loaded modules, and would load pandas and PyArrow, which flytekit imports lazily.
 PLUGIN = ("flytekit.bin.entrypoint", "flytekitplugins.kfpytorch.task")
-#: Seconds between two checks of the workers by the agent.
+#: Interval in seconds at which the agent checks its workers.
 LOOK = 0.1
 
 
 def start_server(stage: str) -> None:
-    """Preload the modules of a stage's workers in the fork server, while this process continues.
+    """Start the fork server in the background, which preloads the modules of a stage's workers.
 
-    A local run preloads those of all distributed stages, as the server is kept for the next stage.
+    A local run preloads the modules of all distributed stages and keeps the server for later stages.
     """
     stages = DISTRIBUTED if runs_locally() else (stage,)
     fork_server.start(("torch", *(engine for each in stages for engine in STAGES[each].engines), *PLUGIN))
 
 
 class Announced(fork_server.AsNow):
-    """Worker function that reports when the first worker starts, and that ends a worker at once if it fails alone.
+    """Worker entry point that calls ``started`` in the agent and ends a failing worker at once.
 
-    ``started`` is called in this process. At that time all pods of the job have met.
+    ``started`` is called when the first worker is pickled, thus after the rendezvous of all pods. A worker ends at once
+    if it fails while its process group still exists.
     """
 
     def __init__(self, target: Callable[..., object], started: Callable[[], None]) -> None:
@@ -62,10 +63,10 @@ class Announced(fork_server.AsNow):
 
 @contextmanager
 def forked_workers(stage: str, patience_s: float, started: Callable[[], None]) -> Iterator[None]:
-    """Let process groups of the plugin have forked workers in the block.
+    """Patch the plugin to fork workers in the block.
 
-    The plugin looks up torch's launcher at every start. Agents wait ``patience_s`` seconds for each other, and
-    ``started`` is called when they have met.
+    The plugin looks up torch's launcher at every start, so replacing the launcher suffices. Agents wait ``patience_s``
+    seconds for each other; ``started`` is called after their rendezvous.
     """
     launch = api.elastic_launch
 

@@ -1,4 +1,4 @@
-"""Addresses of checkpoint directories that outlive pods and executions, and their holders in Flyte's terms."""
+"""Addresses of checkpoint directories, which outlive pods and executions, and this attempt as their holder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tasks.flyte.stage import describe, runs_locally
 
 
 def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, among: str = HOMES) -> str:
-    """Return the checkpoint directory of a stage: the same for every attempt, recovery and relaunch.
+    """Return the address of a stage's checkpoint directory, the same for every attempt, recovery and relaunch.
 
-    ``inputs`` are what the result depends on; artifacts among them have to be on this machine. No code version is part
-    of the address: unfinished work resumes after a change of the code, and reports the change.
+    ``inputs`` are all inputs that decide the result; artifacts among them must be on this machine. The code version is
+    not part of the address: unfinished work resumes after a change of the code, and reports the change.
     """
     key = content_key(stage, "", {name: describe(value) for name, value in inputs.items()})
     if runs_locally():
@@ -29,7 +29,7 @@ def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, amon
 
 
 def base_of(raw_output_prefix: str) -> str:
-    """Return the prefix of Flyte's raw output that all attempts share.
+    """Return the prefix of Flyte's raw output shared by all attempts.
 
     Propeller appends a shard and the attempt's name to it (``taskexec_context.go: ComputeRawOutputPrefix``).
     """
@@ -37,16 +37,16 @@ def base_of(raw_output_prefix: str) -> str:
 
 
 def shared_address(name: str) -> str:
-    """Return the address for ``name`` that all executions of a project and domain share. Only for pods."""
+    """Return an address for ``name`` that all executions of a project and domain share; for pods only."""
     context = current_context()
     execution = context.execution_id
     return "/".join([base_of(context.raw_output_prefix), name, execution.project, execution.domain])
 
 
 def this_attempt() -> Holder:
-    """Return this attempt as a holder.
+    """Return this attempt as the holder of a checkpoint directory.
 
-    Flyte gives all local runs the same name, so every local run counts as its own execution.
+    Flyte gives all local runs the same name, so every local run counts as a separate execution.
     """
     if runs_locally():
         return Holder(f"local-{uuid.uuid4().hex[:12]}")

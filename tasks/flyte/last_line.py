@@ -1,7 +1,7 @@
-"""Error messages of failed pods, with the cause in the first line of ``error.pb`` and the last line of the log.
+"""Error messages with the cause in the first line of ``error.pb`` and in the last line of the pod's log.
 
-Flyte's console shows the start of ``error.pb`` and the end of the pod's log. flytekit puts the stack frames first, and
-the log continues after them.
+Flyte's console shows the start of ``error.pb`` and the end of the log. flytekit puts stack frames first, and its log
+continues after them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ flytekits_message = entrypoint.get_traceback_str
 
 
 def message_of(error: Exception) -> str:
-    """Return the message for ``error.pb``: the cause, then flytekit's trace.
+    """Return the text for ``error.pb``, the cause followed by flytekit's traceback; log the cause at exit.
 
     flytekit calls this when a task has failed.
     """
@@ -33,7 +33,7 @@ def message_of(error: Exception) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the error as one line; if it quotes the traceback of a worker, the worker's error."""
+    """Return the error as one line; if it quotes a worker's traceback, return the worker's error."""
     text = str(error.args[0] if isinstance(error, FlyteException) and error.args else error)
     if FRAMES in text:
         return one_line(raised_last(text))
@@ -44,7 +44,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def raised_last(text: str) -> str:
-    """Return the line below the frames of the last traceback in a text, which torch indents."""
+    """Return the exception line of the last traceback in a text, which torch may have indented."""
     below = [line for line in text.rpartition(FRAMES)[2].splitlines()[1:] if line.strip()]
     indents = [len(line) - len(line.lstrip()) for line in below]
     return next((line for line, indent in zip(below, indents, strict=True) if indent < indents[0]), text)
@@ -55,5 +55,5 @@ def say(line: str) -> None:
 
 
 def cause_first() -> None:
-    """Put the cause first in messages of pods, from now on."""
+    """Patch flytekit to use :func:`message_of` in pods."""
     entrypoint.get_traceback_str = message_of

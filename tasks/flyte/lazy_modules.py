@@ -1,8 +1,7 @@
-"""Lazy modules of flytekit that load only when they are used.
+"""Keep flytekit's lazy modules unloaded when torch inspects them.
 
-flytekit imports pandas, PyArrow and joblib as modules that load at the first access to any attribute. torch asks every
-module for its file while it registers operations. Any process with flytekit and torch would load them: half a second,
-and 35 MB.
+flytekit imports pandas, PyArrow and joblib as modules that load at the first access to any attribute. torch reads the
+``__file__`` of every module while it registers operators, which loads them: half a second and 35 MB per process.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import sys
 from typing import Any
 
 Lazy: Any = importlib.util._LazyModule  # type: ignore[attr-defined]
-#: Attributes of a module that is not loaded.
+#: Attributes that can be read without loading the module.
 KNOWN = ("__class__", "__file__", "__loader__", "__name__", "__spec__")
 
 
 class _LazyModule(Lazy):  # flytekit knows lazy modules by the name of their class
-    """Module proxy that exposes its name and file without importing."""
+    """Module proxy that exposes the attributes ``KNOWN`` without loading."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in KNOWN:
@@ -27,7 +26,7 @@ class _LazyModule(Lazy):  # flytekit knows lazy modules by the name of their cla
 
 
 def stay_lazy() -> None:
-    """Keep the present lazy modules lazy from now on."""
+    """Convert all lazy modules in ``sys.modules`` to the proxy."""
     for module in list(sys.modules.values()):
         if type(module) is Lazy:
             object.__setattr__(module, "__class__", _LazyModule)

@@ -1,11 +1,11 @@
-"""Fast descriptions of dataclasses for flytekit: cached, without compiled classes for defaults, and skipped in pods.
+"""Faster flytekit type descriptions of dataclasses: cached, without compiled defaults, and skipped in pods.
 
-For every mention of a dataclass in a signature, flytekit 1.16 builds its JSON schema. mashumaro compiles a class for
-every default, to learn its JSON form, and evaluates all annotations of a class for every field. Importing the workflows
-of this project took 15 s: 13 s for the schemas, and half a second of the rest for mashumaro.
+flytekit 1.16 builds the JSON schema of a dataclass whenever a signature mentions it. mashumaro compiles a class for
+every default value to get its JSON form, and evaluates all annotations of a class for every field. Importing this
+project's workflows took 15 s: 13 s for schemas, 0.5 s for mashumaro itself.
 
-The process that registers a task passes its descriptions to Flyte. A pod imports the task again and converts values by
-the classes only. Unused descriptions would take up to half of its CPU time outside the engine.
+Only the process that registers a task sends its descriptions to Flyte. A pod imports the task too, but converts values
+by the classes alone; the unused descriptions would take up to half of its CPU time outside the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def describe_once() -> None:
-    """Cache descriptions in this process. A description depends only on its type and is never changed."""
+    """Cache type descriptions in this process. A description depends only on its type and is never changed."""
     anew = DataclassTransformer.get_literal_type
     if not in_a_pod():
         describe_fast()
@@ -43,7 +43,6 @@ def describe_once() -> None:
 
 
 def in_a_pod() -> bool:
-    """Return True if this process runs a registered task."""
     state = FlyteContextManager.current_context().execution_state
     return state is not None and state.mode is ExecutionState.Mode.TASK_EXECUTION
 
@@ -58,7 +57,7 @@ def describe_fast() -> None:
 
 
 def with_plain_defaults(compiled: Callable[..., object]) -> Callable[..., object]:
-    """Wrap mashumaro's function for the JSON of a default; it is called only for values that are not JSON already."""
+    """Wrap mashumaro's function that converts a default to JSON; call it only if the default is not JSON already."""
 
     def default(of: object, value: object, config: object) -> object:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -69,7 +68,6 @@ def with_plain_defaults(compiled: Callable[..., object]) -> Callable[..., object
 
 
 def is_json(value: object) -> bool:
-    """Return True if JSON can represent the value without conversion."""
     match value:
         case dict():
             return all(type(name) is str and is_json(item) for name, item in value.items())

@@ -1,14 +1,14 @@
-"""Notes of an attempt's memory use for the next attempt, as an attempt may be killed without a message.
+"""Notes of an attempt's memory use for the next attempt, since an attempt may be killed without a message.
 
-With control groups of version 2, Kubernetes has the kernel kill all processes of a container at once, so none is left
-to report it (:mod:`slipstream.machine.out_of_memory` needs one). Flyte sees ``OOMKilled`` and retries with the same
-memory. So a pod whose memory is nearly full writes a note next to Flyte's raw data, and removes it if it ends in any
-other way. A remaining note means that its attempt was killed, by the kernel or with its node. If this happens twice in
-a row, with the same memory and no progress in between, the next attempt refuses to start.
+With cgroup v2, Kubernetes has the kernel kill all processes of a container at once, so none is left to report the kill
+(:mod:`slipstream.machine.out_of_memory` needs one). Flyte sees ``OOMKilled`` and retries with the same memory. So a pod
+whose memory is nearly full writes a note next to Flyte's raw data, and removes it when it ends in any other way. A
+remaining note means that its attempt was killed, by the kernel or with its node. After two notes in a row, with the
+same memory limit and without progress in between, the next attempt refuses to start.
 
-If the kernel kills one process and the task survives to report it, Flyte ignores the report of a single pod: the
-kubelet still calls the container ``OOMKilled``, and Flyte retries. So that attempt writes its message as a note, and
-the next one raises it.
+If the kernel kills only one process, the task can raise an error, but Flyte ignores it for a single pod: the kubelet
+still calls the container ``OOMKilled``, and Flyte retries. So that attempt writes its message as a note, and the next
+one raises it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from slipstream.profiles.profile import current_profile
 from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for
 
 LOG = logger("flyte")
-#: Fraction of the memory limit from which a pod writes a note.
+#: Fraction of the memory limit above which a pod writes a note.
 NEARLY = 0.9
-#: Seconds between two checks.
+#: Interval between checks in seconds.
 LOOK_S = 0.5
-#: Number of successive attempts, killed with their memory nearly full, after which the next refuses.
+#: Number of successive attempts killed with nearly full memory after which the next refuses to start.
 ENOUGH = 2
 
 
 @dataclass(frozen=True)
 class Note:
-    """Note of an attempt that had taken ``used`` of ``limit`` bytes.
+    """Note of an attempt that used ``used`` of ``limit`` bytes of memory.
 
     ``progress`` is its newest checkpoint. ``times`` counts successive notes with equal limit and progress. ``killed``
-    is the message from the kernel's counters, if the attempt survived.
+    is the error message if the attempt survived the kill of some of its processes, else "".
     """
 
     attempt: int
@@ -54,11 +54,11 @@ class Note:
     killed: str = ""
 
     def repeated_by(self, attempt: int, limit: float, progress: str) -> bool:
-        """Return True if an attempt is in the same situation again."""
+        """Return True if a later attempt has the same memory limit and no more progress."""
         return attempt > self.attempt and (limit, progress) == (self.limit, self.progress)
 
     def __str__(self) -> str:
-        """Return why a retry is hopeless; "" if the kill may be chance."""
+        """Return why a retry would fail again; "" if another attempt may succeed."""
         if self.killed or self.times < ENOUGH:
             return self.killed
         return (
@@ -68,16 +68,17 @@ class Note:
 
 
 def no_progress() -> str:
-    """Return "", for a stage that starts from the beginning in every attempt."""
+    """Return "": for a stage without checkpoints."""
     return ""
 
 
 @contextmanager
 def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Iterator[None]:
-    """Do the work of a pod in the block. ``progress`` returns the checkpoint from which a later attempt would resume.
+    """Run a pod's work in the block and write a note if memory is nearly full.
 
-    Raises ``UserError`` before the work if the attempts before were killed in the same situation. If the store is
-    unavailable, the note is lost and the work continues.
+    ``progress`` returns the checkpoint from which a later attempt would resume. Raises ``UserError`` before the work if
+    earlier attempts were killed with the same limit and progress. If the store is unavailable, the note is lost and the
+    work continues.
     """
     limit, attempt = memory_limit(), int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0"))
     if limit is None:
@@ -122,8 +123,8 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
 def place_of_note() -> str:
     """Return the address of the note, the same for all attempts of this pod.
 
-    It is next to the prefixes that propeller calls ``<shard>/<execution>-<node>-<attempt>``. The number in a pod's name
-    tells the pods of a job apart.
+    It is next to the prefixes that propeller calls ``<shard>/<execution>-<node>-<attempt>``. The file name is the pod's
+    number within its job.
     """
     base, _, name = current_context().raw_output_prefix.rstrip("/").rsplit("/", 2)
     pod = os.environ.get("HOSTNAME", "").rpartition("-")[2] if "PET_NNODES" in os.environ else "0"

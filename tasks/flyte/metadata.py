@@ -1,4 +1,4 @@
-"""Task metadata ``@task(**on("train"))``: hardware, spot, retries and caching."""
+"""Task settings ``@task(**on("train"))``: hardware, spot, retries and caching."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tasks.flyte.out_of_memory import STAGE
 
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]
-#: adlfs rejects the metadata that flytekit attaches to uploads, so every task with outputs on Azure would fail.
+#: Stops flytekit from attaching metadata to uploads: adlfs rejects it, so every task with outputs on Azure would fail.
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
-#: Also set in ``slipstream/__init__.py``; here for modules that import ONNX Runtime before our code.
+#: Also set in ``slipstream/__init__.py``; needed here for modules that import ONNX Runtime before this project.
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
-#: Charts use the browser's fonts. Otherwise Matplotlib asks fontconfig for system fonts, which warns in images without
-#: any. Only in pods: Matplotlib caches the fonts for all programs of a user.
+#: Stops Matplotlib from asking fontconfig for fonts, which warns in images without any; charts use the browser's fonts.
+#: Only in pods, since Matplotlib caches its fonts for all programs of a user.
 NO_SYSTEM_FONTS = {"MPL_IGNORE_SYSTEM_FONTS": "1"}
-#: Only the task's own deck. flytekit's deck of dependencies runs pip in the pod, which takes seconds and looks for a
-#: newer pip on the network.
+#: Show only the task's own deck. flytekit's deck of dependencies runs pip in the pod, which takes seconds and looks for
+#: a newer pip on the network.
 WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
 
 describe_once()
@@ -38,10 +38,10 @@ cause_first()
 
 
 def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...] = (), cached: bool = True) -> Metadata:
-    """Return the metadata of a stage's task, from the current profile.
+    """Return the keyword arguments of ``task`` for a stage, from the current profile.
 
-    Stages without engines are never cached. The cache key ignores the inputs ``besides``. The task also runs the stages
-    ``in_its_pod``.
+    The cache key ignores the inputs ``besides``. ``in_its_pod`` names further stages that the task runs, whose code is
+    part of the cache version. Stages without engines are never cached.
     """
     profile = current_profile()
     placement = profile.asked(stage)
@@ -64,7 +64,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...]
 
 
 def cache_version(stage: str) -> str:
-    """Return the cache version: the code, and the hardware if results are timings."""
+    """Return the stage's cache version: its code version, and its hardware if its results are timings."""
     if not STAGES[stage].measured:
         return code_version(stage)
     hardware = json.dumps(current_profile().asked(stage).hardware, sort_keys=True)
@@ -72,7 +72,7 @@ def cache_version(stage: str) -> str:
 
 
 def environment(profile: Profile, placement: Placement) -> dict[str, str]:
-    """Return the environment variables of the pods. Local runs do not get them."""
+    """Return the environment variables of the pods; local runs do not set them."""
     # By default torch, PyArrow, scikit-learn and BLAS start a thread for every core of the node.
     threads = {"OMP_NUM_THREADS": str(placement.threads)} if placement.threads else {}
     travelling = {CPU: placement.cpu, MEMORY: placement.memory, RESOLVED: profile.to_json()}
@@ -101,7 +101,7 @@ def accelerator(placement: Placement) -> BaseAccelerator:
 
 
 PRIMARY = "primary"
-#: Fields that need a pod template if they differ from the defaults of Kubernetes and Flyte.
+#: Placement fields that need a pod template unless they have their defaults.
 OF_A_TEMPLATE = (
     *("tolerations", "node_selector", "affinity", "scheduler", "priority", "labels", "annotations", "groups"),
     *("grace_seconds", "termination_message_policy", "efa", "rdma", "hugepages"),
@@ -116,10 +116,10 @@ def needs_template(placement: Placement) -> bool:
 
 
 def pod_template(placement: Placement) -> PodTemplate:
-    """Return the pod template of a placement, with all its resources.
+    """Return the pod template of a placement, including all resources.
 
-    flytekit drops resources of a template if the task names any. Every task needs a new template, as flytekit changes
-    it.
+    flytekit drops a template's resources if the task has any itself. It also modifies templates, so every task needs a
+    new one.
     """
     from kubernetes.client import (
         V1Capabilities,

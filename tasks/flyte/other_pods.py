@@ -1,7 +1,7 @@
-"""Waiting for the other pods of a job, with log messages and a timeout for optional work.
+"""Waiting for the other pods of a job, with log messages and a timeout for optional stages.
 
-Pods of a job that does not fit the cluster's free nodes start one by one, unless a gang scheduler starts all or none.
-Two jobs can then hold half of their pods each, and wait for the other half.
+Without a gang scheduler, pods of a job that does not fit the free nodes start one by one. Two jobs can then hold half
+of their pods each and wait for the other half.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.telemetry.records import WAITED_FOR_PODS
 
-#: Seconds until the first log message, and between later ones.
+#: Seconds until the first log message, and between later messages.
 SAY_AFTER_S, SAY_EVERY_S = 30.0, 300.0
-#: torch's own timeout; a pod may wait for a node, and the node for its image.
+#: Rendezvous timeout in seconds: a pod may wait for a node, and the node for its image.
 PATIENCE_S = 900.0
 
 
 class WaitingForPods:
-    """State of the pods of a job of ``nodes`` until all of them have met."""
+    """Wait for the rendezvous of a job's ``nodes`` pods."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes, self.met, self._since = nodes, threading.Event(), time.monotonic()
 
     def all_met(self) -> None:
-        """Record that all pods have met; the environment of the workers gets the waiting time."""
+        """Record that all pods have met, and pass the waiting time to the workers in the environment."""
         if not self.met.is_set():
             os.environ[WAITED_FOR_PODS] = f"{time.monotonic() - self._since:.3f}"
             self.met.set()
 
     def __str__(self) -> str:
-        """Return the missing pods; "" once all have met."""
+        """Return a message with the missing pods; "" once all have met."""
         if self.met.is_set():
             return ""
         absent = names_without_address(self.nodes)
@@ -47,9 +47,9 @@ class WaitingForPods:
 
 
 def names_without_address(nodes: int) -> list[str]:
-    """Return the pods of this job that have no address yet.
+    """Return the names of this job's pods that cannot be resolved yet.
 
-    The training operator names them ``JOB-worker-NUMBER``, and gives each a service of that name.
+    The training operator names them ``JOB-worker-NUMBER`` and creates a service of the same name.
     """
     own = re.fullmatch(r"(.+-worker)-\d+", os.environ.get("HOSTNAME", ""))
     return [name for number in range(nodes) if own and not has_address(name := f"{own[1]}-{number}")]
@@ -65,7 +65,7 @@ def has_address(name: str) -> bool:
 
 @contextmanager
 def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
-    """Log the missing pods until ``met`` is set or the block ends."""
+    """Log the missing pods periodically until ``met`` is set or the block ends."""
     waiting = WaitingForPods(nodes)
 
     def say() -> None:
@@ -86,12 +86,12 @@ def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
 
 
 def timeouts(seconds: float) -> dict[str, int]:
-    """Return the timeouts of torch's agents for each other."""
+    """Return torch elastic's rendezvous timeouts."""
     return dict.fromkeys(("timeout", "join_timeout", "read_timeout"), max(1, round(seconds)))
 
 
 def given_up(stage: str, nodes: int, seconds: float) -> UserError:
-    """Return the error of an optional stage whose pods did not meet."""
+    """Return the error for an optional stage whose pods did not meet in time."""
     return UserError(
         f"{stage}: its {nodes} pods did not meet within {seconds:g} s ({stage}.timeout), so it is skipped; free some "
         "room, or have a gang scheduler start all pods of a job or none"

@@ -1,7 +1,7 @@
-"""Errors that name the kernel's out-of-memory kill behind a failure, and the setting to raise.
+"""Errors that name the kernel's out-of-memory kill as the cause, and the setting to increase.
 
-With the same memory it would happen again, so the user has to act and there is no retry. If the node had no memory
-left, another attempt may run on a node with more.
+A kill at the pod's own limit would recur, so it is not retried. If the node had no memory left, it is: another node may
+have more.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from slipstream.errors import UserError
 from slipstream.machine.out_of_memory import memory_counters, what_was_killed
 from slipstream.profiles.profile import current_profile
 
-#: Environment variable with the stage of a pod; unset on one machine.
+#: Environment variable with the stage of a pod; unset in local runs.
 STAGE = "SLIPSTREAM_STAGE"
 
 
 @contextmanager
 def named_out_of_memory() -> Iterator[None]:
-    """Replace errors of the block if processes were killed for lack of memory.
+    """Replace an error of the block if processes were killed for lack of memory during it.
 
-    Raises ``UserError`` or, in a pod whose own limit was not met, ``FlyteRecoverableException``.
+    Raises ``UserError`` or, in a pod below its own limit, ``FlyteRecoverableException``.
     """
     before = memory_counters()
     try:

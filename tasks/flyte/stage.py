@@ -1,4 +1,4 @@
-"""Functions that all tasks share: directories, reuse of results, and outputs of a stage."""
+"""Functions shared by all tasks: directories, reuse of results, and outputs of a stage."""
 
 from __future__ import annotations
 
@@ -37,22 +37,21 @@ Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 def digest_of(section: Settings) -> str:
-    """Return the value for Flyte's cache key: a digest of the settings, independent of their order."""
+    """Return a digest of the settings for Flyte's cache key, independent of their order."""
     return hashlib.sha256(json.dumps(to_dict(section), sort_keys=True).encode()).hexdigest()
 
 
-#: For a section of the configuration that a task returns: ``Annotated[DataConfig, BY_VALUE]``. A promise of
-#: ``config.data`` never hits the cache, as Flyte writes it in random order for every execution (flyte#6517).
+#: Annotation for a configuration section that a task returns: ``Annotated[DataConfig, BY_VALUE]``. Without it the cache
+#: would never hit, as Flyte writes sections in random order in every execution (flyte#6517).
 BY_VALUE = HashMethod(digest_of)
 
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Turn errors of the environment into errors for Flyte or the user.
+    """Convert errors of the environment to ``FlyteRecoverableException`` or ``UserError``.
 
-    An unavailable store and a hanging driver are recoverable in a pod, where Flyte retries; a local run has no retries,
-    so the user gets the error. A full disk is the user's to fix everywhere. The same holds for lack of memory, if a
-    child process was killed for it. Raises ``FlyteRecoverableException`` and ``UserError``.
+    An unavailable store and a hanging driver are recoverable in a pod; local runs have no retries, so they become a
+    ``UserError``. A full disk and a child process killed for lack of memory are always a ``UserError``.
     """
     try:
         with named_out_of_memory():
@@ -76,9 +75,9 @@ def mapped_errors() -> Iterator[None]:
 
 
 def map_errors(work: Work) -> Work:
-    """Wrap a task's function in :func:`mapped_errors`, and warn of an untested torch.
+    """Wrap a task function in :func:`mapped_errors`, and warn of an untested torch version.
 
-    Every task has it; the Elastic task wraps its agent's work.
+    All task functions are wrapped; the Elastic task wraps its agent instead.
     """
 
     @functools.wraps(work)
@@ -96,7 +95,7 @@ def map_errors(work: Work) -> Work:
 def local_path(directory: FlyteDirectory) -> Path:
     """Return the path of the artifact on this machine, downloaded if it is in a store.
 
-    Our own client downloads, with its usual retries. Raises ``StorageUnavailable``.
+    This project's client downloads, with its retries. Raises ``StorageUnavailable``.
     """
     uri = uri_of(directory)
     if not uri.startswith(STORES):
@@ -105,7 +104,7 @@ def local_path(directory: FlyteDirectory) -> Path:
 
 
 def rows_path(prepared: FlyteDirectory) -> Path:
-    """Return a path for ``open_prepared``: the data on this machine, or a stub that fetches only rows that are read."""
+    """Return a path for ``open_prepared``: local data, or a stub that downloads only rows that are read."""
     uri = uri_of(prepared)
     if not uri.startswith(STORES):
         return local_path(prepared)
@@ -115,27 +114,27 @@ def rows_path(prepared: FlyteDirectory) -> Path:
 
 
 def fresh_directory(name: str) -> Path:
-    """Return an unused path in the task's working directory."""
+    """Return an unused path in the task's working directory; it is not created."""
     root = Path(current_context().working_directory)
     root.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root)) / name
 
 
 def runs_locally() -> bool:
-    """Return True in ``pyflyte run`` on one machine, False in a pod. Only correct in the agent's process."""
+    """Return True in ``pyflyte run`` on one machine, False in a pod. Workers must not call this."""
     state = FlyteContextManager.current_context().execution_state
     return state is not None and state.is_local_execution()
 
 
 def describe(value: object) -> object:
-    """Return an input as part of a key: artifacts by their content, settings by their values."""
+    """Return an input in JSON form for a key: an artifact as its content digest, settings as a dictionary."""
     if isinstance(value, FlyteDirectory):
         return fingerprint_of(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def key_of(stage: str, inputs: Mapping[str, object]) -> str:
-    """Return the key of a stage's result on this machine."""
+    """Return the key of a stage's result in the local store, including the machine if results are timings."""
     described = {name: describe(value) for name, value in inputs.items()}
     if STAGES[stage].measured:
         described["machine"] = measuring_machine()
@@ -145,9 +144,9 @@ def key_of(stage: str, inputs: Mapping[str, object]) -> str:
 def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, str], object]) -> Made:
     """Make the stage's artifact, or reuse it.
 
-    ``make(directory, key)`` writes the artifact into the fresh ``directory``; for a stage that looks for earlier
-    results itself, it returns True if it found one. Locally the result goes to the store under a key of the inputs and
-    the code. In a pod Flyte's cache does this, and the artifact is uploaded.
+    ``make(directory, key)`` writes the artifact into the new ``directory``. For a stage that searches for earlier
+    results itself, it returns True if it found one. Locally the result is stored under a key of inputs and code. In a
+    pod Flyte caches and uploads it.
     """
     key = key_of(stage, inputs)
     started = time.perf_counter()
@@ -181,7 +180,7 @@ def took(started: float) -> str:
 
 
 def look_up(store: Store, stage: str, key: str) -> Artifact | None:
-    """Return the finished artifact if it exists and is complete."""
+    """Return the stored artifact, or None if it is missing or damaged."""
     found = store.find(stage, key)
     if isinstance(found, Artifact):
         print(f"{stage:<12} reused   {found.directory}", flush=True)

@@ -1,4 +1,4 @@
-"""``slipstream schedules``: the schedules, their next three times, and their work."""
+"""``slipstream schedules``: list all schedules with their next three times and their work."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def work_of(schedule: AnySchedule) -> Iterator[str]:
 
 
 def changes(config: Settings) -> dict[str, object]:
-    """Return the settings that differ from the defaults."""
     return differing(to_dict(config), to_dict(type(config)()))
 
 

@@ -1,8 +1,8 @@
 """Launch plans, one for each schedule of the registered environment (``SLIPSTREAM_SCHEDULES``).
 
 They are registered inactive; ``pyflyte register --activate-launchplans`` (or ``pyflyte launchplan NAME VERSION
---activate`` after ``package``) activates the schedules. The inputs of a scheduled run are fixed, the data is not. The
-first task is never cached and fingerprints the bytes at ``data``, so new data is new work and unchanged data is not.
+--activate`` after ``package``) activates the schedules. The inputs of a scheduled run are fixed, but not the bytes at
+``data``: the first task is never cached and fingerprints them, so only changed data is processed again.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def notifications(notify: Notify) -> list[Email | Slack]:
 
 
 class Started(NamedTuple):
-    """Workflows of a schedule, when started manually and by the clock, and their inputs.
+    """Workflows of a schedule for manual and scheduled starts, and their inputs.
 
-    ``told_when`` is True if the latter also takes the cron expression and its due time.
+    ``told_when`` is True if ``by_schedule`` has the further inputs ``cron`` and ``kickoff`` (the due time).
     """
 
     by_hand: WorkflowBase
@@ -78,7 +78,7 @@ class Started(NamedTuple):
 
 
 def started(schedule: AnySchedule) -> Started:
-    """Return the workflows of a schedule.
+    """Return the workflows and inputs of a schedule.
 
     A new kind of schedule needs a case here, settings in :mod:`.settings` and a description in :mod:`.command`.
     """
@@ -105,8 +105,8 @@ def started(schedule: AnySchedule) -> Started:
 def launch_plan(name: str, schedule: AnySchedule) -> LaunchPlan:
     """Return the launch plan of a schedule.
 
-    While a scheduled run is still going, the next is skipped. Without a cron expression a run starts manually, possibly
-    with other inputs.
+    A run is skipped while the previous one is still running. Without a cron expression runs are started manually,
+    possibly with other inputs.
     """
     starts = started(schedule)
     inputs = {**starts.inputs, "config": schedule.config}

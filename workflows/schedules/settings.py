@@ -22,7 +22,7 @@ Phase = Literal["succeeded", "failed", "timed_out", "aborted"]
 
 @settings
 class Notify(Settings):
-    """Recipients of notifications."""
+    """Recipients of notifications, and the final phases of a run that are notified."""
 
     section = "notify"
 
@@ -47,7 +47,7 @@ class Schedule(Settings):
 class TrainingSchedule(Schedule):
     """Schedule of the main job.
 
-    If ``registry`` is set, the model goes into service there if it is shown not to be worse than the current one.
+    If ``registry`` is set, the model is promoted there if it is shown not to be worse than the current one.
     """
 
     kind: Literal["training"] = "training"
@@ -67,9 +67,9 @@ class CollectivesSchedule(Schedule):
 
 @settings
 class ScoringSchedule(Schedule):
-    """Schedule that scores new rows with the model in service, and publishes the tables.
+    """Schedule that scores new rows with the model in production, and publishes the tables.
 
-    With ``training_data`` a model is trained, and promoted in the registry, if the rows drift.
+    If the rows drift and ``training_data`` is set, a new model is trained and promoted in the registry.
     """
 
     kind: Literal["scoring"] = "scoring"
@@ -89,7 +89,7 @@ class ScoringSchedule(Schedule):
 
 @settings
 class SweepSchedule(Schedule):
-    """Schedule of a hyperparameter search, whose best settings are trained, exported and reported.
+    """Schedule of a hyperparameter search; a model with the best settings is trained, exported and reported.
 
     New data starts a new search.
     """
@@ -115,12 +115,12 @@ KINDS: dict[str, type[AnySchedule]] = {
 
 
 def path_of(choice: str) -> Path:
-    """Return the file of an environment by its name (``production``), or a file of the user's own."""
+    """Return the file of an environment: ``choice`` is a name (``production``) or a path to a ``.toml``."""
     return Path(choice) if choice.endswith(".toml") else SHIPPED / f"{choice}.toml"
 
 
 def read_schedules(choice: str) -> dict[str, AnySchedule]:
-    """Return the schedules by name, in the order of the file. Raises ``UserError`` naming the file and the setting."""
+    """Return the schedules by name, in the order of the file. Raises ``UserError`` naming file and setting."""
     path = path_of(choice)
     try:
         data: dict[str, object] = read_toml(path)

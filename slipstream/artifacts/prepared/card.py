@@ -16,7 +16,7 @@ Card: TypeAlias = dict[str, Any]
 
 
 def holding(*names: str) -> AfterValidator:
-    """Return a validator for a dictionary with exactly these names."""
+    """Return a pydantic validator for a dictionary with exactly the keys ``names``."""
 
     def check(counts: dict[str, int]) -> dict[str, int]:
         if set(counts) != set(names):
@@ -31,13 +31,13 @@ BY_SPLIT = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class ColumnCard:
-    """Column on the data card; ``None`` entries are not written.
+    """Entry of one column; ``None`` fields are not written.
 
-    ``top`` are the most frequent texts with their counts; ``rest`` counts the others. ``distinct_of`` is "sample" if
-    distinct values were counted in the sample. ``drift`` is the population stability index by split, and
-    ``drift_chance`` the probability of an index this large without drift. ``alone`` is the univariate score: the share
-    of the target that the column explains by itself. ``histogram`` has ``edges``, one more than ``counts``, and omits
-    the outermost 1 %.
+    ``top`` are the most frequent texts with their counts; ``rest`` counts all other rows. ``why`` is the reason for the
+    ``role``. ``distinct_of`` is "sample" if distinct values were counted in a sample. ``drift`` is the population
+    stability index by split, and ``drift_chance`` the probability of an index this large without drift. ``alone`` is
+    the univariate score: the share of the target that the column alone explains. ``histogram`` has ``counts`` and one
+    more ``edges``, and omits the outermost 1 %.
     """
 
     name: str
@@ -66,11 +66,11 @@ class ColumnCard:
 
 @dataclass(frozen=True)
 class DataCard:
-    """Contents of ``card.json``; ``None`` entries are not written.
+    """Contents of ``card.json``; ``None`` fields are not written.
 
-    ``rows`` counts the rows that were read, kept and quarantined, and those of every split. ``classes`` counts the rows
-    of every class by split. ``held_out`` counts the held-out rows that were examined and the duplicates among them.
-    ``earlier`` identifies the base set.
+    ``rows`` counts the rows read, kept, quarantined and in every split; ``classes`` the rows per class and split.
+    ``held_out`` counts the held-out rows examined for duplicates of training rows and the duplicates found. ``earlier``
+    identifies the base set.
     """
 
     source: str
@@ -85,7 +85,7 @@ class DataCard:
     rank_error: float | None = None
     held_out: dict[str, int] | None = None
     earlier: dict[str, str] | None = None
-    #: For language, whose ``rows`` are documents: tokens and bytes of text by split.
+    #: Tokens and bytes of text by split, for prepared language only; ``rows`` then counts documents.
     tokens: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
     bytes: Annotated[dict[str, int], holding(*BY_SPLIT)] | None = None
 
@@ -98,7 +98,7 @@ def present(entries: dict[str, object]) -> dict[str, object]:
 
 
 def read_card(artifact: Artifact, name: str = CARD) -> Card:
-    """Return the data card in the file ``name``. Raises ``DamagedArtifact`` if it is not one."""
+    """Return the data card in the file ``name``, with empty defaults. Raises ``DamagedArtifact`` if it is malformed."""
     card = artifact.read_json(name)
     from_tree(card, DataCard, artifact.directory / name)
     return {"warnings": [], **card, "columns": [{"role": "", **column} for column in card["columns"]]}

@@ -1,12 +1,12 @@
 """Prepared data, written by the stage prepare and read by every later stage.
 
-Every split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
-model's inputs in the order of the signature, the target, and the row's weight if rows are weighted. Rows that are added
-to a base set become further segments. A large segment has several parts: the first is named as above, the others
-``<split>-00000_00001.rows`` and so on. A segment's rows are shuffled across its parts, and a manifest block holds whole
-rows. So every block is a random sample of its segment and can be verified by itself.
+Every split has one or more segments of fixed-width little-endian records for memory mapping. A record holds the model's
+inputs in signature order, the target, and the row's weight if rows are weighted. Rows added to a base set become
+further segments. A segment is one file, ``<split>-00000.rows``; a large one continues in ``<split>-00000_00001.rows``
+and so on. Rows are shuffled across all files of their segment, and a block of the manifest holds complete rows. So
+every block is a random sample of its segment and can be verified separately.
 
-Further files: ``signature.json`` (a model's inputs and outputs), ``schema.json`` and ``statistics.json`` (the
+Further files: ``signature.json`` (inputs and outputs of a model), ``schema.json`` and ``statistics.json`` (the
 transformation of raw columns to inputs, fitted on the training split only), ``card.json`` (the data card) and
 ``quarantine.parquet`` (rejected rows with reasons).
 """
@@ -35,21 +35,21 @@ SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
 DTYPES = ("float32", "int16", "int32", "int64", "uint8")
-#: Most values in one input of a row: NumPy's records are smaller than 2 GiB.
+#: Largest number of values in one input of a row: NumPy limits a record to 2 GiB.
 MOST_VALUES = (1 << 27) - 1
-#: Least number of blocks in a sample.
+#: Smallest number of blocks that :meth:`PreparedData.sample` reads, if the split has as many.
 SAMPLED_BLOCKS = 8
-#: Block of rows: its segment's file name and its number in that file.
+#: Block of rows: file name, and index of the block in this file.
 Block = tuple[str, int]
 
 
 def segment_name(split: str, number: int, part: int) -> str:
-    """Return the file name of a segment's part; names sort by number and part."""
+    """Return the file name of part ``part`` of segment ``number``; names sort by number, then part."""
     return f"{split}-{number:05d}_{part:05d}.rows" if part else f"{split}-{number:05d}.rows"
 
 
 def segment_number(name: str) -> int:
-    """Return the number of the segment that a file belongs to. Raises ``DamagedArtifact`` if the name has none."""
+    """Return the segment number in a file name. Raises ``DamagedArtifact`` if there is none."""
     number = number_in_name(name.partition("-")[2].partition(".")[0].partition("_")[0], 5)
     if number is None:
         raise DamagedArtifact(f"{name}: has no segment number; expected a name such as {segment_name('train', 0, 0)}")
@@ -58,14 +58,13 @@ def segment_number(name: str) -> int:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input of the model: ``[batch, *shape]`` of ``dtype`` (float32, int16, int32, int64 or uint8)."""
+    """Input ``[batch, *shape]`` of a model, of a ``dtype`` in ``DTYPES``."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a dtype or shape that no field of a row can have."""
         if self.dtype not in DTYPES:
             raise ValueError(f"{self.name}: dtype {self.dtype}; expected {', '.join(DTYPES)}")
         if min(self.shape, default=0) < 0 or max(*self.shape, math.prod(self.shape), 1) > MOST_VALUES:
@@ -77,15 +76,15 @@ class Signature:
     """Inputs and outputs of a model.
 
     Tables have up to three inputs, depending on their columns: ``numeric`` (float32 ``[batch, F]``, standardised),
-    ``categorical`` (int32 ``[batch, C]``, codes below ``cardinalities``) and ``tokens`` (int32 ``[batch, D, length]``,
-    the word ids of D columns of documents, below ``buckets``). Images have ``image`` (uint8 ``[batch, channels, height,
-    width]``); the model itself standardises it with ``image_mean`` and ``image_std``, per channel, in units of the
-    stored values. A classifier returns logits ``[batch, classes]``; a regressor returns ``[batch, 1]``, in units of the
-    target.
+    ``categorical`` (int32 ``[batch, C]``, column c has codes below ``cardinalities[c]``) and ``tokens`` (int32
+    ``[batch, D, length]``, word ids below ``buckets`` for D columns of free text). Images have ``image`` (uint8
+    ``[batch, channels, height, width]``), which the model itself standardises by ``image_mean`` and ``image_std`` (per
+    channel, 0 to 255). A classifier returns logits ``[batch, classes]``; a regressor returns ``[batch, 1]``, in units
+    of the target.
 
-    Rows of token ids have the input ``tokens`` (``[batch, length]``, below ``buckets``) and the task "next token": a
-    model returns logits ``[batch, length, buckets]``, and the target is the row shifted by one. In rows of int16 or
-    int32 a token that is not learned is stored as -1 - id; as a target it does not enter the loss.
+    For the task "next token" the input is ``tokens`` (``[batch, length]``, ids below ``buckets``), a model returns
+    logits ``[batch, length, buckets]``, and the target is the row shifted by one. A token without loss, such as a
+    question's, is stored as -1 - id in rows of int16 or int32.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -97,25 +96,24 @@ class Signature:
     image_std: tuple[float, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
-    #: Column of row weights for training; empty if all rows weigh the same. The stored weights have mean 1 over the
-    #: training split.
+    #: Column of row weights, "" if rows are unweighted. Stored weights have mean 1 over the training split.
     weight: str = ""
-    #: Number of token ids, padding (0) included; 0 without texts.
+    #: Vocabulary size, padding (id 0) included; 0 without tokens.
     buckets: int = 0
-    #: Token that starts every document of a row and ended the one before. Documents attend only to themselves. -1:
-    #: attention spans the whole row.
+    #: Id of the token that separates documents in a row; attention stays within a document. -1: attention spans the
+    #: row.
     document_end: int = -1
-    #: Mean number of learned tokens per training row, by which its loss is divided; 0 if all are learned.
+    #: Mean number of tokens with loss per training row, by which a row's loss is divided; 0 if all tokens have loss.
     learned: float = 0.0
 
     @property
     def outputs(self) -> int:
-        """Size of a model's output for one row, or for one token."""
+        """Number of outputs per row, or per token for "next token": the size of the last dimension."""
         return {"classification": len(self.classes), "next token": self.buckets}.get(self.task, 1)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of a model's output for one row."""
+        """Shape of a model's output for one row, without the batch dimension."""
         return (*self.inputs[0].shape, self.outputs) if self.task == "next token" else (self.outputs,)
 
     @property
@@ -128,9 +126,9 @@ class Signature:
 
     @property
     def record(self) -> np.dtype:
-        """Dtype of one stored row: the inputs, then the labels, every field aligned to four bytes.
+        """NumPy dtype of one stored row: inputs, then labels, every field aligned to four bytes.
 
-        A row of tokens is stored once, with one token more than its length: input and target overlap.
+        For "next token" a row stores length + 1 tokens once, and the fields input and target overlap.
         """
         if self.task == "next token":
             token, (length,) = np.dtype(self.inputs[0].dtype).newbyteorder("<"), self.inputs[0].shape
@@ -160,7 +158,7 @@ class PreparedData:
 
     @classmethod
     def open(cls, directory: Path) -> PreparedData:
-        """Open prepared data. Raises ``DamagedArtifact`` unless the directory holds all of it."""
+        """Open prepared data. Raises ``DamagedArtifact`` if a file is missing or has an impossible size."""
         artifact = Artifact.open(directory, KIND)
         signature = read_record(artifact, SIGNATURE, Signature)
         for name, file in artifact.files.items():
@@ -171,22 +169,21 @@ class PreparedData:
         return cls(artifact, signature)
 
     def segments(self, split: str) -> list[str]:
-        """Return the file names of a split's segments and their parts, in order."""
+        """Return the names of all ``.rows`` files of a split, in order."""
         return sorted(name for name in self.artifact.files if name.startswith(f"{split}-") and name.endswith(".rows"))
 
     def segment_rows(self, split: str) -> tuple[int, ...]:
-        """Return the number of rows in every file of a split."""
         return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
 
     def shuffled_rows(self, split: str) -> tuple[int, ...]:
-        """Return the number of rows in every segment of a split, over all parts, which were shuffled together."""
+        """Return the number of rows of every segment of a split, summed over its files."""
         rows: Counter[int] = Counter()
         for name, count in zip(self.segments(split), self.segment_rows(split), strict=True):
             rows[segment_number(name)] += count
         return tuple(rows.values())
 
     def block_rows(self, split: str) -> int:
-        """Return the number of rows per block, which is equal in all segments of a split."""
+        """Return the rows per block of a split. Raises ``DamagedArtifact`` if its files differ in it."""
         sizes = {self.artifact.files[name].block_bytes for name in self.segments(split)}
         rows, rest = divmod(max(sizes, default=0), self.signature.record.itemsize)
         if len(sizes) != 1 or rest:
@@ -196,7 +193,7 @@ class PreparedData:
         return rows
 
     def mapped(self, segment: str) -> np.ndarray:
-        """Return the records of a segment as uint8 ``[rows, record]``, memory-mapped and not verified."""
+        """Memory-map the file ``segment`` as uint8 ``[rows, bytes per row]``, without verifying digests."""
         # Truncating a mapped file ends the process by a bus error. An artifact's files are never truncated: they are
         # written once, renamed into place and only removed whole, which leaves a mapping valid. Opening checks their
         # sizes. A batch mixes rows from the whole segment, and all processes share its pages.
@@ -205,12 +202,11 @@ class PreparedData:
         return raw.reshape(-1, self.signature.record.itemsize)
 
     def blocks(self, split: str) -> list[Block]:
-        """Return the blocks of a split, in order."""
         files = self.artifact.files
         return [(name, number) for name in self.segments(split) for number in range(len(files[name].blocks))]
 
     def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
-        """Yield the bytes of these blocks (uint8), verified. Raises ``DamagedArtifact``."""
+        """Yield the bytes (uint8) of every block. Raises ``DamagedArtifact`` if a digest differs."""
         for segment, of_segment in groupby(blocks, key=itemgetter(0)):
             raw, step = self.mapped(segment).reshape(-1), self.artifact.files[segment].block_bytes
             for _, number in of_segment:
@@ -219,9 +215,10 @@ class PreparedData:
                 yield data
 
     def split(self, name: str) -> np.ndarray:
-        """Return all records ``[rows]`` of a split, every block verified.
+        """Return all records of a split as a structured array ``[rows]``, after verifying every block.
 
-        They are memory-mapped, for splits larger than memory; several files are first joined in one unnamed file.
+        The array is memory-mapped, for splits larger than memory. Several files are first joined in an unnamed
+        temporary file.
         """
         for _ in self.verified(self.blocks(name)):
             pass
@@ -236,9 +233,9 @@ class PreparedData:
         return parts[0].view(self.signature.record) if parts else np.empty(0, self.signature.record)
 
     def sample(self, name: str, most: int) -> np.ndarray:
-        """Return ``most`` records ``[rows]`` of a split, or all if there are fewer.
+        """Return ``most`` records of a split, or all if there are fewer, as a structured array ``[rows]``.
 
-        They are evenly spaced in blocks that are evenly spaced in the split; only these blocks are read.
+        Only some blocks are read, evenly spaced in the split; the records are evenly spaced in these blocks.
         """
         blocks = self.blocks(name)
         if not blocks:
@@ -251,10 +248,9 @@ class PreparedData:
 
     @property
     def card(self) -> Card:
-        """See :func:`read_card`."""
         return read_card(self.artifact)
 
 
 def evenly(length: int, most: int) -> np.ndarray:
-    """Return ``most`` evenly spaced numbers below ``length``, or all if there are fewer; ascending."""
+    """Return ``most`` evenly spaced indices below ``length``, ascending; all if ``length`` is smaller."""
     return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))

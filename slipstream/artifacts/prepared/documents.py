@@ -1,7 +1,7 @@
-"""Sample of whole documents of prepared language, unchanged.
+"""Sample of complete, unchanged documents, stored with prepared language.
 
-Held-out documents keep their tokens and measure a trained model; training documents let a model of another kind learn.
-The rows cannot restore either: they cut documents, and a tokenizer need not keep every byte.
+A trained model is measured on the held-out documents; the baseline, a Kneser-Ney model of bytes, is trained on the
+training documents. Rows of tokens cannot restore the text: they cut documents, and a tokenizer may lose bytes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Document:
-    """Learned text of one document: all of it, or the answers of a conversation.
+    """Text with loss of one document: all of it, or the answers of a conversation.
 
-    ``tokens`` (int32) start with the context of the first learned token; tokens that are not learned are -1 - id.
-    Training documents have no tokens.
+    ``tokens`` (int32) of held-out documents start with the context of the first token with loss; a token without loss
+    is -1 - id. Training documents have no tokens.
     """
 
     name: str
@@ -41,7 +41,6 @@ class Document:
 
     @property
     def bytes(self) -> int:
-        """Size of the texts in UTF-8."""
         return sum(len(text.encode()) for text in self.texts)
 
 
@@ -66,7 +65,7 @@ def has_documents(artifact: Artifact) -> bool:
 
 
 def read_documents(artifact: Artifact, split: str) -> list[Document]:
-    """Return the documents of a split in reading order. Raises ``DamagedArtifact``."""
+    """Return the documents of a split in stored order. Raises ``DamagedArtifact`` if the file is damaged."""
     table = pq.read_table(pa.BufferReader(artifact.read_bytes(DOCUMENTS)), filters=[("split", "=", split)])
     return [
         Document(row["name"], row["split"], row["texts"], np.array(row["tokens"], np.int32))

@@ -1,9 +1,9 @@
-"""Prepared data that stays in a store; its blocks are streamed ahead of use into a bounded local disk cache.
+"""Prepared data that stays in a store; its blocks are prefetched into a bounded local disk cache.
 
-A *stub* is a local directory like the artifact's, but its segments are empty sparse files, and ``remote.json`` holds
-the URI of the rows and the size of the cache. Every process that opens a stub caches blocks in its own unnamed sparse
-files, which the system removes when the process ends. Blocks are verified before they enter the cache; blocks that were
-not fetched read as zeros, which fail every reader's own check.
+A *stub* is a local copy of the artifact with sparse, empty ``.rows`` files; its ``remote.json`` holds the URI of the
+rows and the size of the cache. Every process that opens a stub caches blocks in its own unnamed sparse files, which the
+system removes when the process ends. Blocks are verified before they enter the cache. A block that was not fetched
+reads as zeros and fails its digest check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STUB = "remote.json"
 ROWS = ".rows"
 #: Concurrent ranged requests per process.
 REQUESTS = 16
-#: Most items whose blocks are requested ahead of use.
+#: Largest number of items (such as batches) whose blocks are prefetched.
 AHEAD = 64
 
 Item = TypeVar("Item")
@@ -39,20 +39,20 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Stub:
-    """Address of the rows, and the bytes of them that a process may cache."""
+    """Contents of ``remote.json``: URI of the rows, and the cache size of one process in bytes."""
 
     uri: str
     cache_bytes: int
 
 
 def size_of(uri: str) -> int:
-    """Return the size of an artifact in bytes, from its manifest. Raises ``UserError`` if there is none."""
+    """Return the size in bytes of the artifact at ``uri``, from its manifest. Raises ``UserError`` if it has none."""
     with tempfile.TemporaryDirectory() as scratch:
         return sum(record.size for record in manifest_at(uri, Path(scratch)).files.values())
 
 
 def manifest_at(uri: str, directory: Path) -> Manifest:
-    """Fetch the manifest of an artifact in a store into ``directory`` and return it.
+    """Download the manifest of the artifact at ``uri`` into ``directory`` and return it.
 
     Raises ``UserError`` if there is none.
     """
@@ -60,7 +60,7 @@ def manifest_at(uri: str, directory: Path) -> Manifest:
 
 
 def make_hole(directory: Path, name: str, size: int) -> None:
-    """Create a sparse file of ``size`` bytes for a file that stays in a store."""
+    """Create the sparse file ``name`` of ``size`` bytes, for a file whose content stays in the store."""
     path = path_below(directory, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -68,7 +68,7 @@ def make_hole(directory: Path, name: str, size: int) -> None:
 
 
 def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path:
-    """Create a stub of the prepared data at ``uri`` in the fresh ``directory``.
+    """Create a stub of the prepared data at ``uri`` in the new ``directory``.
 
     Every process that opens it may cache ``cache_bytes`` of rows; None means all. Raises ``UserError`` if there is no
     artifact, ``StorageUnavailable`` if the store does not answer.
@@ -89,7 +89,7 @@ def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path
 
 @dataclass(frozen=True)
 class StreamedData(PreparedData):
-    """Prepared data whose blocks are fetched by ``stream``, ahead of use or on reading."""
+    """Prepared data whose blocks are downloaded by ``stream``: prefetched, or when first read."""
 
     stream: Stream
 
@@ -102,13 +102,13 @@ class StreamedData(PreparedData):
 
 
 def open_prepared(directory: Path) -> PreparedData:
-    """Open the prepared data, or the stub of prepared data, in ``directory``. Raises ``DamagedArtifact``."""
+    """Open prepared data or a stub of it in ``directory``. Raises ``DamagedArtifact`` if it is incomplete."""
     data = PreparedData.open(directory)
     return StreamedData(data.artifact, data.signature, Stream(data.artifact)) if (directory / STUB).exists() else data
 
 
 class Stream:
-    """This process's cache of a stub's blocks; several iterators may share it."""
+    """Disk cache of a stub's blocks in this process; several iterators may share it."""
 
     def __init__(self, artifact: Artifact) -> None:
         with artifact.open_file(STUB) as file:
@@ -124,16 +124,16 @@ class Stream:
         self._files: dict[str, BinaryIO] = {}
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="stream")
         self._lock = threading.Lock()
-        #: Blocks that are cached or being fetched, the least recently used first.
+        #: Cached or requested blocks, least recently used first.
         self._cached: OrderedDict[Block, Future[None]] = OrderedDict()
-        #: Number of pending items that need a block; such blocks are not evicted.
+        #: Number of pending items that need a block; needed blocks are not evicted.
         self._needed: Counter[Block] = Counter()
         self._bytes = 0
-        #: Bytes fetched, and the largest size that the cache has had.
+        #: Bytes downloaded so far, and the largest size of the cache so far.
         self.fetched_bytes = self.most_bytes = 0
 
     def mapped(self, segment: str) -> np.ndarray:
-        """Return the bytes of a segment (uint8 ``[size]``); only fetched blocks are valid."""
+        """Memory-map the file ``segment`` as uint8 ``[size]``; blocks that were not fetched are zeros."""
         # The file has no name, so no other process can truncate it below the mapping.
         return np.memmap(self._file(segment), np.uint8, mode="r", shape=(self._artifact.files[segment].size,))
 
@@ -146,9 +146,9 @@ class Stream:
             return self._files[segment]
 
     def prefetch(self, items: Iterator[tuple[Item, list[Block]]]) -> Iterator[Item]:
-        """Yield every item once its blocks are cached, while the blocks of the next items are being fetched.
+        """Yield every item once its blocks are cached, while the blocks of later items are downloaded.
 
-        An item's blocks stay in the cache until the next item is requested.
+        The blocks of an item stay in the cache until the next item is requested.
         """
         pending: deque[tuple[Item, list[Block]]] = deque()
         try:
@@ -164,7 +164,7 @@ class Stream:
             self._release(block for _, blocks in pending for block in blocks)
 
     def fetch(self, blocks: list[Block]) -> None:
-        """Cache these blocks permanently and return when all are there."""
+        """Download these blocks, keep them in the cache for good, and return when all are cached."""
         for block in blocks:
             self._request(block)
         for block in blocks:
@@ -179,13 +179,16 @@ class Stream:
         self._release(blocks)
 
     def _fits(self, blocks: list[Block], pending: int) -> bool:
-        """Return True if these blocks may be requested: needed blocks take at most half of the cache."""
+        """Return True if ``blocks`` may be requested.
+
+        Fewer than ``AHEAD`` items must be pending, and needed blocks may take at most half of the cache.
+        """
         with self._lock:
             needed = sum(self._size(block) for block in {*self._needed, *blocks})
         return pending < AHEAD and needed <= self._cache_bytes // 2
 
     def _request(self, block: Block) -> None:
-        """Fetch a block unless it is cached, evicting unused ones; it stays until :meth:`_release`."""
+        """Mark a block as needed until :meth:`_release`; download it if uncached, evicting unneeded blocks."""
         with self._lock:
             self._needed[block] += 1
             if block in self._cached:
@@ -245,7 +248,7 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2
 
 
 def punch_hole(descriptor: int, start: int, length: int) -> None:
-    """Free the disk space of a range of bytes, which then reads as zeros (Linux, fallocate(2)). Raises ``OSError``."""
+    """Free the disk space of a byte range, which then reads as zeros (Linux, fallocate(2)). Raises ``OSError``."""
     libc = ctypes.CDLL(None, use_errno=True)
     places = (ctypes.c_int64(start), ctypes.c_int64(length))
     if libc.fallocate64(descriptor, KEEP_SIZE | PUNCH_HOLE, *places):

@@ -16,20 +16,20 @@ from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.storage import STORES, MissingObject, list_names, read_below
 
-#: Files of a tokenizer, named as in Hugging Face's model directories. One of these is a tokenizer; the others only
-#: complete one.
+#: Files of a tokenizer in a Hugging Face model directory. Any of ``VOCABULARIES`` makes a tokenizer; ``OTHERS`` are
+#: optional additions.
 VOCABULARIES = (FAST, "tokenizer.model", "vocab.json", "vocab.txt")
 OTHERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 FILES = (*VOCABULARIES, *OTHERS)
-#: Largest of these files in bytes. Those of the largest vocabularies have about half.
+#: Largest size of a tokenizer file in bytes, about twice that of the largest known vocabularies.
 LONGEST_FILE = 64 << 20
 
 
 def read_files(address: str) -> dict[str, bytes]:
-    """Return the contents of the tokenizer's files in an untrusted directory, here or in a store, by name.
+    """Return the contents by name of the tokenizer's files at ``address``, an untrusted local or remote directory.
 
-    Raises ``UserError`` for a file that a symbolic link leads out of the directory, that is not regular or that has
-    more than ``LONGEST_FILE`` bytes; ``StorageUnavailable``.
+    Raises ``UserError`` for a file that is not regular, exceeds ``LONGEST_FILE`` bytes, or is a symbolic link out of
+    the directory; ``StorageUnavailable`` if the store does not answer.
     """
     there = list_names(address) if address.startswith(STORES) else FILES
     found = {}
@@ -41,10 +41,10 @@ def read_files(address: str) -> dict[str, bytes]:
 
 
 def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
-    """Return the files of the tokenizer in ``directory`` by name, without truncation, padding and dropout.
+    """Return the files of the tokenizer in ``directory`` by name, with truncation, padding and dropout disabled.
 
-    Raises ``UserError`` if there is none, if its ``tokenizer.json`` has ids outside a model's ``vocabulary`` tokens, or
-    as :func:`read_files`.
+    Raises ``UserError`` if there is no tokenizer, if its ``tokenizer.json`` has ids of ``vocabulary`` or more, and as
+    :func:`read_files`.
     """
     files = read_files(str(directory))
     if files.keys().isdisjoint(VOCABULARIES):
@@ -75,10 +75,10 @@ def write_token_rows(
 ) -> PreparedData:
     """Write prepared data of token rows into ``directory``, every split shuffled by ``seed``.
 
-    ``splits`` has integers ``[rows, length + 1]`` for "train" and "validation", and optionally "test": a model is given
-    the first ``length`` tokens of a row and predicts the last ``length``. All ids are below ``vocabulary``. The files
-    of the directory ``tokenizer`` are stored with the rows and exported with a model. Raises ``UserError`` for arrays
-    of other shapes, ids out of range, or if there is no tokenizer.
+    ``splits`` maps "train", "validation" and optionally "test" to integers ``[rows, length + 1]``: a model gets the
+    first ``length`` tokens of a row and predicts the last ``length``. All ids are below ``vocabulary``. The files of
+    the directory ``tokenizer`` are stored with the rows and exported with a model. Raises ``UserError`` for other
+    shapes or dtypes, ids out of range, and a missing tokenizer.
     """
     more = tokenizer_files(tokenizer, vocabulary) if tokenizer else {}
     widths = {name: rows.shape[1:] for name, rows in splits.items()}

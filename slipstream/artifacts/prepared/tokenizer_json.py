@@ -7,16 +7,16 @@ from typing import Any
 
 #: The file's name, as Hugging Face's libraries write it.
 FAST = "tokenizer.json"
-#: Most token ids of a tokenizer. Models allocate an embedding for every id.
+#: Largest vocabulary of a tokenizer; models allocate an embedding per id.
 MOST_IDS = 1 << 24
-#: Entries that a tokenizer keeps from its use before it was saved, with neutral values.
+#: Entries that change encoding because of earlier use of the tokenizer, with values that disable them.
 STATE = {"truncation": None, "padding": None}
-#: Entries of its model that make encoding random.
+#: Entry of the tokenizer's model that makes encoding random, with the value that disables it.
 RANDOM = {"dropout": None}
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the object in a ``tokenizer.json``. Raises ``ValueError`` for anything else."""
+    """Parse a ``tokenizer.json``. Raises ``ValueError`` if it is not a JSON object."""
     try:
         content = json.loads(text)
     except RecursionError:
@@ -27,10 +27,10 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def reset(text: str) -> str:
-    """Return a ``tokenizer.json`` without truncation, padding and dropout.
+    """Return a ``tokenizer.json`` with truncation, padding and dropout disabled; unchanged if none was set.
 
-    The library obeys these entries in every encoding: it would cut or pad documents, and encode them at random. A file
-    without them is returned unchanged. Raises ``ValueError`` unless the text is a JSON object.
+    The tokenizers library would otherwise cut or pad documents and encode them at random. Raises ``ValueError`` if
+    ``text`` is not a JSON object.
     """
     content = parse(text)
     model = content.get("model")
@@ -43,7 +43,7 @@ def reset(text: str) -> str:
 
 
 def largest_id(text: str) -> int:
-    """Return the largest token id of a ``tokenizer.json``, -1 without any. Raises ``ValueError`` if it states none."""
+    """Return the largest token id of a ``tokenizer.json``, or -1 if it has none. Raises ``ValueError`` if malformed."""
     content = parse(text)
     try:
         stored = content["model"]["vocab"]  # ids by token, or a list whose indices are the ids

@@ -1,6 +1,6 @@
-"""Bottleneck of a training: measurements of every attempt, and the diagnosis over all of them.
+"""Bottleneck of a training: measurements of every attempt, and the diagnosis over all attempts.
 
-Nothing is computed from it, and no other artifact depends on it.
+It is for display only; no other artifact depends on it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 DATA, COMMUNICATION, STRAGGLER, LAUNCH = "data", "communication", "straggler", "launch"
 THROTTLED, CHECKPOINT, EVALUATION, LATE_PODS = "throttled", "checkpoint", "evaluation", "late pods"
 CAUSES = (DATA, COMMUNICATION, STRAGGLER, LAUNCH, THROTTLED, CHECKPOINT, EVALUATION, LATE_PODS)
-#: Longer than any training, in seconds.
+#: Upper limit of plausible seconds in a record, above any training's.
 LONGEST_S = 1e10
-#: Not a cause: other work on the same processors.
+#: Verdict that is not among :data:`CAUSES`: other work on the same CPUs.
 CONTENDED = "contended"
 
 
@@ -20,49 +20,48 @@ CONTENDED = "contended"
 class Observed:
     """Measurements of one attempt while it trained."""
 
-    #: Wall-clock seconds of its steps with the waits between them, its evaluations and the pauses for checkpoints.
+    #: Wall-clock seconds of all steps, the waits between them, evaluations and pauses for checkpoints.
     seconds: float
     steps: int
-    #: Seconds of all steps by phase, averaged over the ranks.
+    #: Seconds by phase of a step, summed over steps and averaged over ranks.
     phases: dict[str, float]
-    #: Seconds that would be saved, by cause (:data:`CAUSES`).
+    #: Seconds that the attempt would save without a cause, by cause (:data:`CAUSES`).
     lost: dict[str, float]
-    #: Evidence of every cause, as part of a sentence.
+    #: Evidence by cause, as part of a sentence.
     evidence: dict[str, str]
-    #: Largest share of the steps' time for which a rank waited for a processor.
+    #: Share of the steps' time for which a rank waited for a CPU core, maximum over ranks.
     waited_for_processor: float
-    #: Exchange of gradients: bytes of a rank, and the least seconds per step for which every rank waited for it.
+    #: Gradient exchange: bytes per step and rank, and seconds per step of waiting for it, minimum over ranks.
     exchanged_bytes: int = 0
     least_exchange_s: float = 0.0
-    #: Whether the model was divided; communication and straggler are then indistinguishable.
+    #: Whether the model was sharded or pipelined; "communication" and "straggler" are then indistinguishable.
     divided: bool = False
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Diagnosis over all attempts at a training."""
+    """Diagnosis over all attempts of a training."""
 
-    #: The largest of :data:`CAUSES`, :data:`CONTENDED`, or empty.
+    #: Largest of :data:`CAUSES`; :data:`CONTENDED`; or "" if nothing stands out.
     verdict: str
-    #: Sentence with the figures, a step's time without the cause, and a remedy to try.
+    #: Sentence with the figures, the step time without the cause, and a remedy to try.
     sentence: str
-    #: Share of the training's time, 0 to 1, that every present cause costs.
+    #: Share of the training's time (0 to 1) by cause, for all causes found.
     shares: dict[str, float]
-    #: Share of the training's time in which the devices computed and no cause took time.
+    #: Share of the training's time (0 to 1) in which the devices computed and no cause cost time.
     useful: float
-    #: Speedup of the training without the diagnosed cause; 1 if there is none.
+    #: Speedup if the diagnosed cause vanished; 1 if there is none.
     gain: float
-    #: Causes below the threshold that are worth a look, the largest first.
+    #: Other causes below the threshold of a diagnosis that may be worth a look, largest first.
     also: list[str]
     seconds: float
     steps: int
     phases: dict[str, float]
-    #: As in :class:`Observed`, of the longest attempt.
+    #: Those of :class:`Observed` for the longest attempt.
     exchanged_bytes: int = 0
     least_exchange_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for impossible figures."""
         if not (0 < self.seconds < LONGEST_S and 0 <= self.useful <= 1 and 1 <= self.gain < LONGEST_S):
             raise ValueError("expected seconds above 0, a useful share of 0 to 1 and a gain of at least 1")
         if not all(0 <= value < LONGEST_S for value in (*self.phases.values(), *self.shares.values())):
@@ -72,5 +71,5 @@ class Bottleneck:
 
     @property
     def saved_s(self) -> float:
-        """Seconds saved without the diagnosed cause; those of late pods precede the training's own."""
+        """Seconds saved without the diagnosed cause; waits for late pods come on top of ``seconds``."""
         return self.seconds * ((self.gain - 1) if self.verdict == LATE_PODS else (1 - 1 / self.gain))

@@ -10,7 +10,7 @@ from slipstream.artifacts.results.export import Estimate
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Size of a model: its parameters, and the units (neurons or channels) of every layer before the last."""
+    """Size of a model: number of parameters, and units (neurons or channels) of every layer but the last."""
 
     parameters: int
     units: list[int]
@@ -20,9 +20,9 @@ class ModelSize:
 class CompressionTrial:
     """Smaller model compared with the trained one on the validation rows.
 
-    ``candidate`` counts from 0, the least compressed; ``value`` is its metric. The loss is in points of accuracy or
-    percent of RMSE, with 95 % limits; ``answer`` is "passed", "failed" or "can't tell". ``seconds`` is its training
-    time.
+    ``candidate`` counts from 0, the least compressed. ``value`` is its accuracy or RMSE. ``loss`` is the loss of
+    quality in points of accuracy or percent of RMSE, with its 95 % limits ``low`` and ``high``. ``answer`` is "passed",
+    "failed" or "can't tell". ``seconds`` is its training time.
     """
 
     candidate: int
@@ -41,10 +41,10 @@ class CompressionTrial:
 class Compression:
     """Result of a compression.
 
-    ``size`` and ``value`` are those of the trained model. ``speeds`` are those of the tried models by name, in torch
-    with one thread at batches of ``batch`` rows. ``taken`` is the name of the smaller model, "" if the trained one
-    stays, and ``why`` the reason; ``model`` is the chosen model's address. ``seconds`` covers all trainings; ``reused``
-    is True if all had been done before.
+    ``size`` and ``value`` are those of the trained model. ``speeds`` maps models to their speed in torch with one
+    thread at batches of ``batch`` rows. ``taken`` is the name of the smaller model, or "" if the trained one is kept;
+    ``why`` is the reason and ``model`` the address of the chosen model. ``seconds`` is the time of all trainings;
+    ``reused`` is True if all were done by an earlier run.
     """
 
     method: str

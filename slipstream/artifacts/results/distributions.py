@@ -1,6 +1,6 @@
-"""Distribution of the training rows of an exported model (``distributions.json`` of its package).
+"""Distribution of the training rows, stored in an exported model (``distributions.json``).
 
-Rows that are scored later are counted in the same bins. Older packages lack the file.
+Scoring counts its rows in the same bins to measure drift. Older exports lack the file.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ DISTRIBUTIONS = "distributions.json"
 
 @dataclass(frozen=True)
 class Bins:
-    """Counts of rows by value.
+    """Histogram of a column or of the predictions.
 
-    The first count is of missing values. The others are of numbers below, between and above the ``edges`` (upper ends
-    of bins), or of every one of the ``texts`` and of all other texts.
+    ``counts`` starts with missing values. For numbers, the bins below, between and above ``edges`` follow; for texts,
+    one count per entry of ``texts`` and one for all other texts.
     """
 
     edges: list[float]
@@ -31,15 +31,16 @@ class Bins:
 
     @property
     def ordered(self) -> bool:
-        """True if neighbouring bins are similar, as those of numbers are."""
+        """True for bins of numbers, whose order has a meaning; False for texts."""
         return not self.texts
 
 
 @dataclass(frozen=True)
 class Distributions:
-    """Distributions over a sample of the training ``rows``: of every raw column, if any, and of the predictions.
+    """Histograms over a sample of the training ``rows``: of every raw column, if any, and of the predictions.
 
-    A prediction is the probability of the second of two ``classes``, the most probable of more classes, or the value.
+    A prediction is the probability of the second class of two, the most probable class of more, or a regression's
+    value.
     """
 
     rows: int

@@ -1,14 +1,14 @@
-"""Exported model: ONNX files, their measurements, and the signature of the chosen one.
+"""Exported model: ONNX files, their measurements, and the signature of the chosen variant.
 
-The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen one) and, for a table, ``model.raw.onnx``
-(the same from raw columns), ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
-:class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (the transformation of raw columns to inputs, from
-the prepared data), ``distributions.json`` (of the training rows), ``samples.npz`` and ``samples.json`` (rows to check
-it with) and ``MODEL_CARD.md``.
+The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen variant) and, for a table,
+``model.raw.onnx`` (the chosen variant with raw columns as inputs), ``export.json`` (an :class:`ExportReport`),
+``signature.json`` (a :class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (the transformation of raw
+columns to inputs, from the prepared data), ``distributions.json`` (of the training rows), ``samples.npz`` and
+``samples.json`` (rows to check the model with) and ``MODEL_CARD.md``.
 
-A transformer also has ``hugging-face/``; above ``export.most_parameters`` parameters this replaces all ONNX files and
-sample rows. A model with adapters also has ``adapter/``; all other weights include the adapters. Next to the manifest
-lies its digest, ``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
+A transformer also has ``hugging-face/``, which replaces all ONNX files and sample rows above ``export.most_parameters``
+parameters. A model with adapters also has ``adapter/``; all other weights include the adapters. ``manifest.sha256``,
+next to the manifest, is its digest; :mod:`slipstream.export.check` verifies all files.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ KIND = "export"
 REPORT = "export.json"
 SIGNATURE = "signature.json"
 MODEL_CARD = "MODEL_CARD.md"
-#: SHA-256 of the manifest, as ``sha256sum`` writes it: one digest over all files.
+#: File with the SHA-256 of the manifest in the format of ``sha256sum``: one digest for all files.
 DIGEST = "manifest.sha256"
-#: Files of the prepared data, copied next to the model so that it can be used anywhere.
+#: Files of the prepared data, copied so that the export is complete without it.
 PREPROCESSING = ("schema.json", "statistics.json")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Measured figure with its interval."""
+    """Measured value with the limits ``low`` and ``high`` of its interval."""
 
     value: float
     low: float
@@ -44,15 +44,18 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LatencyFigures:
-    """Milliseconds per call by percentile, with 95 % intervals; None if fewer than ten calls lie beyond it."""
+    """Latency percentiles in milliseconds per call, with 95 % intervals.
+
+    A percentile is None if fewer than ten calls were slower.
+    """
 
     p50: Estimate | None
     p90: Estimate | None
     p99: Estimate | None
     calls: int
-    #: Speedup over ``onnx-fp32``, in paired turns; every limit holds with 95 %.
+    #: Speedup over ``onnx-fp32`` from alternating measurements; each limit separately holds with 95 %.
     speedup: Estimate | None = None
-    #: Mean and coefficient of variation; None in older files.
+    #: Mean in milliseconds and coefficient of variation; None in older files.
     mean: float | None = None
     variation: float | None = None
 
@@ -60,65 +63,64 @@ class LatencyFigures:
         return {"p50": self.p50, "p90": self.p90, "p99": self.p99}[name]
 
 
-#: A limit of this many percent or points, or more, means that there is none.
+#: Setting of a quality limit (percent or points) from which on there is no limit.
 NO_LIMIT = 1000.0
 
 
 @dataclass(frozen=True)
 class QualityFigures:
-    """Loss of a variant against FP32 on the same rows, in points of accuracy or percent of RMSE."""
+    """Quality lost by a variant against FP32 on the same rows, in points of accuracy or percent of RMSE."""
 
     loss: float
-    #: Limits of the true loss; every one holds with the probability ``level``.
+    #: One-sided limits of the true loss; each holds with the probability ``level``.
     low: float
     high: float
     level: float
     rows: int
-    #: Splits that the rows come from.
+    #: Names of the splits of the rows.
     evidence: str
     #: "passed", "failed" or "can't tell".
     answer: str
-    #: Number of rows that would decide it, if known.
+    #: Estimated number of rows for an answer other than "can't tell"; None if unknown.
     rows_enough: int | None
 
 
 @dataclass(frozen=True)
 class VariantFigures:
-    """Figures of one variant.
+    """Measurements of one variant of the exported model.
 
-    A variant that was not timed has the first fields only; its ``file`` and ``bytes`` are None unless it was made for
-    other devices. ``file`` is also None for variants outside the artifact: torch, and variants that were ruled out
-    early.
+    A variant that was not timed has only the fields up to ``recipe``; its ``file`` and ``bytes`` are None unless it was
+    made for other devices. ``file`` is also None for torch, which is measured but not exported.
     """
 
     name: str
     file: str | None
     bytes: int | None
     chosen: bool
-    #: Outcome in one or two words, and the reason.
+    #: Outcome in one or two words, and its reason.
     verdict: str
     reason: str
-    #: Code of the recipe of a quantised variant, also in its file name.
+    #: Code of the quantisation recipe, also part of the file name; "" if not quantised.
     recipe: str = ""
-    #: By batch size.
+    #: Latency and throughput by batch size.
     latency_ms: dict[str, LatencyFigures] = field(default_factory=dict)
     rows_per_second: dict[str, float] = field(default_factory=dict)
-    #: By batch size, if there is a price per hour: cost of a million rows in its currency.
+    #: Cost of a million rows by batch size, in the currency of the configured price per hour; empty without a price.
     cost_per_million: dict[str, float] = field(default_factory=dict)
-    #: On the test split.
+    #: Metrics on the test split; None if it was not timed.
     metrics: Scores | None = None
-    #: Largest and mean absolute difference to the torch model's outputs on the test split.
+    #: Largest and mean absolute difference of outputs to the torch model on the test split.
     largest_difference: float | None = None
     mean_difference: float | None = None
     quality: QualityFigures | None = None
 
     @property
     def timed(self) -> bool:
-        """True if it was measured rather than ruled out earlier."""
+        """True if the variant was timed, not ruled out earlier."""
         return self.metrics is not None
 
     def milliseconds(self, batch: str, percentile: str) -> float | None:
-        """Return a percentile of the latency at a batch size; None if there are too few measurements."""
+        """Return a latency percentile ("p50", "p90" or "p99") at a batch size; None if too few calls were timed."""
         latency = self.latency_ms.get(batch)
         estimate = latency.percentile(percentile) if latency else None
         return estimate.value if estimate else None
@@ -126,26 +128,26 @@ class VariantFigures:
 
 @dataclass(frozen=True)
 class ProfileFigures:
-    """Time of FP32 by operator at one batch size."""
+    """Time of the FP32 variant by operator at one batch size."""
 
     batch: int
-    #: Shares of the time by operator, the largest first.
+    #: Share of the time (0 to 1) by operator, largest first.
     operators: dict[str, float]
-    #: Share of matmuls and convolutions, which INT8 can speed up, and the speedup of a model in which they took no
-    #: time.
+    #: Share of matmuls and convolutions, which INT8 can accelerate, and the speedup if they took no time (Amdahl's
+    #: law).
     products: float
     at_most: float
 
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """CPU, threads per call and library versions with which the variants were measured."""
+    """Hardware, threads per call and library versions of the measurements."""
 
     cpu: str
-    #: The GPU of the measurements if ``export.provider`` was cuda; else "".
+    #: GPU of the measurements if ``export.provider`` is cuda, else "".
     gpu: str
     architecture: str
-    #: Instruction set extensions that matter for INT8.
+    #: CPU instruction set extensions relevant to INT8.
     flags: list[str]
     cores: int
     threads: int
@@ -155,31 +157,30 @@ class MachineFigures:
 
     @property
     def device(self) -> str:
-        """Device that ran the variants."""
         return self.gpu or self.cpu
 
 
-#: Values that vLLM accepts for ``--max-lora-rank``, whose default is 16.
+#: Accepted values of vLLM's ``--max-lora-rank`` (default 16).
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True)
 class LibraryFiles:
-    """Directory of the artifact that Hugging Face's and compatible libraries load: a model or an adapter."""
+    """Subdirectory with a model or an adapter in Hugging Face's format."""
 
     name: str
-    #: Number of weight files, and their bytes in total.
+    #: Number of weight files, and their total bytes.
     parts: int
     bytes: int
-    #: For an adapter: the configured address of its base model, and its width.
+    #: For an adapter: configured address of the base model, and LoRA rank. "" and 0 for a model.
     base: str = ""
     rank: int = 0
-    #: Whether the base was held in four bits during training.
+    #: Whether the base was quantised to four bits (NF4) during training.
     four_bits: bool = False
 
     @property
     def note(self) -> str:
-        """Difference to the trained model; "" if there is none."""
+        """Reason why outputs differ from the trained model's; "" if they do not."""
         if not self.four_bits:
             return ""
         why = "it was trained with the base's weights in four bits (NF4), which the complete model contains"
@@ -187,7 +188,7 @@ class LibraryFiles:
 
     @property
     def loaded_by(self) -> dict[str, str]:
-        """Line of code or shell that loads it from the artifact's directory, by library."""
+        """Python or shell line that loads the files from the artifact's directory, by library name."""
         if not self.base:
             return {
                 "transformers": f'AutoModelForCausalLM.from_pretrained("{self.name}")',
@@ -203,19 +204,19 @@ class LibraryFiles:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Contents of ``export.json``."""
+    """Contents of ``export.json``: all variants and the choice."""
 
     task: str
     #: Empty for a model that is too large for ONNX.
     variants: list[VariantFigures]
-    #: Name of the variant to deploy and the reason; "" and why there is none.
+    #: Name of the variant to deploy and the reason. Without one: "" and why.
     chosen: str
     why: str
     decided_at_batch: int
-    #: Best variant by batch size.
+    #: Name of the best variant by batch size.
     best: dict[str, str]
     max_loss: float
-    #: Bits of the INT8 variants' weights: 7 give the same numbers on every CPU, 8 need VNNI on x86.
+    #: Bits of the INT8 variants' weights. 7 bits give equal results on every CPU; 8 bits require VNNI on x86.
     weight_bits: int
     #: Empty if ``export.provider`` was cuda.
     profile: list[ProfileFigures]
@@ -228,8 +229,8 @@ class ExportReport:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for inconsistent fields.
 
-        The task must be known, one variant must be the chosen one if there are any, and the batch size that decided
-        must have been profiled.
+        The task must be known. If there are variants, exactly one must be chosen. If there are profiles, one must be at
+        ``decided_at_batch``.
         """
         expected = [self.chosen] if self.variants or self.chosen else []
         if [variant.name for variant in self.variants if variant.chosen] != expected:
@@ -245,17 +246,17 @@ class ExportReport:
 
     @property
     def batches(self) -> list[str]:
-        """Batch sizes at which a median was measured, ascending."""
+        """Batch sizes with a measured median latency, ascending."""
         return sorted({batch for v in self.timed for batch in v.latency_ms if v.milliseconds(batch, "p50")}, key=int)
 
     @property
     def recommended(self) -> VariantFigures | None:
-        """Chosen variant; None without an ONNX model."""
+        """Chosen variant; None if there is no ONNX model."""
         return next((variant for variant in self.variants if variant.chosen), None)
 
     @property
     def ceiling(self) -> str:
-        """Greatest possible gain of quantisation at the deciding batch size, in words."""
+        """Sentence with the largest possible gain of quantisation at ``decided_at_batch``."""
         if not self.profile:
             return "The largest possible gain of quantisation is unknown, as operators are timed on CPUs only"
         at = next(each for each in self.profile if each.batch == self.decided_at_batch)
@@ -267,7 +268,7 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class DeployedTensor:
-    """Input or output of the ONNX model; the first dimension of ``shape`` is the text ``batch``."""
+    """Input or output of the ONNX model; the first entry of ``shape`` is the text "batch"."""
 
     name: str
     dtype: str
@@ -277,11 +278,11 @@ class DeployedTensor:
 
 @dataclass(frozen=True)
 class Holdout:
-    """Rule by which test rows were held out; it decides whether a row can have been trained on.
+    """Rule by which test rows were held out; it tells whether the model may have been trained on a given row.
 
-    ``by`` is "content", "id", "group" or "time". ``settings`` are those of the split, the hashed columns, and
-    everything else that the hashes depend on: hashes of different settings cannot be compared. ``cuts`` are the seconds
-    since 1970 from which rows validated and tested, if they were split in time.
+    ``by`` is "content", "id", "group" or "time". ``settings`` holds everything that affects the hashes, such as the
+    split's settings and the hashed columns; hashes under other settings are not comparable. For "time", ``cuts`` are
+    the starts of the validation and test splits in seconds since 1970.
     """
 
     by: str
@@ -291,27 +292,27 @@ class Holdout:
 
 @dataclass(frozen=True)
 class RawSignature:
-    """Signature of the model on raw columns.
+    """Signature of the model that takes raw columns.
 
-    Every column is an input ``[batch, 1]`` in this order, float64 (NaN for missing) or text. Outputs are ``label`` and
-    ``probabilities``, or ``value``.
+    Every column is an input ``[batch, 1]`` in this order, float64 (NaN if missing) or text. Outputs are ``label`` and
+    ``probabilities``, or ``value`` for a regression.
     """
 
     model: str
     inputs: list[DeployedTensor]
     outputs: list[DeployedTensor]
-    #: Text that stands for a missing one.
+    #: Text that represents a missing text.
     missing: str
-    #: Largest allowed difference of the last output to the sample rows' on another machine.
+    #: Largest allowed difference of the last output to the stored sample output on another machine.
     tolerance: float
 
 
 @dataclass(frozen=True)
 class SampleRows:
-    """Rows in ``samples.npz``.
+    """Description of ``samples.npz``, sample inputs with the model's outputs.
 
-    They are test rows if ``real``, else drawn from the schema and the vocabularies. ``tolerance`` is the largest
-    allowed difference to their output on another machine.
+    ``real`` is True for test rows, False for rows generated from schema and vocabularies. ``tolerance`` is the largest
+    allowed difference to the stored outputs on another machine.
     """
 
     real: bool
@@ -320,13 +321,12 @@ class SampleRows:
 
 @dataclass(frozen=True)
 class ModelSignature:
-    """Signature of the model on tensors, for callers."""
+    """Signature of the model that takes tensors, for its callers."""
 
     format: int
     task: str
     target: str
-    #: ``model.onnx``, a copy of the chosen variant with this signature as metadata, and its opset; "" and 0 if there is
-    #: none.
+    #: File name and opset of the ONNX model, which also holds this signature as metadata; "" and 0 if there is none.
     model: str
     opset: int
     dynamic_batch: bool
@@ -339,19 +339,19 @@ class ModelSignature:
 
 @dataclass(frozen=True)
 class DeployedSignature(ModelSignature):
-    """Contents of ``signature.json``, for callers who have only this directory."""
+    """Contents of ``signature.json``, all that a caller of the exported model needs."""
 
     #: None without an ONNX model.
     samples: SampleRows | None
-    #: None if a graph cannot start from raw columns; ``no_raw`` then gives the reason.
+    #: None if no graph can take raw columns; ``no_raw`` is then the reason.
     raw: RawSignature | None
     no_raw: str
     holdout: Holdout | None
-    #: Reason why there is no ONNX model; "" if there is one.
+    #: Reason for having no ONNX model; "" if there is one.
     no_onnx: str = ""
 
     def onnx(self, directory: Path) -> Path:
-        """Return the path of the ONNX model of the package in ``directory``. Raises ``UserError`` without one."""
+        """Return the path of the ONNX model below ``directory``. Raises ``UserError`` if there is none."""
         if not self.model:
             raise without_onnx(directory, self.no_onnx)
         return directory / self.model
@@ -362,10 +362,10 @@ def without_onnx(place: object, why: str) -> UserError:
 
 
 def digest_line(fingerprint: str) -> str:
-    """Return the content of ``DIGEST`` for an artifact."""
+    """Return the content of ``manifest.sha256`` for an artifact's fingerprint."""
     return f"{fingerprint}  {MANIFEST}\n"
 
 
 def read_export(directory: Path) -> ExportReport:
-    """Return the report of the exported model in ``directory``. Raises ``DamagedArtifact`` if it is not whole."""
+    """Return the report of an exported model. Raises ``DamagedArtifact`` if it is incomplete."""
     return read_record(Artifact.open(directory, KIND), REPORT, ExportReport)

@@ -1,9 +1,9 @@
-"""Ledger of a training: the steps of every attempt, how many of them were kept, and where the time went.
+"""Ledger of a training: steps of every attempt, how many of them were useful, and how time was spent.
 
-Every attempt has one record, ``ledger/<attempt>.json`` in the checkpoint directory, which rank 0 writes
-(:mod:`slipstream.train.fault_tolerance.goodput`). Another rank that ended the attempt writes
-``ledger/<attempt>.end.json``, which overrides rank 0's account of the end. Steps are useful if no later attempt
-repeated them. Records concern time only and do not affect results.
+Rank 0 writes one record per attempt, ``ledger/<attempt>.json`` in the checkpoint directory
+(:mod:`slipstream.train.fault_tolerance.goodput`). If another rank ended the attempt, that rank writes
+``ledger/<attempt>.end.json``, which overrides ``ended`` in rank 0's record. Steps are useful if no later attempt
+repeated them. The ledger does not affect results.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from slipstream.logs import logger
 from slipstream.storage import Storage
 
 PREFIX = "ledger/"
-#: Suffix of the record of an attempt's end.
+#: Suffix of :class:`AttemptEnd` files.
 END_FILE = ".end.json"
-#: Activities that an attempt spends time on; the rest of the wall-clock time is idle or unaccounted for.
+#: Activities that are timed; the remaining wall-clock time is idle or unaccounted for.
 START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
 ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
-#: The end of an attempt that recorded none.
+#: Value of ``ended`` for an attempt that recorded no end.
 KILLED = "killed, or its machine was lost"
 
 LOG = logger("goodput")
@@ -40,32 +40,32 @@ LOG = logger("goodput")
 class AttemptRecord:
     """Record of one attempt.
 
-    ``first_step`` and ``last_step`` count the finished steps at its start and now.
+    ``first_step`` and ``last_step`` are the numbers of finished optimiser steps at its start and at the last update.
     """
 
     attempt: int
     world: int
     first_step: int = 0
     last_step: int = 0
-    #: Step of the last published checkpoint, and the number of published checkpoints.
+    #: Step of the last published checkpoint, and number of checkpoints published.
     saved_step: int = 0
     saves: int = 0
     #: Seconds by activity.
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
-    #: Wall-clock seconds since the start of the attempt.
+    #: Wall-clock seconds since the attempt started.
     wall: float = 0.0
     ended: str = KILLED
     #: Start in seconds since 1970, UTC; 0 in older records.
     began_at: float = 0.0
-    #: Rank 0's machine and device, and whether the machine may be preempted; None if unknown.
+    #: Rank 0's machine and device, and whether it is a spot machine; "" or None if unknown.
     node: str = ""
     device: str = ""
     spot: bool | None = None
-    #: Number of machines or pods of its processes.
+    #: Number of pods or machines.
     pods: int = 1
-    #: Seconds since its start at which an evaluation or a checkpoint ended, by :data:`EVENTS`.
+    #: Times in seconds since its start at which evaluations and checkpoints ended, by :data:`EVENTS`.
     events: dict[str, list[float]] = field(default_factory=dict)
-    #: :class:`.Observed` as a tree; None before the first step.
+    #: :class:`.Observed` as JSON; None before the first step.
     observed: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -84,13 +84,13 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """End of an attempt, recorded by the rank that caused it; the key names the attempt."""
+    """Contents of an ``.end.json`` file: reason of the attempt's end, from the rank that ended it."""
 
     ended: str
 
 
 def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
-    """Add up the records of all attempts of a run. Steps that a later attempt repeated are not kept."""
+    """Return the goodput over all attempts of a run, without steps that a later attempt repeated."""
     ordered = sorted((dataclasses.replace(record) for record in attempts), key=lambda record: record.attempt)
     for record, following in pairwise(ordered):
         # The record of a killed attempt is seconds old, but the attempt got at least to where the next one resumed.
@@ -114,9 +114,9 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
 
 
 def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
-    """Return the steps of every attempt, oldest first, that no later one repeated.
+    """Return the number of useful steps of every attempt; ``ordered`` has the oldest first.
 
-    Those are the steps before the earliest start of any later attempt.
+    A step is useful if it precedes the first step of every later attempt.
     """
     useful = []
     for index, record in enumerate(ordered):
@@ -126,12 +126,12 @@ def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
 
 
 def lost_of(record: AttemptRecord, useful: int) -> float:
-    """Return the seconds of an attempt's steps that are not among its ``useful`` ones."""
+    """Return the seconds of an attempt's steps except for the ``useful`` number, assuming equal step times."""
     return record.seconds[STEPS] * (record.executed - useful) / record.executed if record.executed else 0.0
 
 
 def lost_seconds(ordered: Sequence[AttemptRecord]) -> list[float]:
-    """Return the seconds of repeated steps of every attempt, oldest first."""
+    """Return the seconds of every attempt's repeated steps; ``ordered`` has the oldest first."""
     return [lost_of(record, useful) for record, useful in zip(ordered, useful_steps(ordered), strict=True)]
 
 
@@ -146,7 +146,7 @@ def end_key(attempt: int) -> str:
 def read_attempts(storage: Storage) -> list[AttemptRecord]:
     """Return the records of all attempts in a checkpoint directory, oldest first.
 
-    Unreadable records are skipped with a warning.
+    Damaged records are skipped with a warning.
     """
     records, ends = list[AttemptRecord](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
@@ -165,9 +165,9 @@ def read_attempts(storage: Storage) -> list[AttemptRecord]:
 
 
 def decode_attempt(content: bytes) -> AttemptRecord | None:
-    """Return the record in ``content``, of any version of this project, or None if it is damaged.
+    """Parse an attempt's record of any version of this project; return None if it is damaged.
 
-    Fields and activities of a later version are skipped; those that an earlier one lacks get their defaults.
+    Unknown fields and activities are skipped; missing ones get defaults.
     """
     record = decode_record(content, AttemptRecord, extra="ignore")
     if record is None:
@@ -176,7 +176,7 @@ def decode_attempt(content: bytes) -> AttemptRecord | None:
 
 
 def observed_in(attempts: Sequence[AttemptRecord]) -> list[Observed]:
-    """Return the measurements of the attempts, without those that a later version records in another form."""
+    """Return the measurements of all attempts, skipping formats of later versions."""
     trees = (attempt.observed for attempt in attempts if attempt.observed is not None)
     decoded = (decode_record(canonical_json(tree), Observed) for tree in trees)
     return [observed for observed in decoded if observed is not None]

@@ -1,4 +1,4 @@
-"""Decision whether a model may go into service, and its outcome, for the report."""
+"""Decision and outcome of a promotion of a model to production, for the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PromotionRequest:
-    """Model to promote: the addresses of the exported model, of its prepared data, and of the registry."""
+    """Addresses of the exported model to promote, of its prepared data, and of the registry."""
 
     exported: str
     prepared: str
@@ -16,9 +16,9 @@ class PromotionRequest:
 
 @dataclass(frozen=True)
 class PromotionDecision:
-    """Decision whether a model may replace the one in service.
+    """Decision whether a model may replace the model in production.
 
-    ``number`` is the number of its promotion if no other run promotes a model first.
+    ``number`` is the promotion's number unless another run promotes a model first.
     """
 
     passed: bool
@@ -30,7 +30,7 @@ class PromotionDecision:
 class Promotion:
     """Outcome of promoting a model to the registry at ``registry``.
 
-    ``version`` is the model's own, "" if it was not stored.
+    ``version`` is the model's version in the registry, or "" if it was not stored.
     """
 
     promoted: bool

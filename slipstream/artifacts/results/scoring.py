@@ -1,4 +1,4 @@
-"""Scored table: the contents of its manifest and of its publication."""
+"""Records of a scored table: its manifest entry and its publication."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ KIND = "score"
 
 @dataclass(frozen=True)
 class Stability:
-    """Drift of a column, or of the predictions, of the scored rows against the training rows."""
+    """Drift of one column, or of the predictions, between training rows and scored rows."""
 
     name: str
-    #: Population stability index; None with too few rows.
+    #: Population stability index; None if there are too few rows.
     index: float | None
     #: Probability of an index this large without drift.
     chance: float | None
-    #: Whether the index is above the threshold, and not by chance.
+    #: Whether the index exceeds the threshold and is significant.
     alarm: bool
 
 
 @dataclass(frozen=True)
 class DriftFigures:
-    """Drift of the scored rows against the training rows."""
+    """Drift between training rows and scored rows."""
 
-    #: Reason why it is unknown; "" if it is known.
+    #: Reason why drift could not be measured; "" if it was.
     unknown: str
     threshold: float
-    #: The predictions first; then the columns, the largest index first.
+    #: Predictions first, then columns by descending index.
     measured: list[Stability]
 
     @property
@@ -38,7 +38,7 @@ class DriftFigures:
 
 @dataclass(frozen=True)
 class AsideReason:
-    """Rows that were quarantined for one reason, with the first as an example."""
+    """Number of rows quarantined for one reason, and column, file and line of the first."""
 
     rows: int
     reason: str
@@ -49,19 +49,19 @@ class AsideReason:
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """Manifest of a scored table besides its files, independent of the place and time of scoring."""
+    """Description of a scored table in its manifest; independent of where and when it was scored."""
 
-    #: Digest of data, model and settings that identifies the table.
+    #: Digest of data, model and settings, which identifies the table.
     key: str
     #: Digest of the raw data.
     data: str
-    #: Version of the model, and the SHA-256 of its manifest.
+    #: Version of the model, and SHA-256 of its manifest.
     model: str
     model_manifest: str
-    #: Source of the inputs: "raw columns", "prepared columns" or "images".
+    #: Kind of inputs: "raw columns", "prepared columns" or "images".
     by: str
     target: str
-    #: In the order of the columns of probabilities; empty for a regression.
+    #: Classes in the order of the probability columns; empty for regression.
     classes: list[str]
     settings: dict[str, Any]
     rows: int
@@ -78,10 +78,10 @@ class ScoredTable:
 
 @dataclass(frozen=True)
 class Publication:
-    """Pointer to a scored table, written once the table is whole.
+    """Pointer to a scored table, written after the complete table.
 
-    ``number`` counts from 1, ``manifest`` is the SHA-256 of the manifest, ``at`` the time. ``run`` makes the bytes of
-    every run unique, so that a store can tell which one it accepted.
+    ``number`` counts from 1, ``manifest`` is the SHA-256 of the table's manifest, ``at`` the time. ``run`` is unique
+    per run: with concurrent writers, a run can tell whether the store accepted its own publication.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Live progress of a training, for display; not part of any artifact, and nothing is computed from it."""
+"""Live progress of a training: display only, part of no artifact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipstream.artifacts.results.training import LossPoint, ValidationPoint
 
 @dataclass(frozen=True)
 class AttemptSoFar:
-    """Progress of one attempt, with the optimiser's step count at its start, at its last save, and now."""
+    """Progress of one attempt; steps are optimiser steps at its start, at its last checkpoint, and now."""
 
     number: int
     processes: int
@@ -18,9 +18,9 @@ class AttemptSoFar:
     last_step: int
     #: Seconds since its start.
     wall: float
-    #: Absent before its first step.
+    #: Rows per second; None before the first step.
     rows_per_s: float | None
-    #: Reason of its end; empty while it runs.
+    #: Reason of its end; "" while it runs.
     ended: str
 
 
@@ -28,7 +28,7 @@ class AttemptSoFar:
 class TrainingSoFar:
     """Losses and attempts of a training up to now.
 
-    Loss points since the last evaluation are those of rank 0 only.
+    Until the next evaluation, loss points come from rank 0 only.
     """
 
     step: int

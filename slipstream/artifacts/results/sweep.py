@@ -7,7 +7,7 @@ from typing import Literal
 
 State = Literal["complete", "pruned", "failed", "unfinished"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed", "unfinished")
-#: Settings, in words, of the trial that has none of the space.
+#: Value of ``settings`` for the trial without changes to the configuration.
 AS_GIVEN = "as given"
 
 
@@ -15,13 +15,13 @@ AS_GIVEN = "as given"
 class SweepTrial:
     """Trial of a sweep.
 
-    ``loss`` is its smallest validation loss, None if it failed. ``curve`` are pairs of an epoch and the smallest
-    validation loss up to it.
+    ``loss`` is its smallest validation loss, None if it failed. ``curve`` has pairs of an epoch and the smallest
+    validation loss until then.
     """
 
     number: int
     state: State
-    #: The tried settings, in words.
+    #: Changed settings as text, or :data:`AS_GIVEN`.
     settings: str
     loss: float | None = None
     curve: list[list[float]] = field(default_factory=list)
@@ -30,15 +30,15 @@ class SweepTrial:
 
     @property
     def is_given(self) -> bool:
-        """True for the trial of the configuration as given."""
+        """True for the trial with the unchanged configuration."""
         return self.settings == AS_GIVEN
 
 
 @dataclass(frozen=True)
 class AgainstGiven:
-    """Gain of the model with the best settings over the model with the settings as given, on the same test rows.
+    """Gain of the best settings over the unchanged configuration, between two models on the same test rows.
 
-    It is in points of accuracy or percent of RMSE, with its 95 % interval.
+    The unit is points of accuracy or percent of RMSE; ``low`` and ``high`` are 95 % limits.
     """
 
     gain: float
@@ -49,7 +49,7 @@ class AgainstGiven:
 
     @property
     def answer(self) -> Literal["better", "worse", "can't tell"]:
-        """Conclusion from the interval."""
+        """Conclusion: "better" or "worse" if the 95 % interval excludes 0, else "can't tell"."""
         return "better" if self.low > 0 else "worse" if self.high < 0 else "can't tell"
 
     @property
@@ -64,10 +64,10 @@ class AgainstGiven:
 class Sweep:
     """Trials and outcome of a sweep.
 
-    ``best`` is the number of the trial whose settings the model was trained with. ``against`` is None if these are the
-    settings as given, or if there is no trained model with those. ``rungs`` are the epochs at which trials were
-    compared. ``importance`` is the share of every setting in the differences between complete trials, the largest
-    first, empty if there are too few.
+    ``best`` is the number of the trial whose settings trained the final model. ``against`` is None if these are
+    unchanged, or if no model was trained with the unchanged configuration. ``rungs`` are the epochs at which trials
+    were compared. ``importance`` is the share of every setting in the loss differences between complete trials, largest
+    first; empty if there are too few.
     """
 
     store: str
@@ -76,18 +76,17 @@ class Sweep:
     rungs: list[float] = field(default_factory=list)
     importance: dict[str, float] = field(default_factory=dict)
     against: AgainstGiven | None = None
-    #: Time of the slowest worker.
+    #: Time of the slowest worker, in seconds.
     seconds: float = 0.0
 
     @property
     def counts(self) -> dict[State, int]:
-        """Number of trials by state, without states that do not occur."""
         states = [trial.state for trial in self.trials]
         return {state: states.count(state) for state in STATES if state in states}
 
     @property
     def worth(self) -> str:
-        """Statement whether the found settings are significantly better, without a full stop."""
+        """Clause that says whether the best settings are significantly better than the unchanged configuration."""
         if self.against:
             return self.against.sentence
         if self.best_trial.is_given:

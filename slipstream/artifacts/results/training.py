@@ -1,6 +1,6 @@
-"""Record of a training run in the artifact of a trained model: ``history.json`` and ``attempt.json``.
+"""Records in a trained model's artifact: ``history.json``, ``attempt.json`` and a profile.
 
-The weights in the same artifact are read by :mod:`slipstream.models.trained`, which needs torch; this module does not.
+The weights are read by :mod:`slipstream.models.trained`, which needs torch; this module does not.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from slipstream.artifacts.results.devices import DEVICES, TrainingDevices
 KIND = "train"
 HISTORY = "history.json"
 ATTEMPT = "attempt.json"
-#: Optional profile of some steps: :class:`Operations`, and their Chrome trace.
+#: Optional profile of some steps: :class:`Operations`, and a Chrome trace.
 OPERATIONS, TRACE = "operations.json", "trace.json.gz"
 
 
 @dataclass(frozen=True)
 class LossPoint:
-    """Mean training loss since the previous point, and the learning rate of the last step."""
+    """Mean training loss since the previous point, and learning rate of the step ``step``."""
 
     step: int
     epoch: float
@@ -32,14 +32,14 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class ValidationPoint:
-    """Evaluation on the validation split: its loss, and accuracy (classification) or RMSE (regression)."""
+    """Evaluation on the validation split: loss, and accuracy (classification) or RMSE (regression)."""
 
     step: int
     epoch: float
     loss: float
     accuracy: float | None = None
     rmse: float | None = None
-    #: Training loss at the previous point.
+    #: Training loss of the last :class:`LossPoint` before this evaluation.
     train_loss: float | None = None
 
 
@@ -48,16 +48,16 @@ class SkippedStep:
     """Step whose update was skipped because its loss or gradient was non-finite."""
 
     step: int
-    #: Rows of the training split, counted through its files, that cause such a loss or gradient by themselves; at most
-    #: eight per process, none if it takes several rows.
+    #: Rows that are non-finite even when tried alone, as indices into the training split. At most eight per process;
+    #: empty if only a combination of rows is non-finite.
     rows: list[int]
-    #: All rows of the step's batch.
+    #: All rows of the step's batch, as the same indices.
     batch: list[int]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Training rolled back to the checkpoint of step ``after`` and continued with step ``through`` + 1."""
+    """Rollback after non-finite steps: to the checkpoint at step ``after``, omitting the steps up to ``through``."""
 
     after: int
     through: int
@@ -65,7 +65,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ProcessGroupFigures:
-    """Process group that finished the run."""
+    """Size and settings of the process group that finished the run."""
 
     size: int
     backend: str
@@ -76,7 +76,7 @@ class ProcessGroupFigures:
 
 @dataclass(frozen=True)
 class History:
-    """Contents of ``history.json``. It holds no times, so equal runs have equal histories."""
+    """Contents of ``history.json``; without times, so equal runs have equal histories."""
 
     steps: list[LossPoint]
     evaluations: list[ValidationPoint]
@@ -87,7 +87,7 @@ class History:
     world: ProcessGroupFigures
     skipped: list[SkippedStep] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    #: Number of trained parameters; None (all) in older trainings.
+    #: Number of trained parameters; None in older trainings, which trained all.
     trained: int | None = None
 
 
@@ -96,22 +96,22 @@ class Goodput:
     """Goodput over all attempts of a run."""
 
     attempts: int
-    #: Executed optimiser steps, and those of them that no later attempt repeated.
+    #: Optimiser steps executed, and steps that no later attempt repeated.
     executed: int
     kept: int
-    #: Seconds by activity, see :mod:`slipstream.train.fault_tolerance.goodput`.
+    #: Seconds by activity (:data:`.ledger.ACTIVITIES`).
     seconds: dict[str, float]
     #: Seconds of repeated steps.
     lost: float
-    #: Wall-clock seconds of all attempts.
+    #: Wall-clock seconds, summed over attempts.
     wall: float
-    #: End of every attempt, in order.
+    #: Reason of every attempt's end, in order.
     ends: tuple[str, ...]
     #: ``kept / executed``; 1 before the first step.
     useful_steps: float
-    #: Time of kept steps over ``wall``; 1 before the first step.
+    #: Seconds of kept steps divided by ``wall``; 1 before the first step.
     goodput: float
-    #: Published checkpoints; None in records of versions that did not count them.
+    #: Number of published checkpoints; None in older records.
     saves: int | None = None
 
     def __str__(self) -> str:
@@ -124,25 +124,25 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Training speed of the attempt, without evaluations, over all processes."""
+    """Training speed of the last attempt over all processes, without evaluations."""
 
     rows_per_s: float
-    #: For token rows.
+    #: Tokens per second for token rows, else None.
     tokens_per_s: float | None = None
-    #: Floating-point operations of forward and backward pass; torch counts those of matmuls and convolutions.
+    #: FLOPs of forward and backward pass of matmuls and convolutions, as torch's ``FlopCounterMode`` counts them.
     flops_per_row: float
-    #: Peak of all devices together in operations per second, and the source of this figure.
+    #: Peak FLOP/s of all devices together, and the source of this figure.
     peak_flops: float
     peak_from: str
     #: Model FLOPs utilisation: ``rows_per_s * flops_per_row / peak_flops``.
     utilisation: float
-    #: Peak memory of a process, on its GPU or else in all.
+    #: Peak memory of a process: of its GPU, or of the host on CPUs.
     memory_bytes: int
 
 
 @dataclass(frozen=True)
 class CompiledPass:
-    """Seconds of ``torch.compile``, and of a forward and backward pass over a micro-batch with and without it."""
+    """Seconds of ``torch.compile``, and of a forward and backward pass per micro-batch, compiled and eager."""
 
     seconds: float
     pass_s: float
@@ -151,7 +151,7 @@ class CompiledPass:
 
 @dataclass(frozen=True)
 class Operation:
-    """Torch operation without nested ones, or GPU kernel: its calls in the profiled steps, and its seconds."""
+    """Torch operator (self time) or GPU kernel: number of calls and total seconds in the profiled steps."""
 
     name: str
     calls: int
@@ -160,9 +160,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Operations:
-    """Contents of ``operations.json``: the slowest operations of ``steps`` steps on rank 0's GPU or CPU.
+    """Contents of ``operations.json``: slowest operations of ``steps`` steps on rank 0's GPU or CPU.
 
-    ``seconds`` are those of all operations.
+    ``seconds`` is the total over all operations.
     """
 
     steps: int
@@ -174,51 +174,51 @@ class Operations:
 class Attempt:
     """Contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
 
-    #: Steps that the last attempt executed.
+    #: Number of steps that this attempt executed.
     steps: int
-    #: URI of the checkpoint that it resumed from; empty if there was none.
+    #: URI of the checkpoint from which it resumed; "" if it started afresh.
     resumed_from: str
-    #: Seconds from snapshot to publication of its last checkpoint; 0 if it saved none.
+    #: Seconds from snapshot to publication of its last checkpoint; 0 without one.
     save_seconds: float = 0.0
     ledger: Goodput
-    #: Absent if the attempt executed no step.
+    #: None if it executed no step.
     throughput: Throughput | None = None
-    #: Absent if nothing was compiled.
+    #: None if nothing was compiled.
     compiled: CompiledPass | None = None
-    #: Absent if no step was finished, and in older records.
+    #: None if it finished no step, and in older records.
     bottleneck: Bottleneck | None = None
-    #: Code versions of the stage that trained, in order; empty in records of older releases.
+    #: Code versions of the stage train over all attempts, in order; empty in older records.
     code_versions: list[str] = field(default_factory=list)
 
 
 def record_files(history: History, attempt: Attempt, devices: TrainingDevices | None = None) -> dict[str, bytes]:
-    """Return the files about a training, by name."""
+    """Return the contents by name of the record files of a trained model's artifact."""
     files = {HISTORY: to_json(history), ATTEMPT: to_json(attempt)}
     return files | ({DEVICES: to_json(devices)} if devices else {})
 
 
 def read_history(directory: Path) -> History:
-    """Return the history of the trained model in ``directory``. Raises ``DamagedArtifact`` if it is not whole."""
+    """Return the history of the trained model in ``directory``. Raises ``DamagedArtifact`` if it is incomplete."""
     return read_record(Artifact.open(directory, KIND), HISTORY, History)
 
 
 def read_operations(directory: Path) -> Operations | None:
-    """Return the profile, or None if no steps were profiled. Raises ``DamagedArtifact`` as the others."""
+    """Return the profile of a trained model, or None without one. Raises ``DamagedArtifact`` if it is incomplete."""
     artifact = Artifact.open(directory, KIND)
     return read_record(artifact, OPERATIONS, Operations) if OPERATIONS in artifact.files else None
 
 
 def read_devices(directory: Path) -> TrainingDevices | None:
-    """Return the device measurements, or None if nothing was sampled. Raises ``DamagedArtifact`` as the others."""
+    """Return a trained model's device readings, or None without. Raises ``DamagedArtifact`` if it is incomplete."""
     artifact = Artifact.open(directory, KIND)
     return read_record(artifact, DEVICES, TrainingDevices) if DEVICES in artifact.files else None
 
 
 def read_attempt(directory: Path) -> Attempt:
-    """Return the attempt that finished the run. Raises ``DamagedArtifact`` if the trained model is not whole."""
+    """Return the record of the attempt that finished the run. Raises ``DamagedArtifact`` if it is incomplete."""
     return read_record(Artifact.open(directory, KIND), ATTEMPT, Attempt)
 
 
 def code_versions_of(trained: Artifact) -> list[str]:
-    """Return the code versions that trained a model, in order; empty if its artifact records none."""
+    """Return the code versions that trained a model, in order; empty if unknown."""
     return read_record(trained, ATTEMPT, Attempt).code_versions if ATTEMPT in trained.files else []

@@ -1,4 +1,4 @@
-"""Training measurements for planning the next run: read from the trained model, kept in a run's summary."""
+"""Measurements of a training, for planning the next run; stored in a run's summary."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ from slipstream.artifacts.results.training import (
 
 @dataclass(frozen=True)
 class TrainingFigures:
-    """Measurements of a training over all its attempts."""
+    """Measurements of a training over all attempts."""
 
     world: ProcessGroupFigures
-    #: Name of its GPUs, "" on CPUs; and the number of pods per attempt.
+    #: Name of its GPUs, "" on CPUs; and number of pods per attempt.
     gpu: str
     pods: int
     parameters: int
-    #: Rows of a global batch.
+    #: Rows per global batch.
     batch_size: int
     ledger: Goodput
-    #: Absent if the last attempt executed no step.
+    #: None if the last attempt executed no step.
     throughput: Throughput | None
     #: Seconds from snapshot to publication of the last checkpoint.
     save_seconds: float
     attempts: list[AttemptSpan]
-    #: Number of trained parameters; None (all) in older trainings.
+    #: Number of trained parameters; None in older trainings, which trained all.
     trained: int | None = None
-    #: Code versions that trained it, in order; empty if the training recorded none.
+    #: Code versions of the stage train, in order; empty if unknown.
     code_versions: list[str] = field(default_factory=list)
 
     @property
     def frozen(self) -> int:
-        """Number of parameters that were not trained."""
         return 0 if self.trained is None else self.parameters - self.trained
 
 
 def read_figures(directory: Path) -> TrainingFigures:
-    """Return the measurements of a trained model. Raises ``DamagedArtifact`` if it is not whole."""
+    """Return the measurements of a trained model. Raises ``DamagedArtifact`` if it is incomplete."""
     history, attempt, devices = read_history(directory), read_attempt(directory), read_devices(directory)
     training = Artifact.open(directory, KIND).made_by.get("training")
     batch_size = training.get("batch_size", 0) if isinstance(training, dict) else 0
@@ -71,5 +70,5 @@ def read_figures(directory: Path) -> TrainingFigures:
 
 
 def gpu_name(sampled: Sequence[str], speed: Throughput | None) -> str:
-    """Return the GPU's name as sampled from the driver, else from the source of the peak."""
+    """Return the GPU name reported by the driver, else the name in ``speed.peak_from``."""
     return next(iter(sampled), speed.peak_from.removeprefix("the data sheet of ") if speed else "")

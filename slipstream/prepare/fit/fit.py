@@ -1,4 +1,4 @@
-"""Column roles and the transformation fitted on the training rows, after the first pass."""
+"""Column roles and the transformation, fitted on the training rows after the first pass."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ USED = (NUMERIC, CATEGORICAL, DOCUMENT, TARGET)
 IDENTIFIER, GROUP, TIME, WEIGHT = "identifier", "group", "time", "weight"
 CONSTANT, EMPTY, PROSE, UNSUPPORTED = "constant", "empty", "prose", "unsupported"
 
-#: Longest vocabulary; rarer values share the code of unseen ones.
+#: Largest vocabulary of a column; rarer values share the code of unseen values.
 VOCABULARY = 10_000
-#: Values with fewer training rows share the code of unseen ones.
+#: Values with fewer training rows share the code of unseen values.
 RARE = 2
-#: A text column with a larger share of distinct values does not generalise.
+#: Share of distinct values above which a text column is treated as an identifier.
 DISTINCT_SHARE = 0.9
-#: Fewest rows for calling a column an identifier.
+#: Smallest number of rows for treating a column as an identifier.
 ENOUGH = 20
-#: Beyond this skewness, a column gets a log transform before standardisation.
+#: Absolute skewness above which a log transform precedes standardisation.
 SKEWED = 3.0
-#: A numeric target with at most this many distinct whole values is treated as classes.
+#: Largest number of distinct whole values with which a numeric target is treated as classes.
 FEW_CLASSES = 20
-#: Most columns listed in one message.
+#: Largest number of columns listed in one message.
 SHOWN = 3
 ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
 
 
 @dataclass(frozen=True)
 class Role:
-    """Role of a column, with the reason if it is not an input."""
+    """Role of a column, and the reason if it is not used."""
 
     role: str
     why: str = ""
@@ -49,7 +49,7 @@ class Role:
 
 @dataclass(frozen=True)
 class FittedColumns:
-    """Roles of the columns in use, the fitted transformation and warnings for the user."""
+    """Roles of all columns, the fitted transformation and warnings for the user."""
 
     roles: dict[str, Role]
     transform: Transform
@@ -59,7 +59,7 @@ class FittedColumns:
 def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
     """Assign roles and fit the transformation.
 
-    Raise ``UserError`` for a target that cannot be learned.
+    Raise ``UserError`` for a target that cannot be learned, or if no column is usable.
     """
     sample = scanned.sample_table()
     task, classes, warnings = judge_target(scanned, types, target, config)
@@ -111,7 +111,6 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
 
 
 def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
-    """Return the mean weight of the training rows; 1 without weights."""
     mean = scanned.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
     if mean == 0:
         raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
@@ -119,7 +118,7 @@ def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
 
 
 def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
-    """Raise ``UserError`` if no row is left or the column that decides splits is empty."""
+    """Raise ``UserError`` if no row is usable or the id or group column is empty."""
     rows = sum(scanned.rows)
     if rows == 0 and scanned.bad and all(row.reason == NO_TARGET for row in scanned.bad):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
@@ -143,7 +142,7 @@ def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
 def judge_target(
     scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig
 ) -> tuple[str, list[str], list[str]]:
-    """Return the task, the class names (sorted; numbers by value) and warnings."""
+    """Return the task, the class names (numbers sorted by value) and warnings."""
     counts: dict[str, int] = {}
     for split in scanned.classes:
         for name, count in split.of.items():
@@ -190,7 +189,6 @@ def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
 
 
 def check_splits(rows: list[int]) -> None:
-    """Raise ``UserError`` if a split has no rows."""
     empty = [name for name, count in zip(SPLITS, rows, strict=True) if count == 0]
     if empty:
         raise UserError(
@@ -205,7 +203,7 @@ def check_splits(rows: list[int]) -> None:
 def judge(
     name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, scanned: ScanResult, declared: str | None
 ) -> Role:
-    """Return the role of a column, from the counts of all rows and from the sample."""
+    """Return the role of a column from its counts over all rows and its values in the sample."""
     if kind == value_types.OTHER:
         return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
     if sum(count.missing) == sum(scanned.rows):
@@ -243,7 +241,7 @@ def judge(
 
 
 def numbers_rows(name: str, count: ColumnCount) -> bool:
-    """Return True if a column of distinct whole numbers counts the rows or is named like an identifier."""
+    """Return True if distinct whole numbers are nearly consecutive or the column is named like an identifier."""
     low = min(m.low for m in count.moments)
     high = max(m.high for m in count.moments)
     dense = high - low + 1 <= 1.1 * sum(m.count for m in count.moments)
@@ -251,9 +249,9 @@ def numbers_rows(name: str, count: ColumnCount) -> bool:
 
 
 def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray) -> list[NumericColumn]:
-    """Return the model inputs made from a column.
+    """Return the model inputs for a numeric column.
 
-    Log transforms are fitted on ``train``, the sample: their scale need not be exact.
+    Log transforms are fitted on ``train``, a sample, since their scale need not be exact.
     """
     moments = count.moments[TRAIN]
     indicator = count.missing[TRAIN] > 0
@@ -271,7 +269,7 @@ def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray
 
 
 def fit_time_parts(name: str, seconds: np.ndarray) -> list[NumericColumn]:
-    """Return the parts of a time (hour, weekday, month) that vary between rows."""
+    """Return inputs for the hour, weekday and month of a time, without constant ones."""
     parts = [(part, take_part(seconds, part)) for part in ("hour", "weekday", "month")]
     return [
         NumericColumn(name, float(numbers.mean()), float(numbers.std()), part=part)

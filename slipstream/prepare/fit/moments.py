@@ -1,7 +1,6 @@
-"""Statistics of the first pass: moments per split, value counts of the training rows and a uniform sample.
+"""Statistics of the first pass: moments by split, value counts of the training rows and a uniform sample.
 
-Partial results belong to one unit each and are merged in unit order, so results do not depend on the number of
-processes.
+Every unit has its own statistics. They are merged in unit order, so results do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import pyarrow.compute as pc
 from slipstream.source.columns.value_types import codes_of
 from slipstream.source.memory import COUNTED
 
-#: Texts with a longer average are prose, which gets no vocabulary.
+#: Mean length in bytes above which texts are prose and get no vocabulary.
 PROSE_BYTES = 200
-#: Longer texts count as this many bytes: one of megabytes does not turn categories into prose.
+#: Length in bytes at which longer texts are counted, so that a single long text does not turn categories into prose.
 COUNTED_BYTES = 10 * PROSE_BYTES
-#: Numeric columns measured at once, few enough to stay in the CPU cache.
+#: Number of numeric columns measured at once, few enough for the CPU cache.
 COLUMNS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean, sum of squared deviations and extremes of one column in one group."""
+    """Count, mean, sum of squared deviations and extremes of one column in one split."""
 
     count: int = 0
     mean: float = 0.0
@@ -41,10 +40,10 @@ class Moments:
 
 
 class Figures(NamedTuple):
-    """Mergeable statistics of all columns and groups, each float64 ``[columns, groups]``.
+    """Mergeable moments of all columns by group (split), each float64 ``[columns, groups]``.
 
-    Fields: count, mean, sum of squared deviations, minimum, maximum. Merging follows Chan, Golub and LeVeque (1979). A
-    group without values has count 0, minimum inf and maximum -inf.
+    Fields are count, mean, sum of squared deviations, minimum and maximum. Merging follows Chan, Golub and LeVeque
+    (1979). A group without values has count 0, minimum inf and maximum -inf.
     """
 
     counts: np.ndarray
@@ -60,7 +59,7 @@ class Figures(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """The largest absolute value; at least 0."""
+        """Largest absolute value of all columns, at least 0."""
         return float(max(self.high.max(initial=0), -self.low.min(initial=0)))
 
     def merge(self, other: Figures) -> Figures:
@@ -76,12 +75,11 @@ class Figures(NamedTuple):
         )
 
     def of(self, column: int) -> list[Moments]:
-        """Return the moments of one column by group."""
         return [Moments(int(count), *rest) for count, *rest in zip(*(f[column].tolist() for f in self), strict=True)]
 
 
 def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
-    """Return the statistics of float64 columns, ignoring NaN; ``groups`` are the rows of each group."""
+    """Return the moments of float64 columns without NaN; ``groups`` holds the row indices of every group."""
     figures = Figures(*(figure.copy() for figure in Figures.nothing(len(numbers), len(groups))))
     filled = [group for group, rows in enumerate(groups) if len(rows)]
     if not filled:
@@ -99,10 +97,9 @@ def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
 
 
 def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
-    """Return the statistics of ``matrix`` (float64 ``[columns, rows]``), which is overwritten.
+    """Return the moments of ``matrix`` (float64 ``[columns, rows]``), which is overwritten.
 
-    The rows are consecutive groups with these ``lengths``, none of them 0. With infinite values only the extremes are
-    right.
+    Groups are consecutive rows, of the ``lengths``, all above 0. With infinite values only the extremes are right.
     """
     starts = np.cumsum(lengths) - lengths
     totals = np.add.reduceat(matrix, starts, axis=1)
@@ -126,10 +123,10 @@ def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
 
 @dataclass
 class Counts:
-    """Number of occurrences of each text.
+    """Number of occurrences of every text.
 
-    When twice ``limit`` distinct texts are held, the rarest are dropped: lossy counting (Manku and Motwani, 2002),
-    which keeps every text that is frequent enough for a vocabulary.
+    When ``2 * limit`` distinct texts are held, the rarest are dropped: lossy counting (Manku and Motwani, 2002), which
+    keeps every text that is frequent enough for a vocabulary.
     """
 
     limit: int = COUNTED
@@ -151,7 +148,7 @@ class Counts:
 
 @dataclass
 class CodeCounts:
-    """Number of occurrences of the texts of a ``dictionary``.
+    """Number of occurrences of the texts of one ``dictionary``.
 
     ``by_code`` is int64 ``[groups, texts + 1]``; the last column counts missing values.
     """
@@ -164,24 +161,24 @@ class CodeCounts:
         return cls(dictionary, np.zeros((groups, len(dictionary) + 1), np.int64))
 
     def add(self, texts: pa.DictionaryArray, groups: list[np.ndarray]) -> None:
-        """Count texts encoded with this dictionary; ``groups`` are the rows of each group."""
+        """Count texts that are encoded by this dictionary; ``groups`` holds the row indices of every group."""
         codes = codes_of(texts)
         for counted, rows in zip(self.by_code, groups, strict=True):
             counted += np.bincount(codes.take(rows), minlength=len(counted))
 
     @property
     def prose(self) -> bool:
-        """True if the texts are too long for categories."""
+        """True if the texts are too long on average for categories."""
         sizes = pc.fill_null(pc.binary_length(self.dictionary), 0).to_numpy(zero_copy_only=False)
         sizes = np.minimum(sizes, COUNTED_BYTES)
         return bool(sizes @ self.by_code[:, :-1].sum(axis=0) > PROSE_BYTES * max(1, self.by_code.sum()))
 
     def present(self, names: pa.Array) -> list[int]:
-        """Return the number of valid values per group, reading the dictionary's texts as ``names``."""
+        """Return the number of non-missing values by group; ``names`` are the dictionary's texts after cleaning."""
         return (self.by_code[:, :-1] @ names.is_valid().to_numpy(zero_copy_only=False)).tolist()
 
     def named(self, names: pa.Array, group: int) -> dict[str, int]:
-        """Return how often each of ``names`` occurs in a group."""
+        """Return the number of occurrences in a group by text; ``names`` are the dictionary's texts after cleaning."""
         counted = self.by_code[group, :-1]
         seen = np.flatnonzero((counted > 0) & names.is_valid().to_numpy(zero_copy_only=False))
         counts: dict[str, int] = {}

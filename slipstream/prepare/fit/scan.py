@@ -1,4 +1,4 @@
-"""The first pass: check every row, assign its split and count it."""
+"""First pass over a table: check every row, assign its split and count its values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from slipstream.source.quarantine import BadRow
 
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256
-#: Column of the sample that holds the split of each row.
+#: Column of the sample with the split of each row.
 SPLIT = "\0split"
-#: Larger numbers, infinity included, do not fit float32.
+#: Rows with larger numbers, infinity included, are quarantined: they do not fit float32.
 LARGEST = 1e38
 NO_TARGET = "the target is missing"
-#: Chunks of a sample, by column.
+#: Chunks of the sample by column.
 Drawn: TypeAlias = defaultdict[str, list[np.ndarray | pa.Array]]
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Settings for scanning a unit; ``types`` are those of the columns in use, in order."""
+    """Settings for scanning a unit; ``types`` are the types of all columns that are not dropped, in order."""
 
     types: dict[str, str]
     target: str
@@ -50,17 +50,16 @@ class Scan:
 
     @property
     def batch_rows(self) -> int:
-        """The largest number of rows in a batch."""
         return self.budget.batch_rows(len(self.types))
 
     @property
     def numeric(self) -> list[str]:
-        """The columns of numbers, booleans and times."""
+        """Names of the columns of numbers, booleans and times."""
         return [name for name, kind in self.types.items() if kind not in (value_types.TEXT, value_types.OTHER)]
 
     @property
     def content(self) -> list[str]:
-        """The columns whose hash decides the split if there is no id, group or time: all in use except the weight."""
+        """Columns whose hash decides the split if there is no id, group or time: all in use except the weight."""
         return [name for name, kind in self.types.items() if kind != value_types.OTHER and name != self.config.weight]
 
     def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
@@ -69,9 +68,9 @@ class Scan:
 
     @property
     def sampled_below(self) -> np.uint64:
-        """The largest key of a sampled row.
+        """Largest key of a row that enters the sample.
 
-        It selects the same share of all rows in every process. A table smaller than the sample is its own sample.
+        Keys are uniform, so every process samples the same share. A small table is sampled completely.
         """
         sampled = self.budget.sample_rows(len(self.types))
         return np.uint64(min(2**64 - 1, sampled * 2**64 // max(self.rows, 1)))
@@ -79,7 +78,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class ColumnCount:
-    """Missing values and moments of one column by split, and texts of its training rows."""
+    """Missing values and moments of one column by split, and counts of the texts in its training rows."""
 
     missing: list[int]
     moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
@@ -89,7 +88,7 @@ class ColumnCount:
 
 @dataclass
 class TextCount:
-    """Missing values of a text column by split, and texts of its training rows."""
+    """Missing values of a text column by split, and counts of the texts in its training rows."""
 
     missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
     texts: Counts = field(default_factory=Counts)
@@ -106,8 +105,8 @@ class TextCount:
 class ScanResult:
     """Result of the first pass over one or all units.
 
-    ``rejected`` holds the row numbers of bad rows per unit. ``figures`` cover all ``numeric`` columns in one array,
-    because one process merges the results of many.
+    ``rejected`` has an array of the bad rows' numbers per unit. ``figures`` holds all ``numeric`` columns in one array,
+    because a single process merges the results of all units.
     """
 
     numeric: list[str]
@@ -151,7 +150,7 @@ class ScanResult:
 
 @dataclass(frozen=True)
 class Rows:
-    """Batch with splits; ``keep`` holds the rows that were not rejected, by split and then in input order."""
+    """Batch with splits; ``keep`` are the indices of good rows, by split and then in input order."""
 
     batch: pa.RecordBatch
     first_row: int
@@ -159,14 +158,14 @@ class Rows:
     keep: np.ndarray
 
     def parts(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield each split with its rows in the batch."""
+        """Yield every split with the indices of its good rows."""
         ends = np.searchsorted(self.splits[self.keep], np.arange(len(SPLITS) + 1))
         for split in range(len(SPLITS)):
             yield split, self.keep[ends[split] : ends[split + 1]]
 
 
 def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
-    """Yield a scanned unit batch by batch; ``rejected`` are row numbers in the unit."""
+    """Yield an already scanned unit batch by batch; ``rejected`` are row numbers in the unit."""
     done = 0
     for original, lines in read(unit, list(scan.types), scan.budget):
         batch, _ = as_declared(original, scan)
@@ -176,7 +175,7 @@ def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
 
 
 def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, rejected: np.ndarray) -> Rows:
-    """Sort the rows by their ``splits``; ``rejected`` are row numbers in the batch."""
+    """Return the rows sorted by split, without ``rejected``, which are row numbers in the batch."""
     ordered = np.argsort(splits, kind="stable")
     if len(rejected):
         good = np.ones(batch.num_rows, bool)
@@ -186,9 +185,9 @@ def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, reject
 
 
 def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
-    """Return the split of each row: by time if there are cuts, else by the hash of group, id or content.
+    """Return the split of every row: by time if there are cuts, else by the hash of group, id or content.
 
-    ``original`` holds the rows as stored, ``batch`` the same rows with their declared types.
+    ``original`` holds the rows as stored, ``batch`` the same rows in their declared types.
     """
     config, rows = scan.config, batch.num_rows
     if scan.cuts:
@@ -200,7 +199,7 @@ def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray
 
 
 def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
-    """Return the hashes of the column that alone decides splits, from the directory name or the stored values."""
+    """Return the hashes of the id or group column: stored hashes, or from the directory's name or the values."""
     name, number_format = scan.config.identity, NumberFormat.of(scan.config)
     if name in unit.partition:
         text = pa.array([unit.partition[name]], pa.string())
@@ -211,7 +210,6 @@ def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan:
 
 
 def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
-    """Scan one unit; runs in a worker process."""
     scan, unit = job
     result = ScanResult.nothing(scan)
     counting: dict[str, CodeCounts] = {}
@@ -243,7 +241,7 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
 
 
 def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
-    """Return the batch with its declared or inferred types, and the rows whose values cannot be read so."""
+    """Return the batch in its declared or inferred types, and the rows by column that cannot be converted."""
     number_format, unreadable = NumberFormat.of(scan.config), {}
     stored = batch.schema.types
     for index, (name, kind) in enumerate(scan.types.items()):
@@ -259,7 +257,7 @@ def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict
 def judge_rows(
     batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], scan: Scan
 ) -> dict[int, tuple[str, str]]:
-    """Return the unusable rows with column and reason: not as declared, or without target, weight or time."""
+    """Return bad rows with column and reason: values of another type, or no target, weight or time."""
     reasons: dict[int, tuple[str, str]] = {}
     for name in sorted(unreadable):
         for row in unreadable[name].tolist():
@@ -291,7 +289,7 @@ def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
 def measure_rows(
     batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, splits: np.ndarray, rejected: Iterable[int]
 ) -> tuple[Rows, Figures]:
-    """Return the rows without the ``rejected`` ones, and the statistics of ``numbers`` by split."""
+    """Return the rows without ``rejected``, and the moments of ``numbers`` by split."""
     rows = split_rows(batch, first_row, splits, np.array(sorted(rejected), np.int64))
     # Statistics of infinite values are not used.
     with np.errstate(invalid="ignore", over="ignore"):
@@ -315,7 +313,7 @@ def missing_texts(column: pa.Array, scan: Scan) -> np.ndarray:
 
 
 def count_rows(rows: Rows, scan: Scan, result: ScanResult) -> None:
-    """Count the rows of each split and, unless the target is text, of each class."""
+    """Count the rows by split and, unless the target is text, by class."""
     for split, chosen in rows.parts():
         result.rows[split] += len(chosen)
         if len(chosen) and scan.types[scan.target] != value_types.TEXT:
@@ -324,7 +322,7 @@ def count_rows(rows: Rows, scan: Scan, result: ScanResult) -> None:
 
 
 def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, result: ScanResult) -> None:
-    """Count texts by their codes; codes become texts when the dictionary changes."""
+    """Count dictionary codes per column; they are converted to texts only when the dictionary changes."""
     parts = [chosen for _, chosen in rows.parts()]
     for name, kind in scan.types.items():
         if kind != value_types.TEXT:
@@ -339,7 +337,6 @@ def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, result:
 
 
 def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, result: ScanResult) -> None:
-    """Add the counts of one dictionary to ``result``."""
     column = result.texts[name]
     declared = scan.config.types.get(name)
     column.prose |= declared == "document" or (counts.prose and declared != "category")
@@ -358,14 +355,14 @@ def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, result: Sca
 
 
 def label_counts(target: pa.Array) -> dict[str, int]:
-    """Return the number of occurrences of each target value that is not text, by class name."""
+    """Return the number of occurrences by class name, for a target that is not text."""
     # A thousand are too many for classes, and enough to report that.
     values, counts = (each.slice(0, 1000) for each in pc.value_counts(target).flatten())
     return dict(zip(value_types.labels(values), counts.to_pylist(), strict=True))
 
 
 def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: Drawn) -> None:
-    """Add the sampled rows of the batch to the chunks ``drawn`` of each column."""
+    """Append the batch's rows that belong to the sample to the chunks ``drawn``."""
     picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
     chosen = np.sort(rows.keep[picked[rows.keep]])
     if len(chosen) == 0:
@@ -379,7 +376,6 @@ def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: D
 
 
 def sample_of(drawn: Drawn, scan: Scan) -> pa.RecordBatch:
-    """Return the sample of a unit, concatenated from its chunks."""
     splits = np.concatenate(drawn[SPLIT])
     columns = {}
     for name, kind in scan.types.items():

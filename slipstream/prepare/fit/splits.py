@@ -1,4 +1,4 @@
-"""Assignment of rows to splits by a stable hash of id or content, so that adding rows never moves old ones."""
+"""Assignment of rows to splits by a stable hash of id or content, so that adding rows never moves existing rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import numpy as np
 from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.config import SplitConfig
 
-#: Times at which validation and test start, in seconds since 1970.
+#: Times in seconds since 1970 at which the validation and test splits start.
 Cuts = tuple[float, float]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
 def assign(hashes: np.ndarray, config: SplitConfig) -> np.ndarray:
-    """Return the split of each row from its uint64 hash; equal hashes share a split.
+    """Return the split of every row from its uint64 hash; equal hashes get the same split.
 
-    The result is uint8 ``[rows]``, an index into ``prepared.SPLITS``.
+    The result is uint8 ``[rows]``, an index into ``SPLITS``.
     """
     seed = splitmix64(np.array([config.seed], np.uint64))
     share = (splitmix64(hashes ^ seed) >> np.uint64(11)) * 2.0**-53
@@ -25,12 +25,12 @@ def assign(hashes: np.ndarray, config: SplitConfig) -> np.ndarray:
 
 
 def assign_by_time(seconds: np.ndarray, cuts: Cuts) -> np.ndarray:
-    """Return the split (uint8 ``[rows]``) for float64 times: training before the first cut, test from the second."""
+    """Return the split (uint8 ``[rows]``) of float64 times: training before the first cut, test from the second."""
     return np.searchsorted(cuts, seconds, side="right").astype(np.uint8)
 
 
 def find_cuts(seconds: np.ndarray, config: SplitConfig) -> Cuts:
-    """Return the cuts that hold out the configured shares of the latest rows; rows of equal time stay together."""
+    """Return the cuts that hold out the configured shares of the latest rows; equal times get the same split."""
     shares = [1 - config.test - config.validation, 1 - config.test]
     validation, test = np.quantile(seconds, shares, method="higher")
     return float(validation), float(test)

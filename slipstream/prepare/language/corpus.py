@@ -1,4 +1,4 @@
-"""Corpus divided into independently readable chunks: some files, a range of lines, a row group."""
+"""Division of a corpus into independently readable chunks: some files, a range of lines, or a row group."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slipstream.source.columnar import damage_named
 from slipstream.source.files import SourceFile
 from slipstream.source.quarantine import BadRow
 
-#: Size of a chunk. It decides the order of quarantined rows, so it depends on the files alone.
+#: Size of a chunk in bytes. It is constant, since it decides the order of quarantined rows.
 PIECE_BYTES = 16 << 20
 PIECE_FILES = 4096
-#: Largest document; a larger one would not leave the memory to process it.
+#: Largest document in bytes, limited by the memory for processing it.
 MOST_BYTES = 256 << 20
 EXPECTED = "expected a column 'text', or 'prompt' and 'completion', or 'messages'"
 
-#: Shape of a row: a text, a question with its answer, or the messages of a conversation.
+#: Kind of a corpus's rows: a text, a question with its answer, or the messages of a conversation.
 Shape = Literal["text", "prompt", "messages"]
 COLUMNS: dict[Shape, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -35,7 +35,7 @@ COLUMNS: dict[Shape, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Piece:
-    """Chunk of a corpus: several ``files`` only if each is a document.
+    """Chunk of a corpus; it has several ``files`` only if each is a document.
 
     ``start`` and ``stop`` are row groups or batches of columnar files, with ``first_row`` rows before. In JSON Lines
     they are bytes: a chunk has the lines that start between them.
@@ -50,7 +50,7 @@ class Piece:
 
 
 class Record(NamedTuple):
-    """Row, or a whole file as a text: its source and values."""
+    """Row of a file, or a whole file as a text: source, line and values."""
 
     file: str
     line: int
@@ -58,7 +58,7 @@ class Record(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """Empty line."""
+    """Empty line of a JSON Lines file."""
 
     line: int
 
@@ -66,7 +66,7 @@ class Blank(NamedTuple):
 def pieces_of(source: SourceToPrepare) -> list[Piece]:
     """Return all chunks in file order.
 
-    Raise ``UserError`` for files without the columns, or that mix documents and conversations.
+    Raise ``UserError`` for files without the expected columns or with different columns.
     """
     if source.format == "text":
         return groups_of_files(source.files)
@@ -97,7 +97,7 @@ def groups_of_files(files: tuple[SourceFile, ...]) -> list[Piece]:
 
 
 def lines_of(file: SourceFile) -> list[Piece]:
-    """Return the chunks of JSON Lines; a compressed file is one, because it cannot be read from the middle."""
+    """Return the chunks of a JSON Lines file; a compressed file is one chunk, as it can only be read from the start."""
     with opened(file) as stream:
         first = next((line for line in stream if line.strip()), b"")
     if not first:
@@ -178,7 +178,7 @@ def read_lines(piece: Piece) -> Iterator[Record | BadRow | Blank]:
 
 
 def parsed(file: SourceFile, line: bytes) -> dict[str, Any] | str:
-    """Return the object in a line, or the reason that there is none."""
+    """Return the JSON object on a line, or the reason why there is none."""
     try:
         found = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -203,7 +203,7 @@ def read_rows(piece: Piece) -> Iterator[Record]:
 
 
 def opened(file: SourceFile) -> BinaryIO:
-    """Open a file for reading lines, decompressed if its name has a compression suffix."""
+    """Open a file for reading lines, decompressed according to its suffix."""
     stream: Any = file.open()
     if file.compression:
         stream = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), file.compression)

@@ -1,4 +1,4 @@
-"""The second pass: encode every document and conversation of a spool as token ids."""
+"""Second pass over language: encode every document and conversation as token ids."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from slipstream.prepare.fit.splits import TEST
 from slipstream.prepare.language.read import spooled
 from slipstream.source.quarantine import BadRow
 
-#: Documents whose ids are held at a time.
+#: Number of documents encoded at once.
 AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """Encoding of one spool; ``kept`` is, by split, the share of documents also stored whole."""
+    """Job of one worker: encode a spool; ``kept`` is the share of documents per split to store unchanged, too."""
 
     spool: Path
     tokenizer: Path
@@ -38,10 +38,10 @@ class EncodeJob:
 
 @dataclass(frozen=True)
 class EncodedPiece:
-    """Tokens of a chunk: a file per split, and the documents stored whole.
+    """Tokens of a chunk, in one file per split, and the documents stored unchanged.
 
-    ``tokens`` counts the tokens of a split, ``learned`` those that are learned. For conversations the file holds one
-    row each, except the ``bad`` ones.
+    ``tokens`` counts all tokens by split, ``learned`` those with loss. For conversations a file has one row per
+    conversation, without ``bad`` ones.
     """
 
     directory: Path
@@ -64,12 +64,12 @@ class EncodedPiece:
 
 @lru_cache(maxsize=1)
 def tokenizer_at(path: Path) -> Tokenizer:
-    """Return the tokenizer whose files are in the JSON file ``path``."""
+    """Return the tokenizer whose files are stored in the JSON file ``path``."""
     return Tokenizer(json.loads(path.read_bytes()))
 
 
 def encode_documents(job: EncodeJob) -> EncodedPiece:
-    """Write the tokens of every document of a spool, followed by the end token; runs in a worker process."""
+    """Write the tokens of every document, each followed by the end token; runs in a worker process."""
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
     for split in range(len(SPLITS)):
         with piece.path(split).open("wb") as file:
@@ -89,9 +89,9 @@ def encode_documents(job: EncodeJob) -> EncodedPiece:
 
 
 def encode_conversations(job: EncodeJob) -> EncodedPiece:
-    """Write every conversation of a spool as one row, padded with end tokens that are not learned.
+    """Write every conversation as one row, padded with end tokens without loss; runs in a worker process.
 
-    A conversation longer than a row is quarantined, never cut. Runs in a worker process.
+    A conversation longer than a row is quarantined, never cut.
     """
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
     filling = np.full(job.length + 1, -1 - tokenizer.end)
@@ -114,14 +114,12 @@ def encode_conversations(job: EncodeJob) -> EncodedPiece:
 
 
 def encoded(tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Return each conversation with its tokens."""
     places = [row["spans"] for row in rows]
     spans = [list(zip(each[::2], each[1::2], strict=True)) for each in places]
     return zip(rows, tokenizer.conversations([row["text"] for row in rows], spans), strict=True)
 
 
 def why_no_row(tokens: int, learned: int, room: int) -> str:
-    """Return the reason to quarantine a conversation; empty if there is none."""
     if tokens > room:
         return f"a conversation of {tokens:,} tokens, more than data.length + 1, {room:,}"
     return "" if learned else "no answer: every token of its answers also holds text of another message"

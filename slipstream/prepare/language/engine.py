@@ -1,6 +1,6 @@
 """Preparation of language: read and split, train the tokenizer on the training split, encode, pack into rows.
 
-Splits, order and bytes depend on data and settings alone, not on the number of workers.
+Splits, order and bytes depend only on data and settings, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -52,31 +52,30 @@ from slipstream.source import quarantine
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
 
-#: Largest number of bytes: of training text for training a tokenizer, of training text stored whole for a model to
-#: compare with, and of held-out text for measuring models.
+#: Largest number of bytes of training text for training a tokenizer, of training text stored for the baseline, and of
+#: held-out text stored for measuring models.
 LEARNED_BYTES, KEPT_BYTES, MEASURED_BYTES = 256 << 20, 16 << 20, 4 << 20
-#: Largest number of ids for which int16 holds both id and -1 - id.
+#: Largest vocabulary for which int16 holds both id and -1 - id.
 MOST_NARROW = 1 << 15
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents read, where a conversation is one document; ``dropped`` counts those quarantined later, by split."""
+    """Documents (or conversations) after the first pass; ``dropped`` counts those quarantined later, by split."""
 
     units: list[ReadPiece]
     bad: list[BadRow]
     conversations: bool
-    #: Lines of its file before each unit.
+    #: Number of lines before every unit within its file.
     before: list[int]
     dropped: list[int]
 
     @property
     def documents(self) -> list[int]:
-        """Number of documents by split."""
         return (np.sum([unit.documents for unit in self.units], axis=0) - self.dropped).tolist()
 
     def without(self, encoded: list[EncodedPiece]) -> Corpus:
-        """Return the corpus without the conversations quarantined during encoding."""
+        """Return the corpus without the conversations that were quarantined during encoding."""
         dropped = np.sum([piece.bad_by_split for piece in encoded], axis=0).tolist()
         found = zip(encoded, self.before, strict=True)
         bad = [row for piece, lines in found for row in moved(piece.bad, lines)]
@@ -89,7 +88,6 @@ class Corpus:
 
     @property
     def bytes(self) -> list[int]:
-        """Bytes by split."""
         return np.sum([unit.bytes for unit in self.units], axis=0).tolist()
 
     @property
@@ -167,7 +165,6 @@ def with_template(files: TokenizerFiles) -> TokenizerFiles:
 
 
 def tokenizer_of(source: SourceToPrepare, corpus: Corpus) -> TokenizerFiles:
-    """Return the user's tokenizer, or build one."""
     if source.tokenizer:
         return source.tokenizer
     turns = corpus.conversations
@@ -179,7 +176,7 @@ def tokenizer_of(source: SourceToPrepare, corpus: Corpus) -> TokenizerFiles:
 
 
 def training_texts(corpus: Corpus) -> Iterator[str]:
-    """Yield the training split, or a uniform sample of about ``LEARNED_BYTES`` if it is larger."""
+    """Yield the texts of the training split, or a uniform sample of about ``LEARNED_BYTES`` if it is larger."""
     share = share_of(LEARNED_BYTES, corpus.bytes[TRAIN])
     turns = re.compile("|".join(map(re.escape, specials(turns=True))))
     for unit in corpus.units:
@@ -212,7 +209,7 @@ def encode_corpus(
 
 
 def dtype_of(tokenizer: Tokenizer) -> str:
-    """Return the narrowest dtype that holds every id and -1 - id."""
+    """Return the narrowest dtype that holds both id and -1 - id for every token."""
     return "int16" if tokenizer.vocabulary <= MOST_NARROW else "int32"
 
 
@@ -233,7 +230,6 @@ def whole(path: Path) -> pa.Table:
 
 
 def card_of(source: SourceToPrepare, corpus: Corpus, encoded: list[EncodedPiece], signature: Signature) -> DataCard:
-    """Return the data card, whose rows are documents."""
     read = sum(corpus.documents) + len(corpus.bad)
     tokens = np.sum([piece.tokens for piece in encoded], axis=0).tolist()
     what = "conversations" if corpus.conversations else "documents"

@@ -1,7 +1,7 @@
 """Packing of token ids into rows: the documents of a split are concatenated and cut into rows of equal length.
 
-Conversations are rows already. A row has one token more than the model input and starts with the last token of the row
-before. Every token of a split is a target once, except those of an incomplete last row.
+A row has one token more than the model's input and starts with the last token of the row before. So every token of a
+split is a target once, except those of an incomplete last row. Conversations already are rows.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from slipstream.artifacts.prepared.data import SPLITS, Signature
 from slipstream.prepare.language.encode import EncodedPiece
 from slipstream.prepare.shuffle import Run, RunWriter, order_keys
 
-#: Tokens of a chunk read at a time.
+#: Number of tokens of a chunk read at once.
 AT_ONCE = 4 << 20
 
 
 def row_counts(pieces: list[EncodedPiece], length: int) -> list[int]:
-    """Return the number of full rows in each split; the first document also starts with an end token."""
+    """Return the number of full rows in every split; an end token is added before the first document."""
     return [sum(piece.tokens[split] for piece in pieces) // length for split in range(len(SPLITS))]
 
 
 def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int | None, *, shuffle: bool) -> list[Run]:
-    """Write the rows of all splits as the runs ``path``; without ``end``, the rows are conversations."""
+    """Write the rows of all splits as sorted runs ``path``; if ``end`` is None, the rows are conversations."""
     (length,), token = signature.inputs[0].shape, np.dtype(signature.inputs[0].dtype)
     width = 1 if end is not None else length + 1
     total = sum(row_counts(pieces, length)) if end is not None else stored_rows(pieces, width * token.itemsize)
@@ -43,12 +43,11 @@ def pack(path: Path, pieces: list[EncodedPiece], signature: Signature, end: int 
 
 
 def stored_rows(pieces: list[EncodedPiece], size: int) -> int:
-    """Return how many rows of ``size`` bytes the chunks hold."""
     return sum(piece.path(split).stat().st_size for piece in pieces for split in range(len(SPLITS))) // size
 
 
 def tokens_of(paths: Iterable[Path], token: np.dtype, width: int) -> Iterator[np.ndarray]:
-    """Yield the tokens of some files, a multiple of ``width`` at a time."""
+    """Yield the tokens of some files in arrays whose lengths are multiples of ``width``."""
     for path in paths:
         with path.open("rb") as file:
             while len(part := np.fromfile(file, token, max(1, AT_ONCE // width) * width)):
@@ -56,7 +55,7 @@ def tokens_of(paths: Iterable[Path], token: np.dtype, width: int) -> Iterator[np
 
 
 def packed(parts: Iterable[np.ndarray], length: int, end: int, token: np.dtype) -> Iterator[np.ndarray]:
-    """Yield the tokens of ``parts`` as rows ``[rows, length + 1]``, after an end token; skip an incomplete last row."""
+    """Yield ``end`` and the tokens of ``parts`` as rows ``[rows, length + 1]``; drop an incomplete last row."""
     carried = np.array([end], token)
     for part in parts:
         tokens = np.concatenate([carried, part])

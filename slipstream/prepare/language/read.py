@@ -1,4 +1,4 @@
-"""The first pass over a corpus: every chunk becomes a spool of documents with their splits."""
+"""First pass over a corpus: every chunk becomes a spool, an Arrow file of documents with their splits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
 
-#: Seed for the documents stored whole; differs from that of the splits.
+#: Seed for choosing the documents that are stored unchanged; differs from the seed of the splits.
 SAMPLE_SEED = np.uint64(0x5EED)
-#: Conversations, and characters of them, that the template renders at a time.
+#: Number of conversations, and of their characters, that the template renders at once.
 AT_ONCE, CHARACTERS_AT_ONCE = 256, 1 << 18
 SPOOL = pa.schema(
     [
@@ -50,7 +50,7 @@ SPOOL = pa.schema(
 
 @dataclass(frozen=True)
 class ReadJob:
-    """Reading of one chunk; ``tokenizer`` holds the files with the chat template of conversations."""
+    """Job of one worker: read a chunk; ``tokenizer`` holds the tokenizer's files, with the chat template."""
 
     piece: Piece
     config: DataConfig
@@ -59,9 +59,9 @@ class ReadJob:
 
 
 class Text(NamedTuple):
-    """Document, or rendered conversation in which only the ``answers`` are learned.
+    """Document, or rendered conversation in which only the ``answers`` have loss.
 
-    ``content`` is the user's input. It decides the split, whatever template renders it.
+    ``content`` is the unrendered input. It decides the split, so that the template does not affect splits.
     """
 
     record: Record
@@ -73,7 +73,7 @@ class Text(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """Conversation to render: its ``messages`` end with an answer, and ``content`` is the user's whole input."""
+    """Conversation to render: ``messages`` up to the last answer; ``content`` is the complete input."""
 
     record: Record
     content: str
@@ -82,10 +82,10 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadPiece:
-    """Result of reading a chunk: a spool, with ``documents`` and ``bytes`` by split.
+    """Result of reading a chunk: a spool, with numbers of ``documents`` and ``bytes`` by split.
 
-    ``lines`` counts lines of JSON Lines, to locate the lines of later chunks of the file. ``hashes`` are those of the
-    contents (uint64).
+    ``lines`` is the number of lines of a JSON Lines chunk, needed to locate lines of later chunks. ``hashes`` (uint64)
+    are of the documents' contents.
     """
 
     path: Path
@@ -95,7 +95,7 @@ class ReadPiece:
     bytes: list[int]
     hashes: np.ndarray
     bad: list[BadRow] = field(default_factory=list)
-    #: The chat template asked for the date.
+    #: Whether the chat template used the date.
     asked_for_date: bool = False
 
     @property
@@ -106,7 +106,7 @@ class ReadPiece:
 def read(job: ReadJob) -> ReadPiece:
     """Read, hash and split a chunk; runs in a worker process.
 
-    Raise ``TemplateStopped`` for a conversation at which the chat template exceeds a limit.
+    Raise ``TemplateStopped`` for a conversation for which the chat template exceeds a limit.
     """
     bad: list[BadRow] = []
     lines = 0
@@ -152,7 +152,7 @@ def read(job: ReadJob) -> ReadPiece:
 
 
 def documents(records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
-    """Yield the documents, and add the rows without one to ``bad``."""
+    """Yield the documents; add the rows without one to ``bad``."""
     for record in records:
         try:
             text = document(record.values.get("text"))
@@ -176,7 +176,7 @@ def document(text: object) -> str:
 
 
 def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) -> Iterator[Text]:
-    """Yield the rendered conversations, and add the other rows to ``bad``."""
+    """Yield the rendered conversations; add other rows to ``bad``."""
     template = template_of(job.tokenizer, job.config.date)
     specials = Tokenizer(job.tokenizer).specials
     batch: list[Conversation] = []
@@ -197,8 +197,7 @@ def conversations(job: ReadJob, records: Iterable[Record], bad: list[BadRow]) ->
 def conversation(record: Record, specials: Sequence[str]) -> Conversation:
     """Return the conversation of a row.
 
-    Raise :class:`CannotRender` if there is none, or if a message spells a special token: as text of the template it
-    would end the turn.
+    Raise :class:`CannotRender` if there is none, or if a message contains a special token, which could end the turn.
     """
     messages = messages_of(record.values)
     for text in (text for message in messages for name, text in message.items() if name != "role"):
@@ -209,7 +208,7 @@ def conversation(record: Record, specials: Sequence[str]) -> Conversation:
 
 
 def rendered(job: ReadJob, template: ChatTemplate, batch: Sequence[Conversation], bad: list[BadRow]) -> Iterator[Text]:
-    """Yield the texts of a batch; raise ``TemplateStopped`` with the row."""
+    """Yield the rendered texts of a batch; raise ``TemplateStopped`` with file and line."""
     found = template.render([each.messages for each in batch])
     for record, content, _ in batch:
         try:
@@ -246,5 +245,5 @@ def first_lines(pieces: Sequence[Piece], units: Sequence[ReadPiece]) -> list[int
 
 
 def moved(bad: list[BadRow], lines: int) -> Iterator[BadRow]:
-    """Yield the rows with ``lines`` added to their line numbers."""
+    """Return bad rows with ``lines`` added to their line numbers."""
     return (replace(row, line=row.line + lines) for row in bad)

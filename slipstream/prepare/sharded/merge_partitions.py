@@ -1,7 +1,7 @@
-"""Merge of a prepared table on several machines, by *partition*: some parts of the splits.
+"""Merge of a prepared table on several machines; each merges a *partition*, some parts of the splits.
 
-Encoding a share writes one sorted run per part, with a directory for every partition, so that a machine fetches only
-the partition that it merges.
+Every machine that encodes a share writes one sorted run per part, in a directory per partition, so that a merging
+machine downloads only its partition.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from slipstream.storage import copy_within_s3
 
 @dataclass(frozen=True)
 class MergePlan:
-    """Parts of each partition, with all that encoding and merging need."""
+    """Parts in every partition, with the transformation and sizes for encoding and merging."""
 
     transform: Transform
     rows: tuple[int, ...]
     partitions: list[list[Part]]
-    #: Data memory of each process in GiB.
+    #: Memory for data of each process in GiB (``data.memory``).
     memory: float
 
     @classmethod
     def of(cls, fitting: FittedTable, number: int) -> MergePlan:
-        """Plan at most ``number`` partitions, fewer if they would be small."""
+        """Plan at most ``number`` partitions, fewer for a small table."""
         rows, transform = fitting.scanned.rows, fitting.fitted.transform
         itemsize = transform.signature.record.itemsize
         parts = all_parts(rows, itemsize)
@@ -49,32 +49,31 @@ class MergePlan:
         return self.transform.signature.record.itemsize
 
     def workers(self, partition: int) -> int:
-        """Return the number of processes worth starting for a partition."""
+        """Return the number of worker processes for merging a partition."""
         size = sum(self.rows[part.split] * self.itemsize // part.of for part in self.partitions[partition])
         return workers_for(size, self.memory)
 
 
 @dataclass(frozen=True)
 class SortedRuns:
-    """Runs of one share for one partition; their paths are file names."""
+    """Runs of one share for one partition; paths are file names."""
 
     runs: list[Run]
 
 
 @dataclass(frozen=True)
 class MergedParts:
-    """Parts of one partition; their paths are file names."""
+    """Parts of one partition; paths are file names."""
 
     parts: list[MergedPart]
 
 
 def directory_of(partition: int) -> str:
-    """Return the directory of a partition in an encoded share."""
     return f"{partition:05d}"
 
 
 def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
-    """Write the ``runs`` of a share, sorted by parts, for each partition."""
+    """Sort the ``runs`` of a share by part, and write them to a directory per partition in ``encoded``."""
     for partition, parts in enumerate(plan.partitions):
         collected = list(scratch.map(collect_part, [(scratch.root, runs, plan.itemsize, part) for part in parts]))
         files = [Path(f"{run.path}.{kind}") for run in collected for kind in ("rows", "keys")]
@@ -83,15 +82,15 @@ def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[Run]
 
 
 def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
-    """Collect the rows of one part; runs in a worker process."""
+    """Collect the rows of one part from all runs; runs in a worker process."""
     scratch, runs, itemsize, part = job
     return collect(scratch / f"part-{part.split}-{part.number}", runs, itemsize, part)
 
 
 def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Path) -> None:
-    """Merge one partition from ``encoded``, its directories in all shares.
+    """Merge one partition; ``encoded`` are its directories in all shares.
 
-    The rows go to ``merged``, their description to its summary.
+    The rows are written to ``merged``, and their description to its summary.
     """
     planned = exchange.read(plan, MergePlan)
     runs = [
@@ -112,9 +111,9 @@ def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Pat
 def assemble(
     directory: Path, made_by: Mapping[str, object], fitted: Path, merged: list[MergedPart], home: str = ""
 ) -> None:
-    """Write the prepared data to the fresh ``directory``, as :func:`slipstream.prepare.engine.prepare` does.
+    """Write the prepared data to the new ``directory``, equal to that of :func:`slipstream.prepare.engine.prepare`.
 
-    Rows on S3, already copied to ``home`` there, are not written.
+    With ``home`` on S3, the rows are copied there instead.
     """
     fitting = exchange.read(fitted, FittedTable)
     card = card_of(fitting)
@@ -128,7 +127,7 @@ def assemble(
 
 
 def local_parts(merged: Path) -> list[MergedPart]:
-    """Return the parts of a partition on this machine."""
+    """Return the parts of a merged partition on this machine."""
     exchange.verify(merged)
     summary = exchange.read(merged / exchange.SUMMARY, MergedParts)
     return [replace(part, file=exchange.path_in(merged, part.file)) for part in summary.parts]
@@ -136,7 +135,7 @@ def local_parts(merged: Path) -> list[MergedPart]:
 
 @dataclass(frozen=True)
 class CopiedPart(MergedPart):
-    """Part in the directory ``source`` on S3, copied to ``home`` within S3."""
+    """Part in the directory ``source`` on S3, which :meth:`enter` copies to ``home`` within S3."""
 
     source: str
     home: str
@@ -147,7 +146,7 @@ class CopiedPart(MergedPart):
 
 
 def s3_parts(summary: Path, source: str, home: str) -> list[MergedPart]:
-    """Return the parts of a partition in ``source`` on S3, from its local ``summary``."""
+    """Return the parts of a merged partition in ``source`` on S3, from its downloaded ``summary``."""
     merged = exchange.read(summary, MergedParts)
     return [
         CopiedPart(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)

@@ -1,13 +1,13 @@
-"""Preparation of one table on several machines: every machine runs the usual functions on a share of the units.
+"""Preparation of one table on several machines: each runs the usual functions on a share of the units.
 
 parse (each share of text files) → open → scan (each share) → fit → encode (each share) → merge (each partition,
 :mod:`slipstream.prepare.sharded.merge_partitions`) → assemble. The steps exchange the artifacts of
-:mod:`slipstream.artifacts.exchange`. Partial results are kept per unit and merged in unit order, so the bytes are those
-of one machine for any number of shares.
+:mod:`slipstream.artifacts.exchange`. Partial results are kept per unit and merged in unit order, so the bytes equal
+those of one machine for any number of shares.
 
-Parquet and Arrow are read in place. Text is first made columnar, and every share gets its *spool* of it. One machine
-parses a whole text file, however large: records can be found only by reading from the start. If a column is not of the
-type that its first rows suggest, one machine reads all files again with that column as text.
+Parquet and Arrow are read in place. Text is first converted to Arrow; a share's Arrow files are its *spool*. One
+machine parses a whole text file, however large, as records can be found only by reading from the start. If a column
+does not have the type that its first rows suggest, one machine reads all files again with that column as text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slipstream.source.text.text_tables import (
     text_jobs,
 )
 
-#: Approximate memory of a value, in bytes.
+#: Approximate memory of one value in bytes.
 CELL_BYTES = 8
 
 
@@ -46,26 +46,25 @@ CELL_BYTES = 8
 
 @dataclass(frozen=True)
 class TextShare:
-    """Files that one machine parses and, afterwards, their ``pieces``, whose paths are file names."""
+    """Text files that one machine parses and, once parsed, their blocks ``pieces``, whose paths are file names."""
 
     plan: TextPlan
     pieces: tuple[TextPiece, ...] = ()
 
     @property
     def workers(self) -> int:
-        """The number of processes worth starting for it."""
         return workers_for(sum(file.size for file in self.plan.files), self.plan.config.memory)
 
 
 def open_texts(source: SourceToPrepare, number: int, directory: Path) -> list[Path]:
-    """Divide text files into at most ``number`` shares, each in a directory in ``directory``."""
+    """Divide text files into at most ``number`` shares, each in a subdirectory of ``directory``."""
     with unchanged(source.files):
         plans = cut_plan(plan_text(source), number)
     return [exchange.write(directory / f"{index:05d}", TextShare(plan)) for index, plan in enumerate(plans)]
 
 
 def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
-    """Return at most ``number`` plans for consecutive files, of similar size unless a file is too large."""
+    """Return at most ``number`` plans for consecutive files, of similar total size if the files allow it."""
     sizes = [file.size for file in plan.files]
     total = sum(sizes)
     # A file belongs to the share that contains its middle.
@@ -78,9 +77,9 @@ def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
 
 
 def parse_share(share: Path, parsed: Path) -> None:
-    """Make the files of one share columnar, in ``parsed``, and describe them in its summary.
+    """Convert the text files of one share to Arrow files in ``parsed``; describe them in its summary.
 
-    If rows are split by time, the summary includes the times.
+    For a split by time, the summary includes the times.
     """
     mine = exchange.read(share, TextShare)
     with unchanged(mine.plan.files), exchange.scratch_for(parsed, mine.workers) as scratch:
@@ -93,7 +92,7 @@ def parse_share(share: Path, parsed: Path) -> None:
 
 
 def times_of(piece: TextPiece, column: str) -> Path:
-    """Write one column to a spool of the same name; only the lines if the directories give the column."""
+    """Write the column of times to a file in ``times``, or only the lines if directories give the times."""
     path = piece.path.parent / "times" / piece.path.name
     path.parent.mkdir(exist_ok=True)
     # Mapping is safe: this process has just written the file, and no other knows it.
@@ -103,7 +102,10 @@ def times_of(piece: TextPiece, column: str) -> Path:
 
 
 def input_of_shares(summaries: list[Path]) -> TableInput | None:
-    """Return all shares as one input, or None if the text must be read again; its units lie in ``summaries``."""
+    """Return all parsed shares as one table, or None if a column must be read again as text.
+
+    A unit's file is named as if it were in the directory of its share's summary.
+    """
     parsed = [(directory, exchange.read(directory, TextShare)) for directory in summaries]
     files = [file for _, share in parsed for file in share.plan.files]
     names = [columns for _, share in parsed for columns in share.plan.names]
@@ -121,34 +123,33 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
 
 @dataclass(frozen=True)
 class Share:
-    """Units that one machine scans and encodes; the ``uri`` of text units is a name in their spool."""
+    """Units that one machine scans and encodes; the ``uri`` of a unit from text is a file name in its spool."""
 
     scan: Scan
     units: list[Unit]
 
     @property
     def files(self) -> list[SourceFile]:
-        """The raw files read with it; none for text, which is in the spool."""
+        """Raw files to read; empty for text, which is read from the spool."""
         return list(dict.fromkeys(unit.source for unit in self.units if not unit.spooled))
 
     @property
     def workers(self) -> int:
-        """The number of processes worth starting for it."""
         cells = sum(unit.rows for unit in self.units) * len(self.scan.types)
         return workers_for(CELL_BYTES * cells, self.scan.config.memory)
 
 
 @dataclass(frozen=True)
 class ScannedShare:
-    """Results of the first pass for each unit of a share."""
+    """Results of the first pass, one per unit of a share."""
 
     units: list[ScanResult]
 
 
 class OpenedShares(NamedTuple):
-    """Directories of an opened table and of its shares (one per pod).
+    """Directories of an opened table and of its shares.
 
-    ``spools`` hold the parsed rows; empty if the shares were parsed before.
+    ``spools`` are the shares' parsed rows; empty if text was parsed before, in shares of its own.
     """
 
     table: Path
@@ -159,7 +160,7 @@ class OpenedShares(NamedTuple):
 def open_shares(source: SourceToPrepare, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
     """Open the table and divide it into at most ``number`` shares in ``directory``.
 
-    Parsed text, described by ``summaries``, keeps its shares.
+    Already parsed text, described by ``summaries``, keeps its shares.
     """
     parsed = input_of_shares(summaries) if summaries else None
     files = source.listing.files
@@ -212,7 +213,7 @@ def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan
 
 
 def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: Path) -> None:
-    """Run the second pass over one share and write it by partition."""
+    """Run the second pass over one share, and write it by partition."""
     mine = read_share(share, spool)
     planned = exchange.read(plan, MergePlan)
     rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]

@@ -1,4 +1,4 @@
-"""Mixing of 64-bit numbers; splits and order depend on it, so it must never change.
+"""Mixing of 64-bit numbers. Splits and row order depend on it, so it must never change.
 
 The mixer is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 """
@@ -20,6 +20,6 @@ def splitmix64(x: np.ndarray) -> np.ndarray:
 
 
 def keys(first: int, rows: int, seed: int) -> np.ndarray:
-    """Return uniform uint64 ``[rows]`` for row numbers from ``first`` on: a pure function of number and seed."""
+    """Return uniform uint64 ``[rows]`` for the row numbers from ``first`` on, determined by number and seed alone."""
     start = np.uint64((seed * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64)
     return splitmix64(splitmix64(np.arange(first, first + rows, dtype=np.uint64)) ^ start)

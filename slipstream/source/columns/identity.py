@@ -1,12 +1,13 @@
-"""Identity of rows: a 64-bit hash of each value, independent of its storage and spelling.
+"""Identity of rows: a 64-bit hash of every value, independent of its storage type and spelling.
 
-Rows with equal hashes share a split. Two forms of one value must never differ; two values may coincide:
+Rows with equal hashes are in the same split. Two spellings of one value must never have different hashes; different
+values may have equal ones:
 
-* A number hashes by value, whether integer, float, decimal, boolean or text. In ids and groups whole numbers of any
-  size are exact. All other numbers, and all in a row's content, use single precision, as the model does.
+* A number hashes by value, whether integer, float, decimal, boolean or text. In ids and groups, whole numbers of any
+  size are exact. Other numbers, and all numbers in a row's content, are rounded to float32, as model inputs are.
 * A date or time hashes by its microsecond (UTC), in any unit and zone or as ISO 8601 text.
 * Other text hashes by its UTF-8 bytes (XXH3-64) in normal form NFKC without surrounding spaces.
-* All missing values hash alike, including NaN and the marks of ``data.missing``.
+* All missing values have one hash, including NaN and the marks of ``data.missing``.
 
 ``ROW_HASH`` is the version of these rules, stored in prepared data and exported models. Hashes of different versions
 are not comparable.
@@ -30,21 +31,21 @@ from slipstream.source.columns.number_formats import FALSE, TRUE, NumberFormat
 
 ROW_HASH = 2
 MISSING = np.uint64(0x9E3779B97F4A7C15)
-#: Sizes from which a float may stand for several whole numbers.
+#: Magnitude from which a float type cannot represent every whole number.
 INEXACT = {pa.float32().id: 2.0**24, pa.float64().id: 2.0**53}
 NOT_A_NUMBER = r"(?i)^[+-]?nan$"
-#: Like :data:`.value_types.TIMELIKE`, without words such as now, whose time differs in every run.
+#: Like :data:`.value_types.TIMELIKE` but without words such as "now", whose time differs between runs.
 TIME = r"^(\+?\d{4}|-\d)"
 PLAIN = NumberFormat()
 
 
 def hash_rows(columns: Iterable[tuple[str, pa.Array]], rows: int, number_format: NumberFormat = PLAIN) -> np.ndarray:
-    """Return uint64 ``[rows]`` hashes of named columns, independent of their order."""
+    """Return the uint64 ``[rows]`` hashes of rows, independent of the order of the columns."""
     return combined(((name, hash_values(column, number_format)) for name, column in columns), rows)
 
 
 def combined(hashes: Iterable[tuple[str, np.ndarray]], rows: int) -> np.ndarray:
-    """Return uint64 ``[rows]``: the sum of the columns' hashes, each mixed with its name."""
+    """Return uint64 ``[rows]``: a hash of the sum of the columns' hashes, each mixed with its column's name."""
     total = np.zeros(rows, np.uint64)
     for name, column in hashes:
         salt = np.uint64(xxhash.xxh3_64_intdigest(name.encode()))
@@ -53,7 +54,7 @@ def combined(hashes: Iterable[tuple[str, np.ndarray]], rows: int) -> np.ndarray:
 
 
 def hash_values(column: pa.Array, number_format: NumberFormat = PLAIN, exact: bool = False) -> np.ndarray:
-    """Return the uint64 hash of each value; ``exact`` distinguishes all whole numbers, for ids and groups."""
+    """Return the uint64 ``[rows]`` hashes of a column; ``exact`` (for ids and groups) does not round whole numbers."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         if len(column.dictionary) > len(column):
@@ -77,7 +78,7 @@ def is_binary(kind: pa.DataType) -> bool:
 
 @cache
 def readable_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
-    """Return the hashes of the marks for "missing" that may occur in a column of numbers, booleans or times."""
+    """Return the hashes of the marks for "missing" that numbers, booleans or times can equal, such as "-999"."""
     marks = pa.array(number_format.missing, pa.string())
     hashes = hash_texts(marks.filter(pa.array(value_types.may_be_read(marks))), number_format, exact)
     return hashes[hashes != MISSING]
@@ -92,7 +93,6 @@ def all_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
 
 
 def hash_typed(column: pa.Array, exact: bool) -> np.ndarray:
-    """Hash numbers, booleans and times; the hash of a null is arbitrary."""
     kind = column.type
     if pa.types.is_decimal(kind) and exact:
         coded = column.dictionary_encode()
@@ -107,7 +107,6 @@ def hash_typed(column: pa.Array, exact: bool) -> np.ndarray:
 
 
 def in_microseconds(column: pa.Array) -> pa.Array:
-    """Return dates, times and durations as whole numbers (int64)."""
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         unit = pa.timestamp("us", tz=getattr(kind, "tz", None))
@@ -117,7 +116,7 @@ def in_microseconds(column: pa.Array) -> pa.Array:
 
 
 def hash_integers(values: np.ndarray) -> np.ndarray:
-    """Hash whole numbers exactly; those that a float can hold hash as the float does."""
+    """Return exact hashes of integers; an integer that a float64 represents has the float's hash."""
     numbers = values.astype(np.float64)
     held = np.abs(numbers) < INEXACT[pa.float64().id]
     bits = numbers.view(np.uint64)
@@ -125,7 +124,7 @@ def hash_integers(values: np.ndarray) -> np.ndarray:
 
 
 def hash_floats(values: np.ndarray, exact: bool) -> np.ndarray:
-    """Hash numbers in single precision, or whole ones exactly if ``exact``."""
+    """Return hashes of floats rounded to float32; ``exact`` does not round whole numbers."""
     with np.errstate(over="ignore", invalid="ignore"):
         double = values.astype(np.float64, copy=False)
         single = double.astype(np.float32).astype(np.float64)
@@ -151,7 +150,7 @@ def hash_whole(value: int) -> int:
 
 
 def hash_distinct(column: pa.Array, number_format: NumberFormat, exact: bool) -> np.ndarray:
-    """Hash texts and bytes, every distinct value once; bytes that are valid text hash as text."""
+    """Return hashes of texts or bytes, computed once per distinct value; bytes in UTF-8 hash as text."""
     coded = column.dictionary_encode()
     distinct, bits = coded.dictionary, None
     if is_binary(column.type):
@@ -172,13 +171,13 @@ def decoded(value: bytes) -> str | None:
 
 
 def hash_texts(texts: pa.Array, number_format: NumberFormat, exact: bool) -> np.ndarray:
-    """Hash texts by meaning: a number, yes or no, a time, or the text itself."""
+    """Return hashes of texts by their meaning: a number, a yes or no, a time, or else the text itself."""
     texts = normal_form(texts)
     hashes = np.full(len(texts), MISSING, np.uint64)
     left = np.ones(len(texts), bool)
 
     def take(chosen: pa.Array) -> np.ndarray:
-        """Return the positions of the chosen texts still left, and mark them as done."""
+        """Return the positions of ``chosen`` texts that are not hashed yet, and mark them as hashed."""
         places = np.flatnonzero(left & pc.fill_null(chosen, False).to_numpy(zero_copy_only=False))
         left[places] = False
         return places
@@ -211,7 +210,6 @@ def normal_form(texts: pa.Array) -> pa.Array:
 
 
 def hash_spelled(texts: pa.Array, exact: bool) -> np.ndarray:
-    """Hash texts that are numbers."""
     whole = value_types.cast(texts, value_types.INTEGER)
     if whole is not None and pa.types.is_integer(whole.type):
         return hash_values(whole, PLAIN, exact)
@@ -230,7 +228,7 @@ def hash_spelled(texts: pa.Array, exact: bool) -> np.ndarray:
 def hash_identities(
     column: pa.Array, number_format: NumberFormat, name: str, file: str, lines: np.ndarray
 ) -> np.ndarray:
-    """Return the uint64 hash of each value of a column that alone decides the split.
+    """Return the uint64 ``[rows]`` hashes of the id or group column, which alone decides the split.
 
     ``lines`` are the rows' lines in ``file``. Raise ``UserError`` for a number that may have been rounded.
     """
@@ -248,9 +246,9 @@ def hash_identities(
 
 
 def inexact_values(column: pa.Array, number_format: NumberFormat) -> np.ndarray:
-    """Return the numbers (bool ``[rows]``) so large that, as floats, they may equal their neighbours.
+    """Return which numbers (bool ``[rows]``) are so large that, as floats, they may equal their neighbours.
 
-    In text these are numbers with an exponent or a fraction.
+    In text these are large numbers with an exponent or a fraction.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

@@ -1,4 +1,4 @@
-"""Spellings of values: numbers with separators, yes and no, and columns with declared types."""
+"""Notations of values: numbers with separators, yes and no, and columns with declared types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.source.columns import value_types
 from slipstream.source.config import DataConfig
 from slipstream.source.quarantine import BadRow
 
-#: Types that data.types can declare, and the types that they are read as.
+#: Types in ``data.types``, and the internal type as which each is read.
 DECLARED = {
     "number": value_types.NUMBER,
     "date": value_types.TIME,
@@ -27,7 +27,7 @@ DECLARED = {
     "document": value_types.TEXT,
 }
 TRUE, FALSE = ("yes", "y", "t", "on"), ("no", "n", "f", "off")
-#: Allowed casts. Text can be read as any type, and all but nested values can become text.
+#: Allowed casts between other types than text. Text can be read as any type, and all but nested values can become text.
 CASTS = {
     (value_types.BOOLEAN, value_types.NUMBER),
     (value_types.INTEGER, value_types.NUMBER),
@@ -37,7 +37,7 @@ CASTS = {
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """Decimal mark, separator of thousands (or none) and marks for "missing"."""
+    """Notation of numbers: decimal mark, thousands separator ("" for none) and marks for "missing"."""
 
     decimal: str = "."
     thousands: str = ""
@@ -49,18 +49,18 @@ class NumberFormat:
 
     @property
     def pattern(self) -> str:
-        """The pattern of a number, with optional groups of three digits if there is a separator."""
+        """Regular expression of a number, with optional groups of three digits if there is a thousands separator."""
         mark = re.escape(self.decimal)
         grouped = rf"|\d{{1,3}}({re.escape(self.thousands)}\d{{3}})+" if self.thousands else ""
         return rf"^[+-]?((\d+{grouped})({mark}\d*)?|{mark}\d+)([eE][+-]?\d+)?$"
 
     def convert(self, texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
-        """Convert as :func:`value_types.convert` does, from texts as written: 1.234,5 and yes."""
+        """Convert as :func:`value_types.convert` does, from texts in this notation, such as 1.234,5 and yes."""
         values, failed = value_types.convert(self.normalise(texts, kind), kind, list(self.missing))
         return self.without_marks(values, kind), failed
 
     def without_marks(self, column: pa.Array, kind: str) -> pa.Array:
-        """Return a column of ``kind`` with null for values that a mark for "missing" spells.
+        """Return a column of the type ``kind`` with null for values that equal a mark for "missing".
 
         The mark "-999" covers -999 and -999.0. Texts are unchanged.
         """
@@ -74,7 +74,7 @@ class NumberFormat:
         return column
 
     def guess(self, texts: pa.Array, tolerance: float) -> str:
-        """Return the type as :func:`value_types.guess` does."""
+        """Infer the type as :func:`value_types.guess` does, from texts in this notation."""
         kind = value_types.guess(self.normalise(texts, value_types.NUMBER), list(self.missing), tolerance)
         if kind in value_types.NUMBERS or not self.separated:
             return kind
@@ -87,7 +87,7 @@ class NumberFormat:
         return self.decimal != "." or bool(self.thousands)
 
     def normalise(self, texts: pa.Array, kind: str) -> pa.Array:
-        """Return texts as :func:`value_types.convert` expects them; text that is not a number here stays unreadable."""
+        """Rewrite texts for :func:`value_types.convert`; numbers in another notation become unreadable."""
         if kind in value_types.NUMBERS and self.separated:
             return self._plain_numbers(value_types.clean(texts, list(self.missing)))
         if kind == value_types.BOOLEAN:
@@ -107,7 +107,7 @@ class NumberFormat:
 
 @cache
 def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
-    """Return the values of those marks for "missing" that can be read as ``kind``."""
+    """Return the marks for "missing" that can be read as ``kind``, as values of that type."""
     if kind in (value_types.TEXT, value_types.OTHER):
         return []
     marks = pa.array(number_format.missing, pa.string())
@@ -125,14 +125,14 @@ def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
 
 
 def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
-    """Return a mark as a value of ``kind``; raise ``pa.ArrowInvalid`` if that cannot hold it."""
+    """Return a mark as an Arrow scalar of the type ``kind``; raise ``pa.ArrowInvalid`` if the type cannot hold it."""
     if isinstance(value, Decimal):
         value = float(value) if pa.types.is_floating(kind) else Decimal(format(value, "f"))
     return pa.scalar(value).cast(kind)
 
 
 def readings(texts: pa.Array, missing: list[str]) -> list[str]:
-    """Return the settings, in words, that let most texts of a column be read as numbers; empty if none do."""
+    """Return the settings, in words, with which most texts of a column would be numbers; empty if there are none."""
     cleaned = value_types.clean(texts, missing).drop_null()
     odd = cleaned.filter(pc.invert(pc.match_substring_regex(cleaned, NumberFormat().pattern)))
     if 2 * len(odd) <= len(cleaned):
@@ -149,18 +149,18 @@ def readings(texts: pa.Array, missing: list[str]) -> list[str]:
     return [words for words in fitting if not any(other in words for other in fitting if other != words)]
 
 
-#: Currencies and shares, before or after a number.
+#: Currencies and percent signs, before or after a number.
 UNIT = r"(?:[\p{Sc}%‰]|\b(?:USD|EUR|GBP|CHF|JPY|CNY|INR)\b)"
-#: Digits and separators with such a mark or, as in accounting, in parentheses for losses.
+#: Number with such a unit or, as accountants write losses, in parentheses.
 WITH_UNIT = rf"^(?:[+-]?\s*{UNIT}\s*[+-]?DIGITS|[+-]?DIGITS\s*{UNIT}|\(\s*{UNIT}?\s*DIGITS\s*{UNIT}?\s*\))$".replace(
     "DIGITS", r"[.,]?\d[\d.,'_ \x{00a0}\x{202f}]*"
 )
 
 
 def with_units(texts: pa.Array, missing: list[str]) -> str:
-    """Return the first number with a currency or another unsupported mark.
+    """Return the first number with a currency, a percent sign or parentheses.
 
-    The result is empty unless most texts are numbers and some have such a mark.
+    The result is "" unless most texts are numbers and some have such a mark.
     """
     cleaned = value_types.clean(texts, missing).drop_null()
     marked = pc.match_substring_regex(cleaned, WITH_UNIT)
@@ -171,7 +171,6 @@ def with_units(texts: pa.Array, missing: list[str]) -> str:
 
 
 def cannot_become(stored: str, kind: str) -> bool:
-    """Return True if values of the type ``stored`` cannot be read as ``kind``."""
     if stored == value_types.NOTHING:
         return False
     if stored == kind or value_types.TEXT in (stored, kind):
@@ -180,7 +179,7 @@ def cannot_become(stored: str, kind: str) -> bool:
 
 
 def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
-    """Return a column as ``kind``, and the values that cannot be read so (bool ``[rows]``; null in the column)."""
+    """Return a column as ``kind``, and which values cannot be converted (bool ``[rows]``); these are null."""
     if kind != value_types.TEXT and value_types.type_of(column.type) == value_types.TEXT:
         return number_format.convert(column.cast(pa.string()), kind)
     values, failed = cast_typed(column, kind)
@@ -207,9 +206,9 @@ def cast_typed(column: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
 def guess_types(
     columns: Mapping[str, pa.Array], file: str, lines: np.ndarray, config: DataConfig
 ) -> tuple[dict[str, str], list[str]]:
-    """Infer the type of each column from its first rows; warn of text columns that are mostly numbers.
+    """Infer the type of every column from its first rows; warn of text columns that are mostly numbers.
 
-    ``lines`` are the rows' lines in ``file``.
+    ``columns`` hold these rows as texts; ``lines`` are their lines in ``file``.
     """
     types, warnings = {}, []
     number_format = NumberFormat.of(config)
@@ -243,7 +242,7 @@ def guess_types(
 
 
 def tolerance(config: DataConfig) -> float:
-    """Return the share of unreadable values above which a column is treated as text."""
+    """Return the largest share of unreadable values (0 to 1) with which a column is not read as text."""
     return min(config.quarantine_limit, 0.1)
 
 

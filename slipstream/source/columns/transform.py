@@ -1,4 +1,4 @@
-"""Transformation of raw columns to model inputs, shared by training, scoring and serving.
+"""Transformation of raw columns to model inputs, used by training, scoring and serving.
 
 It is fitted on the training rows and stored in ``schema.json`` and ``statistics.json``.
 """
@@ -22,31 +22,32 @@ from slipstream.source.columns import value_types
 from slipstream.source.columns.hashing import splitmix64
 from slipstream.source.columns.number_formats import NumberFormat
 
-#: Codes of missing and unseen texts, and the first of the vocabulary.
+#: Codes of missing and of unseen texts, and the first code of the vocabulary.
 MISSING, UNSEEN, FIRST = 0, 1, 2
-#: Number of ids for words and word pairs, and the id that pads short documents.
+#: Number of hash buckets for words and word pairs, and the id that pads short documents.
 BUCKETS = 1 << 16
 PADDING = 0
 BETWEEN_WORDS = r"[\s\p{P}\p{S}\p{C}]+"
-#: Characters read of a long text per token; more would rarely be used.
+#: Number of characters read of a document per token; more would rarely be used.
 CHARACTERS_PER_TOKEN = 64
 DAY = 86_400.0
 LAST_SECOND = 9e18
-#: Standard deviations at which outliers are clipped, to prevent overflow.
+#: Number of standard deviations at which outliers are clipped, to prevent overflow.
 FARTHEST = 1e4
-#: Rows encoded at once, few enough to stay in the CPU cache.
+#: Number of rows encoded at once, few enough for the CPU cache.
 CACHED_ROWS = 8192
-#: Padding of matrix rows: columns a power of two apart would evict each other from the cache during the transpose.
+#: Padding of matrix rows in values: columns a power of two apart would evict each other from the cache in the
+#: transpose.
 APART = 16
 
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """Numeric input: ``(f(x) - mean) / std``, or the mean where x is missing.
+    """Numeric input: ``(f(x) - mean) / std``, or 0 where x is missing.
 
     ``curve`` is "linear" (f(x) = x) or "log" (f(x) = sign(x) log(1 + |x| / scale)), used for heavy tails. ``part``
-    selects a part of a time: "" (seconds since 1970), "hour", "weekday" (Monday is 0) or "month". ``indicator`` adds an
-    input that is 1 where x is missing.
+    selects a component of a time: "" (seconds since 1970), "hour", "weekday" (Monday is 0) or "month". ``indicator``
+    adds an input that is 1 where x is missing.
     """
 
     name: str
@@ -58,7 +59,7 @@ class NumericColumn:
     indicator: bool = False
 
     def curved(self, numbers: np.ndarray) -> np.ndarray:
-        """Return f(x), float64 ``[rows]`` from float64 ``[rows]``; NaN (missing) is kept."""
+        """Return f(x) (float64 ``[rows]``) of ``numbers``; NaN (missing) stays NaN."""
         return bend(take_part(numbers, self.part), self.curve, self.scale)
 
 
@@ -84,7 +85,7 @@ class CategoricalColumn:
         return table.take(value_types.codes_of(texts))
 
     def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
-        """Return the code of each text of a dictionary, followed by the code of missing texts."""
+        """Return the code of every text of a dictionary, and last the code of missing texts."""
         distinct = value_types.clean(dictionary.cast(pa.string()), missing)
         indices = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
         codes = pc.fill_null(pc.add(indices, FIRST), UNSEEN)
@@ -93,13 +94,13 @@ class CategoricalColumn:
 
     @cached_property
     def _last(self) -> list[tuple[pa.Array, np.ndarray]]:
-        """The last encoded dictionary and its table."""
+        """Last encoded dictionary and its table, at most one pair."""
         return []
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Transformation of raw columns to inputs and target; ``types`` are those of the raw columns read."""
+    """Fitted transformation of raw columns to inputs and target; ``types`` are the types of the raw columns."""
 
     target: str
     task: str
@@ -112,10 +113,10 @@ class Transform:
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
-    #: Column of weights, if any, and the mean over the training rows that divides them.
+    #: Column of row weights ("" if unweighted), and its mean over the training rows, by which weights are divided.
     weight: str = ""
     weight_mean: float = 1.0
-    #: Text columns learned from by their words, and the number of ids kept of each.
+    #: Free-text columns, used by their words, and the number of token ids per column and row.
     documents: tuple[str, ...] = ()
     text_length: int = 0
 
@@ -125,7 +126,7 @@ class Transform:
 
     @property
     def columns(self) -> list[str]:
-        """The raw columns used as inputs, without repetition."""
+        """Names of the raw columns used as inputs, without repetition."""
         names = [column.name for column in self.numeric] + [column.name for column in self.categorical]
         return list(dict.fromkeys([*names, *self.documents]))
 
@@ -156,8 +157,8 @@ class Transform:
     ) -> None:
         """Write the inputs of raw rows to ``out``, a structured array ``[rows]`` with the signature's fields.
 
-        ``numbers`` are columns already read by :func:`.value_types.as_numbers`. Raise ``UserError`` if a column is
-        missing or has values of another type.
+        ``numbers`` may hold columns already converted by :func:`.value_types.as_numbers`. Raise ``UserError`` if a
+        column is missing or has values of another type.
         """
         there = set(batch.schema.names)
         absent = [name for name in self.columns if name not in there]
@@ -180,7 +181,7 @@ class Transform:
                 out["categorical"][rows] = codes[:, rows].T
 
     def _encode_numbers(self, numbers: dict[str, np.ndarray], out: np.ndarray) -> None:
-        """Encode all numeric inputs as rows of a matrix, transposed at the end."""
+        """Write all numeric inputs to ``out``; they are computed column by column and then transposed."""
         rows, width = out.shape
         matrix = np.empty((width, rows + APART), np.float32)[:, :rows]
         deviations = np.empty(rows)
@@ -209,7 +210,7 @@ class Transform:
         return table[distinct.indices.to_numpy()]
 
     def encode_weight(self, column: pa.Array) -> np.ndarray:
-        """Return float32 ``[rows]`` with mean 1 over the training rows, so that the loss keeps its scale."""
+        """Return float32 ``[rows]`` weights with mean 1 over the training rows, which keeps the scale of the loss."""
         return (value_types.as_numbers(column) / self.weight_mean).astype(np.float32)
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
@@ -238,7 +239,7 @@ def bend(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
 
 
 def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
-    """Return a part of times in seconds since 1970 (UTC) as float64, NaN where missing."""
+    """Return the component ``part`` of times in seconds since 1970 (UTC) as float64, NaN where missing."""
     if part == "":
         return seconds
     if part == "hour":
@@ -262,9 +263,9 @@ def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
 
 
 def tokenise(texts: pa.Array, length: int) -> np.ndarray:
-    """Return int32 ``[rows, length]`` ids of the first words, each followed by the id of its pair with the next.
+    """Return int32 ``[rows, length]``: ids of the first words, each followed by the id of its pair with the next.
 
-    The rest is ``PADDING``. Case and Unicode forms (NFKC) are ignored; a missing text is empty.
+    Unused positions are ``PADDING``. Case and Unicode forms (NFKC) are ignored; a missing text is empty.
     """
     cut = pc.utf8_slice_codeunits(pc.fill_null(texts.cast(pa.string()), ""), 0, CHARACTERS_PER_TOKEN * length)
     plain = pc.utf8_lower(pc.utf8_normalize(cut, form="NFKC"))
@@ -286,7 +287,6 @@ def tokenise(texts: pa.Array, length: int) -> np.ndarray:
 
 
 def hash_words(words: pa.Array) -> np.ndarray:
-    """Return the uint64 hash of each word."""
     encoded = words.dictionary_encode()
     distinct = [xxhash.xxh3_64_intdigest(word.encode()) for word in encoded.dictionary.to_pylist()]
     return np.array(distinct, np.uint64)[encoded.indices.to_numpy()] if distinct else np.empty(0, np.uint64)

@@ -1,4 +1,4 @@
-"""Types of column values, and conversion of text to them."""
+"""Types of column values, and conversion of texts to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 INTEGER, NUMBER, BOOLEAN, TIME, TEXT, OTHER = "integer", "number", "boolean", "time", "text", "other"
 NUMBERS = (INTEGER, NUMBER)
-#: Type of a column without values (Arrow's null): it takes the type of the same column in another file.
+#: Type of a column without values (Arrow's null); the column's type in other files takes precedence.
 NOTHING = "nothing"
 ARROW = {
     INTEGER: pa.int64(),
@@ -23,16 +23,16 @@ ARROW = {
 }
 
 
-#: Pattern found in every text that can be read as a number, boolean or time.
+#: Pattern that every text readable as a number, boolean or time contains.
 READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false|now|today)$"
 #: Start of every text that pandas reads as an ISO 8601 time: a year, possibly negative, or a word such as now.
 TIMELIKE = r"(?i)^(\+?\d{4}|-\d|(now|today)$)"
-#: Most texts parsed one by one when Arrow cannot read them all as numbers.
+#: Largest number of texts that are parsed one by one if Arrow cannot read them all as numbers.
 LOOKED_AT = 32
 
 
 def type_of(kind: pa.DataType) -> str:
-    """Return the type of an Arrow column: one of the constants above."""
+    """Return the type of an Arrow column: one of the constants of this module."""
     kind = inner_type(kind)
     if pa.types.is_boolean(kind):
         return BOOLEAN
@@ -48,7 +48,7 @@ def type_of(kind: pa.DataType) -> str:
 
 
 def inner_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values inside a dictionary, runs or an extension type."""
+    """Return the type of the values inside a dictionary, run-end encoded or extension type."""
     while True:
         if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
             kind = kind.value_type
@@ -58,7 +58,7 @@ def inner_type(kind: pa.DataType) -> pa.DataType:
             return kind
 
 
-#: Types for which Arrow lacks required kernels, and substitutes that hold the same values.
+#: Types for which Arrow lacks required kernels, and a type for each that holds the same values.
 SUBSTITUTES = {
     pa.float16().id: lambda _: pa.float32(),
     pa.decimal32(1).id: lambda kind: pa.decimal128(kind.precision, kind.scale),
@@ -71,13 +71,13 @@ SUBSTITUTES = {
 
 
 def has_values(kind: pa.DataType) -> bool:
-    """Return True if the values can be compared; nested values and intervals of months and days are not used."""
+    """Return True if values of this type are comparable: not nested, no interval of months and days."""
     inner = inner_type(kind)
     return not (pa.types.is_nested(inner) or pa.types.is_interval(inner))
 
 
 def is_simple(kind: pa.DataType) -> bool:
-    """Return True if :func:`simplified` leaves such a column unchanged."""
+    """Return True if :func:`simplified` does not change columns of this type."""
     if pa.types.is_dictionary(kind):
         inner, index = kind.value_type, kind.index_type
         return index in (pa.int32(), pa.int64()) and type_of(inner) == TEXT and is_simple(inner)
@@ -97,7 +97,7 @@ def is_known_zone(zone: str) -> bool:
 
 
 def simplified(column: pa.Array) -> pa.Array:
-    """Return the values in a type that all later steps support: plain, or a dictionary of texts.
+    """Return the column in a type that all later steps support: plain, or a dictionary of texts.
 
     Values that cannot be compared (:func:`has_values`) become null.
     """
@@ -121,7 +121,7 @@ def simplified(column: pa.Array) -> pa.Array:
 
 
 def wider(a: str, b: str) -> str | None:
-    """Return the type that holds the values of both; ``None`` if only text does."""
+    """Return the type that holds the values of both ``a`` and ``b``; ``None`` if only text does."""
     if a == b or b == NOTHING:
         return a
     if a == NOTHING:
@@ -130,7 +130,7 @@ def wider(a: str, b: str) -> str | None:
 
 
 def clean(texts: pa.Array, missing: list[str]) -> pa.Array:
-    """Return the texts without surrounding spaces, and null for marks of "missing"."""
+    """Return the texts without surrounding spaces, and null for the marks ``missing``."""
     trimmed = pc.utf8_trim_whitespace(texts)
     marked = pc.is_in(trimmed, value_set=pa.array(missing, trimmed.type)) if missing else None
     if marked is None or not pc.any(marked).as_py():
@@ -139,7 +139,7 @@ def clean(texts: pa.Array, missing: list[str]) -> pa.Array:
 
 
 def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
-    """Return the narrowest type for all values but the share ``tolerance``."""
+    """Return the narrowest type that can hold all values except for at most the share ``tolerance``."""
     present = clean(texts, missing).drop_null()
     if len(present) == 0:
         return NUMBER
@@ -159,12 +159,12 @@ def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
 
 
 def may_be_read(texts: pa.Array) -> np.ndarray:
-    """Return the texts that may be readable as another type (bool ``[rows]``); others never are."""
+    """Return which texts may be numbers, booleans or times (bool ``[rows]``), by a fast, inexact check."""
     return pc.match_substring_regex(texts, READABLE).to_numpy(zero_copy_only=False)
 
 
 def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
-    """Return the values that are not numbers (bool ``[rows]``) in a mostly numeric text column; else ``None``."""
+    """Return which values are not numbers (bool ``[rows]``) if most values of a text column are, else ``None``."""
     cleaned = clean(texts, missing)
     present = cleaned.drop_null()
     if 2 * np.count_nonzero(~may_be_read(present)) >= len(present):
@@ -175,9 +175,9 @@ def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
 
 
 def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
-    """Return texts as ``kind``, and the values that cannot be read so (bool ``[rows]``; null in the column).
+    """Return texts as ``kind``, and which values cannot be converted (bool ``[rows]``); these are null.
 
-    Integers that turn out to have fractions become numbers. Texts become codes into a dictionary.
+    Integers become numbers if some have fractions. Texts become a dictionary array.
     """
     none = np.zeros(len(texts), bool)
     if kind == TEXT:
@@ -197,7 +197,7 @@ def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, n
 
 
 def cast(texts: pa.Array, kind: str) -> pa.Array | None:
-    """Return all texts as ``kind``, integers as numbers if necessary; ``None`` if one cannot be read."""
+    """Return all texts as ``kind``, integers as numbers if necessary; ``None`` if any text cannot be read."""
     for target in (INTEGER, NUMBER) if kind == INTEGER else (kind,):
         try:
             return texts.cast(ARROW[target])
@@ -208,13 +208,12 @@ def cast(texts: pa.Array, kind: str) -> pa.Array | None:
 
 @cache
 def spells_number(text: str) -> bool:
-    """Return True if the text reads as a number other than NaN."""
     read = cast(pa.array([text]), NUMBER)
     return read is not None and not math.isnan(read[0].as_py())
 
 
 def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
-    """Return the values read as ``kind``, null where that fails."""
+    """Return the texts as ``kind``, null where that fails."""
     if kind == BOOLEAN:
         values = {"true": True, "false": False}
         return pa.array([values.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
@@ -232,8 +231,8 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
 def as_far_as_read(texts: pa.Array) -> pa.Array:
     """Return texts as float64, null where they are not numbers.
 
-    Failures are usually few. They are found by bisection down to ranges that can be read or are short enough to parse
-    one by one.
+    Failures are usually few. They are found by bisection, down to ranges that Arrow can cast or that are short enough
+    to parse one by one.
     """
     read = cast(texts, NUMBER)
     if read is not None:
@@ -245,7 +244,7 @@ def as_far_as_read(texts: pa.Array) -> pa.Array:
 
 
 def number_of(text: str | None) -> float | None:
-    """Parse a number, also in forms that Arrow does not know, such as +5 or .5; return ``None`` if it is not one."""
+    """Parse a number, including forms such as +5 or .5 that Arrow refuses; return ``None`` if it is not a number."""
     if text is None or "_" in text or not text.isascii():
         return None  # Python would read 1_000, and the digits of other scripts
     try:
@@ -273,37 +272,34 @@ def as_numbers(column: pa.Array) -> np.ndarray:
 
 
 def seconds_in(kind: pa.DataType) -> float:
-    """Return the unit, in seconds, of a type of dates or times."""
     if pa.types.is_date32(kind):
         return 86_400.0
     return 1e-3 if pa.types.is_date64(kind) or kind.unit == "ms" else 1.0
 
 
 def with_dictionary(column: pa.Array) -> pa.DictionaryArray:
-    """Return the values as codes into a dictionary."""
     return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
 
 
 def codes_of(column: pa.DictionaryArray) -> np.ndarray:
-    """Return the dictionary index of each value; missing values get the index after the last."""
+    """Return the dictionary index of every value; missing values get ``len(dictionary)``."""
     codes = column.indices if column.indices.null_count == 0 else pc.fill_null(column.indices, len(column.dictionary))
     return codes.to_numpy(zero_copy_only=False)
 
 
 def label(value: object) -> str:
-    """Return a class name; whole numbers lose the fraction, so that 1 and 1.0 are one class."""
+    """Return a value as a class name; whole numbers lose the fraction, so that 1 and 1.0 are one class."""
     if isinstance(value, Decimal):
         value = float(value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def labels(column: pa.Array) -> list[str]:
-    """Return class names; times outside Python's range or of an unknown zone are named by their number."""
     return [label(value) for value in as_python(column)]
 
 
 def as_python(column: pa.Array) -> list[object]:
-    """Return Python values; times outside Python's range or of an unknown zone are Arrow's numbers."""
+    """Return Python values; for times outside Python's range or of an unknown zone, return Arrow's integers."""
     try:
         return column.to_pylist()
     except (ValueError, OverflowError, pa.ArrowInvalid):

@@ -1,4 +1,4 @@
-"""Delimited text (CSV), cut into blocks of whole records; parsing a block accounts for every bad record."""
+"""Delimited text (CSV), cut into blocks of complete records and parsed; every bad record is reported."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 BLOCK_BYTES = 12 << 20
-#: Guaranteed record size. Bytes longer than this and a block are not a record.
+#: Largest record size in bytes that is always supported. An unfinished record longer than this and a block is bad.
 RECORD_BYTES = 4 << 20
-#: Bytes kept of a faulty line.
+#: Number of bytes kept of a bad line.
 FAULTY_BYTES = 2 << 10
 NEVER_CLOSES = "a quote opens here and never closes"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Whole records of one file, as UTF-8; ``first_line`` counts from 1.
+    """Complete records of one file in UTF-8; ``first_line`` counts from 1.
 
-    ``content`` is None for bytes stored unchanged in a local file from ``offset`` on: reading them again in the process
-    that parses them is several times faster than sending them there.
+    ``content`` is None if the bytes can be read from a local file at ``offset``. The process that parses them then
+    reads them, which is several times faster than sending them there.
 
-    A block with a ``fault`` is the start of one line that is not a record; the text gives the reason.
+    A block with a ``fault`` holds the start of one line that is not a record; ``fault`` is the reason.
     """
 
     file: str
@@ -57,7 +57,7 @@ class Block:
 
     @cached_property
     def data(self) -> bytes:
-        """The content; reading it again raises ``UserError`` if the file was truncated."""
+        """Content, read from the file if necessary; raises ``UserError`` if the file was truncated meanwhile."""
         if self.content is not None:
             return self.content
         with SourceFile(self.file, self.offset + self.size).open() as source:
@@ -70,10 +70,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Parsed block: ``table`` has one unconverted text column per name.
+    """Parsed block: ``table`` has one text column per name, not converted yet.
 
-    ``lines`` (int64 ``[rows]``) is the line in ``file`` on which each record starts. ``nested`` columns hold lists or
-    objects and are not used.
+    ``lines`` (int64 ``[rows]``) is the line in ``file`` on which each record starts. ``nested`` names columns that hold
+    lists or objects and are not used.
     """
 
     file: str
@@ -88,7 +88,7 @@ class Parsed:
 
 
 class Utf8Stream:
-    """Reader of a file, decompressed and as UTF-8, without the byte-order mark."""
+    """Reader of a file that decompresses, converts to UTF-8 and removes the byte-order mark."""
 
     def __init__(self, file: SourceFile, config: DataConfig) -> None:
         self._file = file
@@ -97,13 +97,16 @@ class Utf8Stream:
         self._decoder = None if codec.name == "utf-8" else codec.incrementaldecoder()
         raw = file.open()
         self._raw = raw if file.compression is None else pa.CompressedInputStream(raw, file.compression)
-        #: True if the bytes read are those of a local file.
+        #: True if the bytes are those of a local file, without decompression or conversion.
         self.plain = file.local and file.compression is None and self._decoder is None
-        #: Bytes read of the decompressed file.
+        #: Number of bytes read of the decompressed file.
         self.offset = 0
 
     def read(self, size: int) -> bytes:
-        """Return at most ``size`` bytes of the file as UTF-8, empty at its end; raise ``UserError`` for damage."""
+        """Return the next bytes in UTF-8, from at most ``size`` bytes of the file; empty at its end.
+
+        Raise ``UserError`` for damage and for an unsupported format.
+        """
         try:
             data = self._raw.read(size)
         except (OSError, EOFError, pa.ArrowException) as error:
@@ -125,7 +128,7 @@ class Utf8Stream:
         return data.removeprefix(codecs.BOM_UTF8) if first else data
 
     def back(self, size: int) -> None:
-        """Move back by ``size`` bytes in a plain file."""
+        """Seek back by ``size`` bytes, in a plain file only."""
         self.offset -= size
         self._raw.seek(self.offset)
 
@@ -140,10 +143,10 @@ class Utf8Stream:
 
 
 def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the file in blocks that end at record ends.
+    """Yield the file in blocks that end at record ends, so no block starts or ends within a value.
 
-    The first line of an unclosed record becomes a block of its own, with a ``fault``, and parsing restarts after it: no
-    block starts or ends within a value. Raise ``UserError`` at the first byte that is not UTF-8.
+    If a quote is never closed, its line becomes a block with a ``fault``, and reading restarts after it. Raise
+    ``UserError`` at the first byte that is not UTF-8.
     """
     line, rest, more = 1, b"", True
     with Utf8Stream(file, config) as stream:
@@ -176,7 +179,7 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
 
 
 def beyond_line(stream: Utf8Stream, data: bytes, block_bytes: int) -> bytes:
-    """Read to the end of the line left open in ``data``; return the bytes after it."""
+    """Read up to the end of the last line in ``data``, which is incomplete; return the bytes after it."""
     while not (end := first_line_end(data)):
         more = stream.read(block_bytes)
         if not more:
@@ -186,7 +189,7 @@ def beyond_line(stream: Utf8Stream, data: bytes, block_bytes: int) -> bytes:
 
 
 def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
-    """Raise ``UserError`` unless ``data`` up to ``end`` is UTF-8."""
+    """Raise ``UserError`` unless ``data[:end]`` is UTF-8."""
     if data.isascii():
         return
     try:
@@ -201,7 +204,7 @@ def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
 
 
 def read_header(file: SourceFile, config: DataConfig) -> list[str]:
-    """Return the stripped names in the first line; raise ``UserError`` if there is none."""
+    """Return the names in the first line without surrounding spaces; raise ``UserError`` if the file is empty."""
     for block in read_blocks(file, config, RECORD_BYTES):
         if block.fault:
             raise UserError(f"{file.uri}, line {block.first_line}: {block.fault}; expected a header line and rows")
@@ -221,7 +224,6 @@ def csv_reader(text: str, config: DataConfig) -> Reader:
 
 
 def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
-    """Return the csv module's reader of the records in ``lines``."""
     csv.field_size_limit(1 << 30)
     return csv.reader(
         lines,
@@ -233,7 +235,7 @@ def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
 
 
 def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
-    """Parse one block; return rows of wrong width and records with unclosed quotes as bad."""
+    """Parse one block; rows with too few or too many fields and records with unclosed quotes are bad."""
     if block.fault:
         return faulty(block, names)
     if ends_in_quotes(block.data, config):
@@ -283,7 +285,6 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
 
 
 def faulty(block: Block, names: list[str]) -> Parsed:
-    """Return the line of a faulty block as a bad row."""
     bad = BadRow(block.file, block.first_line, "", block.fault, block.data.decode(errors="replace").rstrip("\r\n"))
     return Parsed(block.file, empty_table(names), np.empty(0, np.int64), [bad])
 
@@ -297,7 +298,7 @@ def empty_table(names: list[str]) -> pa.Table:
 
 
 def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray | None:
-    """Return the line on which each record starts (int64 ``[records]``); ``None`` if lines and records do not match."""
+    """Return the line on which each record starts (int64 ``[records]``); ``None`` if the numbers differ."""
     data = np.frombuffer(block.data, np.uint8)
     starts = np.concatenate([[0], breaks_in(data) + 1])
     first = data[starts[starts < len(data)]]
@@ -318,7 +319,7 @@ def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray |
 
 
 def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
-    """Parse record by record a block with an unclosed quote: slower, but always finds the next good record."""
+    """Parse a block record by record, for unclosed quotes: slower, but finds the next good record."""
     lines = list(io.StringIO(block.data.decode(), newline=""))
     rows: list[list[str]] = []
     starts: list[int] = []
@@ -345,7 +346,7 @@ def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_hea
 
 
 def next_record(lines: list[str], at: int, config: DataConfig) -> tuple[int, list[str] | None]:
-    """Return the number of lines of the record starting on line ``at``, and its fields.
+    """Return the number of lines of the record that starts on line ``at``, and its fields.
 
     The fields are [] for an empty line and ``None`` if a quote is not closed; then only the first line is consumed.
     """

@@ -1,4 +1,4 @@
-"""JSON Lines: one object per line, with values read as text so that types are inferred as for CSV."""
+"""JSON Lines: one object per line. Values are read as text, and types are inferred as for CSV."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first_lines(file: SourceFile, config: DataConfig, sample_bytes: int) -> Pars
 def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
     """Parse a block into text columns: ``names`` first, then every other key that occurs.
 
-    Numbers keep their digits. Lists and objects stay JSON.
+    Numbers keep their digits. Lists and objects stay JSON text.
     """
     if block.fault:
         return faulty(block, names)
@@ -53,11 +53,11 @@ def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
 
 
 class Unreadable(Exception):
-    """Line that is not a row, with the reason."""
+    """Error for a line that is not a row; its message is the reason."""
 
 
 def object_on(line: bytes) -> dict[str, object]:
-    """Return the object with numbers as written; raise ``Unreadable`` if there is none."""
+    """Return the object on a line, with numbers as texts; raise ``Unreadable`` if there is none."""
     try:
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):

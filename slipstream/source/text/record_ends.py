@@ -2,8 +2,8 @@
 
 A quote opens at the start of a value; later in an unquoted value it is an ordinary character (``6" nail``). Inside
 quotes it closes, unless doubled. Therefore a run of an even number of quotes changes nothing. An odd run where a value
-may start opens or, inside quotes, closes. An odd run anywhere else ends outside quotes, whatever came before. From the
-first such run on, the state is known without reading earlier bytes.
+may start opens quotes or, inside quotes, closes them. After an odd run anywhere else, the text is outside quotes,
+whatever came before. So from the first such run on, the state is known without reading earlier bytes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 
 from slipstream.source.config import DataConfig
 
-#: Bytes examined first, from the end; the factor by which they grow while undecided.
+#: Number of bytes examined first, at the end, and the factor by which it grows while they are inconclusive.
 LOOK_BYTES, TIMES_MORE = 64 << 10, 16
-#: A final CR may be half of CR LF.
+#: First line break; a CR at the end of the data does not count, as an LF may follow.
 FIRST_BREAK = re.compile(rb"\n|\r\n|\r(?=[^\n])")
 
 
 class Runs(NamedTuple):
-    """Runs of odd numbers of quotes in the bytes from ``start`` on.
+    """Runs of an odd number of quotes in the bytes from ``start`` on.
 
-    ``at`` (int64 ``[runs]``) is where they start, ``inside`` (bool) whether the text after each is quoted. Before
-    ``known`` the state is unknown.
+    ``at`` (int64 ``[runs]``) are their offsets, ``inside`` (bool ``[runs]``) is True if the text after a run is quoted.
+    At offsets below ``known`` the state is unknown.
     """
 
     start: int
@@ -36,7 +36,7 @@ class Runs(NamedTuple):
 
 
 def last_record_end(data: bytes, config: DataConfig) -> int:
-    """Return the bytes of complete records at the start of ``data``, or 0 if the first record is incomplete."""
+    """Return the number of bytes of complete records at the start of ``data``, or 0 if the first is incomplete."""
     plain = without_escapes(data, config)
     if not config.quote or config.quote.encode() not in plain:
         lf = plain.rfind(b"\n")
@@ -52,7 +52,7 @@ def last_record_end(data: bytes, config: DataConfig) -> int:
 
 
 def ends_in_quotes(data: bytes, config: DataConfig) -> bool:
-    """Return True if a quote is open at the end of ``data``, which starts with a record."""
+    """Return True if a quote is open at the end of ``data``, which must start with a record."""
     if not config.quote or config.quote.encode() not in data:
         return False
     runs = next(looks(without_escapes(data, config), config))
@@ -60,25 +60,25 @@ def ends_in_quotes(data: bytes, config: DataConfig) -> bool:
 
 
 def first_line_end(data: bytes) -> int:
-    """Return the length of the first line with its break; 0 if it has none."""
+    """Return the length of the first line including its break; 0 if it has none."""
     found = FIRST_BREAK.search(data)
     return found.end() if found else 0
 
 
 def count_breaks(data: bytes, end: int) -> int:
-    """Return the number of lines that end before ``end``, by LF, CR LF or CR."""
+    """Return the number of line breaks (LF, CR LF or CR) in ``data[:end]``."""
     return data.count(b"\n", 0, end) + data.count(b"\r", 0, end) - data.count(b"\r\n", 0, end)
 
 
 def without_escapes(data: bytes, config: DataConfig) -> bytes:
-    """Return ``data`` at the same length, with escaped characters masked."""
+    """Return ``data`` with escaped characters masked, at the same length."""
     if not config.escape:
         return data
     return re.sub(re.escape(config.escape.encode()) + b".", b"__", data, flags=re.DOTALL)
 
 
 def looks(data: bytes, config: DataConfig) -> Iterator[Runs]:
-    """Yield the runs in growing tails of ``data``, if conclusive, and finally in all of it."""
+    """Yield the runs in growing tails of ``data``, if conclusive, and last in all of ``data``."""
     size = LOOK_BYTES
     while size < len(data):
         runs = runs_from(len(data) - size, data, config)
@@ -104,7 +104,7 @@ def runs_from(start: int, data: bytes, config: DataConfig) -> Runs:
 
 
 def breaks_in(view: np.ndarray) -> np.ndarray:
-    """Return the last byte of each line break (int64 ``[lines]``)."""
+    """Return the offset of the last byte of every line break (int64 ``[lines]``)."""
     is_break = view == ord("\n")
     cr = np.flatnonzero(view[:-1] == ord("\r"))
     is_break[cr[view[cr + 1] != ord("\n")]] = True

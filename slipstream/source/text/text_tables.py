@@ -1,4 +1,4 @@
-"""Text tables (CSV, JSON Lines), made columnar block by block with types inferred from the first rows."""
+"""Text tables (CSV, JSON Lines), converted to Arrow block by block, with types inferred from the first rows."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from slipstream.source.tables import Partitions, check_columns, check_names, fin
 from slipstream.source.text import csv_blocks, json_lines
 from slipstream.source.text.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
 
-#: Bytes for inferring types, from the first file, and for finding the delimiter, from every file.
+#: Bytes read to infer types (from the first CSV file or every JSON file), and to detect the delimiter (from every
+#: file).
 SAMPLE_BYTES = 1 << 20
 DELIMITER_BYTES = 64 << 10
 USUAL_DELIMITER = ","
 OTHER_DELIMITERS = (";", "\t", "|")
-#: Records, or all if there are fewer, that must agree on a delimiter.
+#: Number of records, or all if there are fewer, that a delimiter must cut into equally many fields.
 AGREEING = 20
 
 
 @dataclass(frozen=True)
 class TextJob:
-    """Conversion of one block to columns of the given types, into ``path``."""
+    """Job of one worker: convert a block to columns of ``types`` and write them to ``path``."""
 
     block: Block
     names: list[str]
@@ -50,9 +51,9 @@ class TextJob:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Converted block: its rows in ``path``, the number of records, the types and the bad rows.
+    """Converted block: its rows in ``path``, number of records, types and bad rows.
 
-    ``others`` are unexpected columns with their inferred types.
+    ``others`` are columns that the plan lacks, with inferred types.
     """
 
     file: str
@@ -70,9 +71,9 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class TextPlan:
-    """Plan for reading text files: columns of every file, and types, warnings, settings and partitions for all.
+    """Plan for reading text files: columns of every file; types, warnings, settings and partitions of all files.
 
-    The settings include the delimiter.
+    The settings include the detected delimiter.
     """
 
     files: list[SourceFile]
@@ -84,7 +85,7 @@ class TextPlan:
 
 
 def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
-    """Spool text files into ``scratch``; raise ``UserError`` for bad data."""
+    """Convert text files to a table in ``scratch``; raise ``UserError`` for bad data."""
     plan = plan_text(source)
     while True:
         pieces = list(scratch.map(make_columnar, text_jobs(plan, scratch.root)))
@@ -115,7 +116,7 @@ def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
 
 
 def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
-    """Plan from the first lines of every file; keys that a line or file lacks are missing values there."""
+    """Plan from the first lines of every file; a key that a line or file lacks is a missing value."""
     if config.columns or not config.header:
         raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so remove both")
     config = replace(config, quote="", escape="")  # no quotes span lines
@@ -136,14 +137,14 @@ def parse(job: TextJob) -> Parsed:
 
 
 def guess_columns(parsed: Parsed, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
-    """Infer types as :func:`.number_formats.guess_types` does, for these columns of a parsed block."""
+    """Infer the types of the columns ``names`` of a parsed block by :func:`.number_formats.guess_types`."""
     texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
     types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
     return {name: types.get(name, value_types.OTHER) for name in names}, warnings
 
 
 def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
-    """Return a new plan that reads wrongly guessed columns as text and adds unexpected ones; ``None`` if unchanged."""
+    """Return a plan with unexpected columns added and wrongly guessed columns as text, or ``None`` if ``plan`` fits."""
     others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
     if others:
         return replace(plan, names=[[*names, *others] for names in plan.names], types=plan.types | others)
@@ -163,7 +164,6 @@ def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
 
 
 def input_of(pieces: list[TextPiece], plan: TextPlan) -> TableInput:
-    """Combine all ``pieces`` of the files, in order, into one input."""
     first_rows = accumulate((piece.rows for piece in pieces), initial=0)
     units = [
         Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
@@ -202,7 +202,7 @@ def text_jobs(plan: TextPlan, scratch: Path) -> Iterator[TextJob]:
 
 
 def make_columnar(job: TextJob) -> TextPiece:
-    """Parse a block, convert its values, quarantine bad rows and spool the others."""
+    """Parse a block, convert its values, and write the rows; quarantine bad rows. Runs in a worker process."""
     parsed = parse(job)
     number_format = NumberFormat.of(job.config)
     arrays, bad = {}, list(parsed.bad)
@@ -240,7 +240,7 @@ def in_one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
-    """Return the hashes of the column that alone decides splits, if there is one and the file has it."""
+    """Return the column of hashes of ``data.group`` or ``data.id`` in a dictionary; empty if the file lacks it."""
     name = job.config.identity
     if name not in job.names:
         return {}
@@ -253,7 +253,7 @@ def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
 
 
 def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, list[str]]:
-    """Return the delimiter of all ``files``, with a warning if the file names do not imply it.
+    """Return the delimiter of all files, with a warning if it is neither a comma nor implied by the file names.
 
     Raise ``UserError`` if the files disagree.
     """
@@ -276,8 +276,8 @@ def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, 
 def delimiter_of(file: SourceFile, config: DataConfig) -> str:
     """Return the delimiter of a file: a tab for ``.tsv``, else usually a comma.
 
-    Another mark is used if the first line has no comma and only this mark cuts all the first records, header included,
-    into equally many fields.
+    Another mark is returned if the first line has no comma, and only this mark cuts all of the first records, header
+    included, into equally many fields.
     """
     taken = (config.quote, config.escape)
     if has_tabs(file) and "\t" not in taken:
@@ -292,7 +292,6 @@ def delimiter_of(file: SourceFile, config: DataConfig) -> str:
 
 
 def has_tabs(file: SourceFile) -> bool:
-    """Return True if the name ends in .tsv, before any compression suffix."""
     return ".tsv" in [suffix.lower() for suffix in Path(file.name).suffixes[-2:]]
 
 
@@ -302,7 +301,7 @@ def cuts_alike(data: bytes, mark: str, config: DataConfig) -> bool:
 
 
 def records(data: bytes, mark: str, config: DataConfig) -> list[list[str]]:
-    """Return the first non-empty records, cut by ``mark``; none if they cannot be read."""
+    """Return the first non-empty records, cut by ``mark``; none if they cannot be parsed."""
     reader = csv_reader(data.decode(), replace(config, delimiter=mark))
     try:
         return list(islice(filter(None, reader), AGREEING))

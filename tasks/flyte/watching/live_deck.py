@@ -1,6 +1,7 @@
 """Deck that is updated while its task runs.
 
-A thread of the pod's agent publishes it: in workers ``Deck.publish`` does nothing. It never fails or delays the task.
+A thread of the pod's agent publishes it, since ``Deck.publish`` does nothing in workers. Its errors never fail the
+task.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from slipstream.logs import logger
 
 PERIOD_S = 30.0
-#: Seconds that the end of the task waits for the last page.
+#: Longest wait in seconds for the last update at the end of the task.
 LAST_S = 5.0
 LOG = logger("flyte")
-#: Returns the page, "" if there is nothing to show. The argument is True while the task runs.
+#: Returns the HTML of the page, or "" if there is nothing to show. The argument is True while the task runs.
 Page = Callable[[bool], str]
 
 
 class LiveDeck(Deck):
-    """Deck with a replaceable page."""
+    """Deck whose ``page`` can be replaced."""
 
     page = ""
 
@@ -35,7 +36,7 @@ class LiveDeck(Deck):
 
 @contextmanager
 def live_deck(title: str, page: Page) -> Iterator[None]:
-    """Publish the deck while the block runs, and once after it has ended."""
+    """Publish the deck periodically while the block runs, and once at its end."""
     ended = threading.Event()
 
     def publish_periodically() -> None:

@@ -1,4 +1,4 @@
-"""Telemetry sampler of a stage, below ``.slipstream`` on one machine or below a pod's working directory."""
+"""Telemetry sampler of a stage; samples are stored below ``.slipstream`` locally or below a pod's working directory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from slipstream.telemetry.prices import pod_price
 from slipstream.telemetry.series import condense, mean
 from slipstream.telemetry.watch import SAMPLES, watching
 
-#: Number of sample directories that are kept, the newest.
+#: Number of newest sample directories that are kept.
 KEPT = 20
-#: Seconds below which a stage on one machine is not sampled: the sampler's start would be a large part of them.
+#: Seconds below which a local stage is not sampled, since starting the sampler would slow it noticeably.
 SHORT_S = 1.0
 LOG = logger("telemetry")
-#: Sample directory of the stage that this thread runs; None without a sampler.
+#: Sample directory of the stage running in this thread; None without a sampler.
 sampled_directory: ContextVar[Path | None] = ContextVar("sampled_directory", default=None)
 
 
 class Watched:
-    """Stage that is sampled in ``directory``; ``usage`` is set at its end."""
+    """Stage sampled into ``directory``; its end sets ``usage``."""
 
     def __init__(self, directory: Path, facts: NodeFacts) -> None:
         self.directory, self._facts = directory, facts
@@ -60,7 +60,7 @@ class Watched:
 
 @contextmanager
 def watched(stage: str, *, local: bool) -> Iterator[Watched]:
-    """Sample this machine or pod while the block runs ``stage``."""
+    """Sample this machine or pod while ``stage`` runs in the block."""
     placement = current_profile().placement(STAGES[stage].pod_of or stage)
     facts = NodeFacts(time.time(), socket.gethostname(), "", "", False, False) if local else node_facts(spot(placement))
     directory = directory_of(stage, local=local)
@@ -77,7 +77,6 @@ def watched(stage: str, *, local: bool) -> Iterator[Watched]:
 
 
 def spot(placement: Placement) -> bool:
-    """Return True if the placement allows a spot machine for this attempt."""
     return placement.interruptible
 
 
@@ -87,7 +86,7 @@ def labels_of(stage: str, facts: NodeFacts, *, local: bool) -> Labels:
 
 
 def prices_of(placement: Placement, facts: NodeFacts) -> dict[str, float]:
-    """Return this pod's dollars per hour: the price paid and the on-demand price; empty if unknown."""
+    """Return this pod's prices in dollars per hour, "paid" and "on_demand", as far as they are known."""
     price = pod_price(placement, facts.instance_type)
     if price is None:
         return {}
@@ -96,7 +95,7 @@ def prices_of(placement: Placement, facts: NodeFacts) -> dict[str, float]:
 
 
 def directory_of(stage: str, *, local: bool) -> Path:
-    """Return a fresh directory for the samples of a stage; a temporary one of the system if that fails."""
+    """Return a new directory for a stage's samples; a system temporary directory if ``SAMPLES`` is not writable."""
     base = (STORE if local else Path(current_context().working_directory)) / SAMPLES
     try:
         base.mkdir(parents=True, exist_ok=True)
