@@ -101,7 +101,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
 def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
     """Yield requests over the platform's limits.
 
-    Admin compares only requests, rounded up to whole units.
+    FlyteAdmin compares only requests, rounded up to whole units.
     """
     for name, requested in use.requests.items():
         limit = use.limits.get(name)

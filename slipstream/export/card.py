@@ -45,7 +45,7 @@ Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 
 
 def trained_by_code(versions: Sequence[str]) -> str:
-    """Return a line with the code versions that trained a model, the first one first."""
+    """Return a line with the code versions that trained a model, in order."""
     named = ", then ".join(f"`{version}`" for version in versions)
     return f"Trained by code version{'s' if len(versions) > 1 else ''} {named}."
 

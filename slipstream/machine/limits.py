@@ -96,7 +96,7 @@ def cpu_throttling(root: Path = Path("/")) -> Throttling:
 
 
 def groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the existing directories of this process's group and those above it, for both versions."""
+    """Yield the existing directories of this process's group and those above it, for both cgroup versions."""
     mounted = root / "sys/fs/cgroup"
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, group_path = line.split(":", 2)

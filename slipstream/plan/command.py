@@ -82,8 +82,8 @@ def main(  # noqa: PLR0913 - an argument for each option
 ) -> None:
     """Estimate hours, dollars on spot and on demand, and interruptions of a measured training on other GPUs.
 
-    The first RUN with a training is planned. Further trainings improve the estimate of the error, and checkpoint
-    directories that of the preemption rate.
+    The first RUN with a training is planned. Further trainings improve the error estimate, and checkpoint directories
+    the preemption rate.
 
     Example: slipstream plan --measured runs/2026-11-26T11-33-03 --deadline 8h --write mine.toml
     """

@@ -53,7 +53,7 @@ class Reported:
 class Died:
     """Unexpected end of a trial's process, by a signal or without a result.
 
-    ``step`` is that of its newest checkpoint.
+    ``step`` is the step of its newest checkpoint.
     """
 
     step: int

@@ -67,7 +67,7 @@ def copy_local(root: Path, below: str, directory: Path) -> None:
 
 
 def fetch_listed(source: str, there: Mapping[str, ObjectInfo], directory: Path) -> None:
-    """Fetch a package from a store with the listing ``there``.
+    """Fetch a package from a store; ``there`` lists its files.
 
     Raises as :func:`copy_package`.
     """

@@ -129,7 +129,7 @@ def make_all(
     started: float,
     others: list[VariantFigures],
 ) -> Iterable[ExportCandidate]:
-    """Yield a candidate per recipe until the time is over, at least one; ``others`` collects the others."""
+    """Yield a candidate per recipe until the time is over, at least one; collect failures in ``others``."""
     import onnx
 
     fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()

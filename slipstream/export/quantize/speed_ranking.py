@@ -75,7 +75,7 @@ class SpeedRanking:
                     candidate.speed[batch] = statistics.median(seen[candidate.name])
 
     def rank(self, candidates: Sequence[ExportCandidate], deadline: float) -> dict[int, list[ExportCandidate]]:
-        """Return by batch size the candidates with a speed there, fastest first.
+        """Return, by batch size, the candidates with a speed, fastest first.
 
         The fastest of many short measurements may only be lucky. So the faster half is measured again for twice as many
         rounds, until one is left or ``deadline`` (``time.perf_counter``) has passed.

@@ -57,7 +57,7 @@ class Exported:
 
     @property
     def sums_exactly(self) -> bool:
-        """Return True if the CPU has VNNI, as those of the price file, so that INT8 variants compute the same."""
+        """True if the CPU has VNNI, like the price file's CPUs, so that INT8 variants compute the same there."""
         return bool(set(VNNI) & set(self.report.machine.flags))
 
 
