@@ -28,15 +28,15 @@ from slipstream.interconnect.profile import CSV, FILE, TABLE
 from slipstream.machine.gpus import visible_gpus
 from slipstream.models.arithmetic import Arithmetic
 
-#: Some of torchrun's variables.
+#: Environment variables by which a start under torchrun is recognised.
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
 
 class OneSpeaker(click.Command):
-    """Command whose errors only rank 0 prints.
+    """Command whose errors only rank 0 prints, since all ranks fail alike under torchrun.
 
-    Under torchrun all ranks fail for the same reason. The exception is rank 0 itself being missing.
+    Other ranks print only that rank 0 cannot be reached.
     """
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
@@ -50,7 +50,7 @@ class OneSpeaker(click.Command):
 
 @contextmanager
 def once() -> Iterator[None]:
-    """Exit on an error that only one of torchrun's ranks prints."""
+    """Exit on errors of the block, and print them on rank 0 only."""
     speaks = os.environ.get("RANK", "0") == "0"
     try:
         yield
@@ -86,10 +86,10 @@ def main(
     """Measure the collectives between processes.
 
     The command reports slow ranks and links, and adds the profile to the history. "compare" also reports whether the
-    network has become slower; "tune" finds settings with faster training steps.
+    network has become slower; "tune" searches for settings with faster training steps.
 
-    Alone it starts processes of its own on this machine; under torchrun it uses torchrun's processes, on any number of
-    machines.
+    Without torchrun the command starts processes on this machine. Under torchrun it measures torchrun's processes, on
+    any number of machines.
 
     Example: slipstream collectives compare --processes 2
 

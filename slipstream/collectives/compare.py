@@ -1,17 +1,17 @@
 """Comparison of the interconnect with earlier profiles of the same fingerprint.
 
-Launches are added until the answer is clear or the time is over. Every look at them may err, so the looks share the
-error: the k-th gets 1 / (k (k + 1)) of it, which sums to the whole (alpha spending; Lan and DeMets, "Discrete
+Launches are added until the result is significant or the time is over. Every interim test may raise a false alarm, so
+the k-th test gets 1 / (k (k + 1)) of the error level; these shares sum to 1 (alpha spending; Lan and DeMets, "Discrete
 Sequential Boundaries for Clinical Trials", Biometrika 70, 1983).
 
-Launches of the same network differ, and so do profiles of different days. A change is tested against both spreads:
-between the launches of each profile, and between the earlier profiles. While these are too few, the known spread of
-such profiles is used. The answer is "as before" only if the interval excludes a slow-down of 30 %; otherwise it is
-"can't tell" (not significant), with the slow-down that could have been missed.
+Times vary between launches and between profiles of different days. A change is tested against both variances, measured
+within and between profiles. With few profiles, a known variance between profiles is used instead. The answer is "as
+before" only if the interval excludes a slow-down of 30 %; otherwise it is "can't tell" (not significant), with the
+slow-down that could have been missed.
 
-Launches may be of two kinds, depending on where the system placed them. With few launches, all earlier ones may be of
-one kind and all new ones of the other, and their spread does not show it. So "slower" requires enough launches to make
-that improbable, whatever the shares of the kinds (:func:`by_kind`).
+A launch may be slow or fast only because of where the system placed its processes. With few launches, all earlier ones
+may be placed well and all new ones badly, by chance. So "slower" requires enough launches to make that improbable
+(:func:`by_kind`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import Measurement, NetworkProfile
 
 Answer = Literal["slower", "as before", "can't tell"]
-#: Probability of any "slower" in a comparison if nothing has changed.
+#: Probability that a comparison answers "slower" for any case although nothing has changed.
 FALSE_ALARMS = 0.01
-#: The slow-down that "as before" excludes, and the smallest that counts as slower.
+#: "as before" excludes a slow-down of 30 %; "slower" needs at least 5 %.
 EXCLUDED, MATTERS = 0.30, 0.05
-#: Standard deviation of the logarithm of a time between profiles of an unchanged network, used until there are
-#: ``ENOUGH`` profiles to measure it. Over loopback it is a lower bound, because it is that of the machine's load.
+#: Standard deviation of the logarithm of a time between profiles of an unchanged network, used with fewer than
+#: ``ENOUGH`` profiles. Over loopback it reflects the machine's load and remains the lower bound with more profiles.
 DRIFT, LOOPBACK_DRIFT = 0.01, 0.25
 ENOUGH = 4
 
@@ -50,16 +50,16 @@ class Change:
     operation: str
     bytes: int
     answer: Answer
-    #: New time over earlier time, and its interval at the level that ``FALSE_ALARMS`` leaves to the case.
+    #: Time now / time before, with its interval at the level ``FALSE_ALARMS`` / number of cases.
     ratio: float
     low: float
     high: float
-    #: A smaller slow-down may be missed; infinite if there are too few launches for "slower".
+    #: Smallest slow-down that would be found, as a fraction; infinite if there are too few launches for "slower".
     unseen: float
 
     @property
     def decidable(self) -> bool:
-        """True if "slower" was a possible answer."""
+        """True if there were enough launches to answer "slower"."""
         return math.isfinite(self.unseen)
 
     def __str__(self) -> str:
@@ -75,8 +75,8 @@ class Change:
 def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1) -> tuple[Change, ...]:
     """Compare every operation at its smallest size (latency) and its largest (bandwidth).
 
-    ``look`` counts the looks that could have found these launches slower, from 1. The result is empty without an
-    earlier profile that shares a case with the new one.
+    ``look`` is the number of this interim test, from 1; tests that could not answer "slower" do not count. Returns ()
+    if no earlier profile shares a case with ``new``.
     """
     without_network = new.fingerprint.world == 1 or new.topology.loopback
     drift = LOOPBACK_DRIFT if without_network else DRIFT
@@ -86,7 +86,7 @@ def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 
 
 
 def overall(changes: Sequence[Change]) -> Answer:
-    """Return "slower" if any change is slower, "as before" only if all are."""
+    """Return "slower" if any change is slower, "as before" if all are, else "can't tell"."""
     answers = {change.answer for change in changes}
     if "slower" in answers:
         return "slower"
@@ -105,24 +105,24 @@ def same_case(profile: NetworkProfile, case: Measurement) -> Measurement | None:
 
 
 def logs(measurement: Measurement) -> np.ndarray:
-    """Return the logarithm of every launch's 10th percentile; float64 ``[launches]``.
+    """Return the logarithm of every launch's 10th percentile of seconds; float64 ``[launches]``.
 
-    This percentile is the least disturbed by other processes of a machine.
+    Other processes on a machine disturb this percentile least.
     """
     return np.log([float(np.percentile(launch.seconds, 10)) for launch in measurement.launches])
 
 
 def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int) -> Change:
-    """Test one case with a t interval for the difference of the means of logarithms.
+    """Test one case with a t interval for the difference of the mean logarithms.
 
-    ``level`` is one-sided and covers all looks together.
+    ``level`` is the one-sided error of all interim tests together.
     """
     before, now = [logs(m) for m in earlier], logs(new)
     told = by_kind(sum(map(len, before)), len(now)) <= level
     profiles = len(before)
     if profiles < ENOUGH:
-        # Too few profiles to measure their spread are merged: the launches of each may all be of one kind, and then
-        # only all of them together have a spread.
+        # The variance between so few profiles is unknown, so their launches are pooled: all launches of one profile may
+        # be placed alike, and then only the pool shows their spread.
         before = [np.concatenate(before)]
     difference = float(now.mean() - np.mean([group.mean() for group in before]))
     half = half_width(before, now, profiles, drift, level / (look * (look + 1)))
@@ -132,22 +132,22 @@ def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level
     elif difference + half < np.log1p(EXCLUDED):
         answer = "as before"
     ratio, low, high = (float(np.exp(difference + sign * half)) for sign in (0, -1, 1))
-    # A true slow-down of twice the half width is found unless chance exceeds a whole half width.
+    # A true slow-down of twice the half width is missed only if the measurement errs by more than the half width.
     unseen = float(np.expm1(2 * half)) if told else float("inf")
     return Change(new.operation, new.bytes, answer, ratio, low, high, unseen)
 
 
 def by_kind(before: int, now: int) -> float:
-    """Return the probability that all launches before are of one kind and all now of the other.
+    """Return the probability that old and new launches differ in placement alone.
 
-    Assumes two kinds with the shares that make this most likely. Further looks add nothing: the event has occurred at
-    the first or never.
+    That is: all ``before`` launches are placed one way and all ``now`` another, at the most adverse frequencies.
+    Further interim tests do not raise it: this has happened at the first test or never.
     """
     return (before / (before + now)) ** before * (now / (before + now)) ** now
 
 
 def half_width(before: Sequence[np.ndarray], now: np.ndarray, profiles: int, drift: float, level: float) -> float:
-    """Return the half width of the interval for the mean of ``now`` less the mean of ``before``'s means.
+    """Return the half width of the interval for mean(``now``) - mean of the means of ``before``.
 
     The groups ``before`` come from ``profiles`` profiles.
     """
@@ -166,15 +166,15 @@ def half_width(before: Sequence[np.ndarray], now: np.ndarray, profiles: int, dri
     return float(stdtrit(freedom, 1 - level)) * float(np.sqrt(of_launches + between * (1 + 1 / profiles)))
 
 
-#: Most earlier profiles that are read, the newest first.
+#: Maximum number of earlier profiles that are read, the newest first.
 MOST = 30
 
 
 def compare_with_history(workers: WorkerGroup, config: CollectivesConfig, directory: Path) -> None:
     """Measure a profile and compare it with the history; all processes of ``workers`` call this.
 
-    Launches beyond ``collectives.launches`` are added while the answer is "can't tell", for at most
-    ``collectives.compare_seconds``. The answer is written above the profile's table. Writes and raises like
+    While the answer is "can't tell", launches beyond ``collectives.launches`` are added, for at most
+    ``collectives.compare_seconds``. The answer is written above the profile's table. Files and errors are those of
     :func:`~slipstream.collectives.engine.benchmark`.
     """
     comparison = HistoryComparison(config)
@@ -188,11 +188,11 @@ class HistoryComparison:
         self._history, self._ends = config.history, time.monotonic() + config.compare_seconds
         self._earlier: Sequence[NetworkProfile] | None = None
         self._changes: tuple[Change, ...] = ()
-        #: Looks at which "slower" was a possible answer: only they can raise a false alarm.
+        #: Number of interim tests with enough launches to answer "slower"; the others cannot raise a false alarm.
         self._looks = 0
 
     def enough(self, profile: NetworkProfile) -> bool:
-        """Return True if further launches are unnecessary or impossible."""
+        """Return True if the answer is clear, the time is over, or nothing is comparable."""
         if self._earlier is None:
             self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
         self._changes = compare(self._earlier, profile, self._looks + 1)

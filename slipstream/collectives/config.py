@@ -27,7 +27,7 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 DataType = Literal["float32", "bfloat16", "float16", "int32", "int64"]
 Reduction = Literal["sum", "avg", "max"]
 Mode = Literal["loop", "barrier"]
-#: Settings that affect the handling of a profile, but not its contents.
+#: Settings that do not affect the contents of a profile.
 HANDLING = ("history", "reuse_days", "timeout", "compare_seconds", "tune_seconds", "numbers")
 
 
@@ -44,11 +44,11 @@ class CollectivesConfig(Settings):
     reductions: list[Reduction] = field(default_factory=lambda: ["sum"])
     """Reductions of all_reduce, reduce_scatter and reduce, without repetition."""
     modes: list[Mode] = field(default_factory=lambda: ["loop"])
-    """"loop": iterations without synchronisation between them; "barrier": every iteration starts after a barrier."""
+    """"loop": iterations without synchronisation between them; "barrier": a barrier before every iteration."""
     in_place: bool = False
-    """Also measure all_gather and reduce_scatter within one buffer."""
+    """Also measure all_gather and reduce_scatter with input and output in the same buffer."""
     in_flight: list[Annotated[int, Field(ge=1, le=64)]] = field(default_factory=lambda: [1])
-    """Numbers of operations that are started before waiting for the first, without repetition."""
+    """Numbers of operations started before the first is waited for, without repetition."""
     smallest: Annotated[int, Field(ge=64, le=LARGEST_EXACT)] = 1 << 10
     """Smallest size, in bytes."""
     largest: Annotated[int, Field(ge=64, le=LARGEST_EXACT)] = 16 << 20
@@ -59,30 +59,30 @@ class CollectivesConfig(Settings):
     """Maximum seconds for each case (an operation at one size in one mode) in each launch; a case ends earlier if its
     median is known to within 2 %."""
     launches: Annotated[int, Field(ge=1, le=100)] = 3
-    """Number of fresh process groups that measure everything, in sequence; intervals come from the spread between
-    them."""
+    """Number of launches (fresh process groups), in sequence. Each measures everything; confidence intervals come from
+    the spread between launches."""
     worlds: list[Annotated[int, Field(ge=2, le=LARGEST)]] = field(default_factory=list)
-    """Smaller numbers of processes to measure, too, without repetition. The model for more processes is then fitted to
-    several numbers, and tested on each. Processes are taken from the hosts in turn."""
+    """Smaller numbers of processes to measure as well, without repetition. The model that predicts larger numbers of
+    processes is then fitted to several numbers, and tested on each. Processes are taken from the hosts in turn."""
     pairs: bool = True
-    """Measure every pair of ranks by itself, to distinguish a slow rank from a slow link."""
+    """Measure every pair of ranks while the other ranks wait, to distinguish a slow rank from a slow link."""
     overlap: bool = True
-    """Measure how much of an all_reduce is hidden behind a matmul."""
+    """Measure how much of an all_reduce is hidden behind a concurrent matmul."""
     history: str = ".slipstream/history"
-    """Directory or store address of earlier profiles, by hardware, versions and number of processes. In pods the
-    default is replaced by a directory below Flyte's raw output."""
+    """Directory or store address of earlier profiles, which are kept by hardware, versions and number of processes. In
+    pods the default is replaced by a directory below Flyte's raw output."""
     reuse_days: Annotated[float, Field(ge=0)] = 7
-    """Maximum age in days of a profile of the same hardware that the main job reuses; 0: it always measures."""
+    """Maximum age in days of a profile of the same hardware that the main job reuses; 0: never reuse."""
     timeout: Annotated[float, Field(gt=0)] = 60
     """Seconds after which a rank that does not arrive or continue is named in an error. On a cluster the benchmark is
-    also skipped if its pods have not all started by then."""
+    skipped if not all of its pods have started by then."""
     compare_seconds: Annotated[float, Field(gt=0)] = 120
-    """Seconds after which compare starts no more launches, even if the result is not significant."""
+    """Seconds after which ``compare`` starts no further launch, even if the result is not significant."""
     tune_seconds: Annotated[float, Field(gt=0)] = 300
-    """Seconds of the tuner for all settings together."""
+    """Total seconds that the tuner spends on all candidate settings."""
     numbers: Literal["keep", "may_change"] = "keep"
-    """"may_change": the tuner may choose settings that change the numbers of a training, such as compressed
-    gradients."""
+    """"keep": only settings that leave the numerical results of training unchanged; "may_change": also others, such as
+    compressed gradients."""
 
     def check(self) -> None:
         if self.largest < self.smallest:
@@ -112,13 +112,13 @@ class CollectivesConfig(Settings):
 
     @property
     def plain(self) -> CollectivesConfig:
-        """Same operations and sizes in the one form that models are fitted to."""
+        """Copy with the single dtype, reduction and mode to which models are fitted."""
         one: dict[str, Any] = {"dtypes": ["float32"], "reductions": ["sum"], "modes": ["loop"], "in_flight": [1]}
         return replace(self, **one, in_place=False)
 
     @property
     def short(self) -> CollectivesConfig:
-        """Collectives of training (DDP's and FSDP's) at every second size, for a few seconds in all."""
+        """Copy with the collectives of DDP and FSDP at every second size; takes a few seconds."""
         training: list[Operation] = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
         return replace(self, operations=training, factor=self.factor**2)
 
@@ -128,10 +128,10 @@ class CollectivesConfig(Settings):
 
     @property
     def is_default(self) -> bool:
-        """True if the user did not choose measurements."""
+        """True if all measurement settings have their defaults."""
         return self.measuring == CollectivesConfig().measuring
 
     @property
     def measuring(self) -> dict[str, object]:
-        """Settings that decide the contents of a profile."""
+        """Settings that decide the contents of a profile, by name."""
         return {name: value for name, value in to_dict(self).items() if name not in HANDLING}

@@ -50,11 +50,11 @@ def benchmark(
 ) -> bool:
     """Measure the interconnect between the ranks of ``workers``; all its processes call this.
 
-    Writes the artifact to the fresh ``directory`` of rank 0's process and to the history. Returns True if it came from
-    the history. With ``reuse`` that is a profile of the same fingerprint and settings, younger than
-    ``collectives.reuse_days``. After ``collectives.launches`` launches, more follow until ``enough`` returns True for
-    the measurements; ``answer()`` is then written above the table. Raises the same on all ranks: ``UserError``;
-    ``Interrupted`` naming a rank that is missing, died or does not answer.
+    Writes the artifact to the fresh ``directory`` of rank 0's process and to the history. With ``reuse``, a profile of
+    the same fingerprint and settings, younger than ``collectives.reuse_days``, is copied instead and the result is
+    True. After ``collectives.launches`` launches, more follow until ``enough(profile)``. ``answer()`` is written above
+    the table. Raises the same error on all ranks: ``UserError``, or ``Interrupted`` naming a rank that is missing, died
+    or does not answer.
     """
     with workers.exit_barrier(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
         rendezvous_and_check(workers)
@@ -90,9 +90,9 @@ def benchmark(
 
 
 def numa_turns(workers: WorkerGroup, config: CollectivesConfig, empty: NetworkProfile) -> list[tuple[float, float]]:
-    """Return the seconds of the largest all_reduce, unbound and with ranks bound to a NUMA node, by turn.
+    """Return (unbound, bound to a NUMA node) seconds of the largest all_reduce for every turn.
 
-    Turns alternate between fresh processes. Empty outside rank 0's process, and on machines with one node.
+    Every measurement uses fresh processes. Empty outside rank 0's process, and if a machine has only one NUMA node.
     """
     if workers.broadcast("numa", lambda: reason_to_skip(empty)):
         return []
@@ -104,10 +104,10 @@ def numa_turns(workers: WorkerGroup, config: CollectivesConfig, empty: NetworkPr
 
 
 def rendezvous_and_check(workers: WorkerGroup) -> None:
-    """Wait for all ranks and check them.
+    """Wait for all ranks and check that they can measure together.
 
-    Raises the same on all: ``Interrupted`` naming missing ranks, ``UserError`` naming a rank with other versions or a
-    rank that cannot measure.
+    Raises the same error on all ranks: ``Interrupted`` naming missing ranks, ``UserError`` naming a rank with other
+    versions or invalid settings.
     """
     workers.rendezvous(
         {"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)}
@@ -119,7 +119,7 @@ def rendezvous_and_check(workers: WorkerGroup) -> None:
 
 
 def preflight_error() -> str:
-    """Return the error in this process's settings, before any worker starts; empty without one."""
+    """Return the error in this process's environment, before any worker starts; "" without an error."""
     try:
         refuse_unknown_interfaces(os.environ)
     except UserError as error:
@@ -128,7 +128,7 @@ def preflight_error() -> str:
 
 
 def take_earlier(fingerprint: Fingerprint, config: CollectivesConfig, directory: Path) -> bool:
-    """Copy a recent profile of this fingerprint and these settings to the fresh ``directory``.
+    """Copy a recent profile with this fingerprint and these settings to the fresh ``directory``.
 
     Returns False if the history has none.
     """

@@ -1,11 +1,11 @@
 """Findings in a profile: slow ranks, slow links, low bandwidth.
 
-A rank is slow (all its pairs), a link is slow (one pair), or a rank lacks processor time. Only a factor of two in every
-launch is reported: on a busy machine pairs differ by tens of percent for no reason.
+A rank is slow if all its pairs are slow; a link is slow if only one pair is; a straggler lacks processor time. Only a
+factor of two in every launch is reported, because pairs on a busy machine differ by tens of percent without a fault.
 
-The largest all_reduce is graded against the known bandwidth of its kind of interconnect. For an Ethernet that gloo
-uses, the bound is computed: its rate less frames, IP and TCP headers. For GPUs in a node it is a published figure,
-valid from ``LARGE`` bytes on.
+The largest all_reduce is graded against the bandwidth of the interconnect. For gloo over Ethernet that is the
+interface's rate less Ethernet, IP and TCP headers. For GPUs in a node it is a published figure, valid for messages of
+at least ``LARGE`` bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FACTOR = 2.0
 
 
 def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
-    """Return one line per slow rank or link."""
+    """Return one line per straggler, slow rank and slow link."""
     held_back = stragglers(profile)
     found = [
         f"rank {rank} is a straggler: {why}; check its CPU (quota, neighbours, frequency), not its link"
@@ -42,11 +42,11 @@ def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
 
 
 def slow_pairs(pairs: Sequence[Measurement]) -> dict[tuple[int, int], float]:
-    """Return the slow pairs and their factors.
+    """Return the slow pairs and how many times as long they take.
 
-    A pair is slow if it takes ``FACTOR`` times as long as the fastest half of all pairs in every launch. Fastest
-    iterations are compared: over a slow link none is fast, while a delayed process runs at full speed in between. Half
-    of the pairs, because one slow rank in four makes half of all pairs slow.
+    A pair is slow if it takes at least ``FACTOR`` times the median of the fastest half of all pairs, in every launch.
+    The other half is ignored because one slow rank in four slows half of all pairs. A pair's fastest iteration counts:
+    a slow link slows all iterations, a delayed process only some.
     """
     if len(pairs) < 3:
         return {}
@@ -60,9 +60,9 @@ def slow_pairs(pairs: Sequence[Measurement]) -> dict[tuple[int, int], float]:
 
 
 def slow_ranks(pairs: dict[tuple[int, int], float], world: int) -> list[int]:
-    """Return the ranks whose pairs are all slow, apart from pairs with other slow ranks.
+    """Return the ranks whose pairs are all slow, not counting pairs with other slow ranks.
 
-    Requires at least three ranks.
+    Empty for fewer than three ranks.
     """
     counts = Counter(rank for pair in pairs for rank in pair)
     found: list[int] = []
@@ -73,10 +73,10 @@ def slow_ranks(pairs: dict[tuple[int, int], float], world: int) -> list[int]:
 
 
 def stragglers(profile: NetworkProfile) -> dict[int, str]:
-    """Return the stragglers and the reason for each.
+    """Return the reason for every straggler, by rank.
 
-    A straggler needs ``FACTOR`` times the median time for the same matmul in every launch. Or it arrives late: in the
-    smallest all_reduce it waits less than half as long as every other rank, in every launch.
+    A straggler takes at least ``FACTOR`` times the other ranks' median time for the same matmul, in every launch. Or it
+    arrives late: in the smallest all_reduce it waits at most half as long as any other rank, in every launch.
     """
     found: dict[int, str] = {}
     if profile.fingerprint.world < 2:
@@ -93,7 +93,7 @@ def stragglers(profile: NetworkProfile) -> dict[int, str]:
 
 
 def latecomers(smallest: Measurement | None) -> dict[int, str]:
-    """Return the ranks that all others wait for: latecomers do not wait themselves."""
+    """Return the reason for every rank that the others wait for in the ``smallest`` all_reduce."""
     if smallest is None or not all(launch.by_rank for launch in smallest.launches):
         return {}
     found = {}
@@ -109,9 +109,9 @@ def latecomers(smallest: Measurement | None) -> dict[int, str]:
 
 
 LARGE = 256 << 20
-#: Shares of the expected bandwidth: from the first on it is normal, below the second far too low.
+#: Fractions of the expected bandwidth: "normal" from the first, "far too low" below the second.
 NORMAL, FAR_TOO_LOW = 0.8, 0.5
-#: Bytes per packet for IP and TCP with timestamps, and for the frame on the wire (IEEE 802.3: preamble, addresses,
+#: Bytes per packet: IP and TCP headers with timestamps; Ethernet frame on the wire (IEEE 802.3: preamble, addresses,
 #: checksum, gap).
 HEADERS, FRAME = 52, 38
 
@@ -140,7 +140,7 @@ LOOK_AT = {
 
 
 def grade(profile: NetworkProfile) -> Iterator[str]:
-    """Yield the grade, if a reference exists, and advice if it is low."""
+    """Yield the grade of the largest all_reduce if its expected bandwidth is known, with advice."""
     measured = profile.of("all_reduce")
     found = expected(profile)
     if found is None or not measured:
@@ -158,7 +158,7 @@ def grade(profile: NetworkProfile) -> Iterator[str]:
 
 
 def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:
-    """Return the kind of interconnect, its busbw in 1e9 bytes per second, and the source."""
+    """Return the kind of interconnect, its busbw in 1e9 bytes per second, and the figure's source; None if unknown."""
     its = profile.fingerprint
     if its.backend == "gloo":
         if profile.topology.loopback:
@@ -175,10 +175,7 @@ def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:
 
 
 def ethernet(line: str) -> float | None:
-    """Return the payload rate of ``eth0: 10000 Mbit/s, MTU 1500``; None if the speed is unknown.
-
-    The unit is 1e9 bytes per second.
-    """
+    """Return the payload rate of ``eth0: 10000 Mbit/s, MTU 1500`` in 1e9 bytes per second; None if unknown."""
     found = re.search(r": (\d+) Mbit/s, MTU (\d+)", line)
     if found is None:
         return None

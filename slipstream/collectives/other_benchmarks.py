@@ -1,7 +1,7 @@
 """Comparison with installed nccl-tests, rccl-tests and OSU micro-benchmarks on the same machine.
 
-They measure the same operations by other code. A large difference means that one of the two was disturbed or uses
-another transport.
+They measure the same operations with independent code. A large difference means that one of the two measurements was
+disturbed or used another transport.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OSU = {
 
 @dataclass(frozen=True)
 class OtherBenchmark:
-    """Benchmark of one operation; ``read`` parses its output to seconds by bytes."""
+    """Command that measures one operation; ``read`` parses its output to seconds by bytes."""
 
     name: str
     operation: str
@@ -48,7 +48,7 @@ class OtherBenchmark:
 def compare_with_installed(profile: NetworkProfile, config: CollectivesConfig) -> tuple[str, ...]:
     """Return one line per operation and size that an installed benchmark also measures.
 
-    All ranks must be on one machine: across machines the others need their own launcher.
+    Empty for a single process, and across machines, where they need another launcher.
     """
     if profile.fingerprint.nodes > 1 or profile.fingerprint.world == 1:
         return ()
@@ -71,7 +71,7 @@ def compare_with_installed(profile: NetworkProfile, config: CollectivesConfig) -
 
 
 def installed_benchmarks(backend: str, world: int, config: CollectivesConfig) -> list[OtherBenchmark]:
-    """Return the installed benchmarks: nccl-tests for "nccl", else OSU's (with mpirun)."""
+    """Return the installed benchmarks: nccl-tests for the backend "nccl", else OSU's (with mpirun)."""
     first, last, step = config.smallest, config.largest, config.factor
     if backend == "nccl":
         sizes = ("-b", str(first), "-e", str(last), "-f", str(step), "-g", str(world), "-d", "float")
@@ -89,19 +89,22 @@ def installed_benchmarks(backend: str, world: int, config: CollectivesConfig) ->
 
 
 def read_nccl_tests(text: str) -> dict[int, float]:
-    """Parse lines like ``1048576  262144  float  sum  -1  42.12  24.90  43.57  0 …``: the out-of-place time."""
+    """Return out-of-place seconds by bytes.
+
+    Parses lines like ``1048576  262144  float  sum  -1  42.12  24.90  43.57  0 …``, with µs after the root.
+    """
     line = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([\d.]+)\s")
     return {int(m[1]): float(m[2]) / 1e6 for m in map(line.match, text.splitlines()) if m}
 
 
 def read_osu(text: str) -> dict[int, float]:
-    """Parse lines like ``1048576  812.33``: the mean latency in microseconds."""
+    """Return the mean latency in seconds by bytes from lines like ``1048576  812.33`` (microseconds)."""
     line = re.compile(r"(\d+)\s+([\d.]+)\s*")
     return {int(m[1]): float(m[2]) / 1e6 for m in map(line.match, text.splitlines()) if m}
 
 
 def differences(other: OtherBenchmark, theirs: dict[int, float], profile: NetworkProfile) -> list[str]:
-    """Return both times at the sizes that both measured."""
+    """Return a line with both times for every size that both benchmarks measured."""
     return [
         f"{other.name} {m.operation} of {m.bytes} bytes: {theirs[m.bytes] * 1e6:.1f} us, ours {m.p50 * 1e6:.1f} us "
         f"({100 * (m.p50 / theirs[m.bytes] - 1):+.0f} %)"

@@ -1,4 +1,4 @@
-"""Benchmark artifact: a network profile as a table in the columns of nccl-tests and as CSV."""
+"""Benchmark artifact: a network profile as a table with the columns of nccl-tests, and as CSV."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slipstream.interconnect.profile import CSV as CSV_FILE
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 PERCENTILES = (10, 50, 90, 99)
-#: The first nine are those of nccl-tests; "time" is the median.
+#: Names and widths; the first nine columns are those of nccl-tests, and "time" is the median.
 COLUMNS = (
     *(("size", 12), ("count", 12), ("type", 9), ("redop", 6), ("root", 5)),
     *(("time", 10), ("algbw", 8), ("busbw", 8), ("#wrong", 7)),
@@ -55,7 +55,7 @@ UNITS = (
     "(+-%)",
     "",
 )
-#: ``low_us`` to ``high_us`` is the interval of the median over launches.
+#: ``low_us`` and ``high_us`` bound the confidence interval of the median over launches.
 CSV = (
     *("operation", "dtype", "reduction", "bytes", "world", "ranks", "mode", "in_place", "in_flight", "launches"),
     *("iterations", "narrow", "p10_us", "p50_us", "p90_us", "p99_us", "low_us", "high_us", "algbw_gbps", "busbw_gbps"),
@@ -71,8 +71,8 @@ def write_results(
 ) -> None:
     """Write the artifact into the fresh ``directory``.
 
-    It contains the profile, its table below the text ``above``, its CSV, and data for charts. ``course`` are the
-    largest all_reduces of the earlier profiles.
+    It contains the profile, its table below the text ``above``, its CSV, and data for charts. ``course`` has the
+    largest all_reduce of every earlier profile.
     """
     forms = {
         TABLE: (above + table(profile)).encode(),
@@ -86,8 +86,8 @@ def write_results(
 def table(profile: NetworkProfile) -> str:
     """Return one line per case, under a heading per operation.
 
-    A dash replaces percentiles with too few iterations beyond them, and intervals of too few launches. ``*`` marks
-    iteration counts that ended with the time.
+    "-" replaces percentiles with too few iterations beyond them, and intervals of too few launches. ``*`` after the
+    number of iterations marks cases that ran out of time.
     """
     lines = [f"# {line}" for line in heading(profile)]
     for (operation, world), found in groupby(profile.measurements, key=lambda m: (m.operation, m.world)):
@@ -157,7 +157,7 @@ def cells(m: Measurement) -> list[str]:
 
 
 def spread(m: Measurement) -> str:
-    """Return half the interval over launches, in percent of the median."""
+    """Return the half width of the median's interval, in percent; "-" if unknown."""
     interval = m.interval()
     if interval is None:
         return "-"
@@ -170,7 +170,7 @@ def microseconds(seconds: float | None) -> str:
 
 
 def csv_text(profile: NetworkProfile) -> str:
-    """Return one line per case, pairs included; figures that cannot be quoted are empty."""
+    """Return one line per case and pair; percentiles and intervals from too few measurements are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV)

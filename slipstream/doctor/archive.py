@@ -1,6 +1,6 @@
 """Inputs of the doctor: an archive of ``pyflyte package``, and the platform's limits per task.
 
-The archive holds protobufs, and every task as nodes run it. The limits are FlyteAdmin's ``task_resources.limits``.
+The archive holds protobufs. The limits are FlyteAdmin's ``task_resources.limits``.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from slipstream.settings import Settings, settings, unknown, whole
 from slipstream.toml_file import BadToml, read_toml
 
 KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
-#: Properties of :class:`Use` that a node may override and the doctor compares.
+#: Properties of :class:`Use` that a node may override and that the doctor compares.
 OVERRIDDEN = ("retries", "timeout_s", "interruptible", "image", "limits", "requests", "accelerator")
 PYTORCHJOB = "pytorch"
-#: GPUs as Flyte's containers request them; propeller renames them, and knows no other name.
+#: Name under which Flyte's containers request GPUs; propeller renames this resource only.
 GPU = "gpu"
 #: Name of a mapped task, which ends in a digest of its bound inputs.
 MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode$")
-#: Limits in bytes on unpacking an archive and on reading its headers and protobufs; FlyteAdmin accepts protobufs of at
-#: most 4 MiB.
+#: Maximum bytes of an unpacked archive, and of all its headers and protobufs; FlyteAdmin accepts protobufs of up to 4
+#: MiB.
 MOST_UNPACKED, MOST_READ = 256 << 20, 8 << 20
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Package:
-    """Protobufs of one archive by name: task templates, workflow templates and launch plan specs."""
+    """Protobufs of one archive by name."""
 
     tasks: Mapping[str, TaskTemplate]
     workflows: Mapping[str, WorkflowTemplate]
     launch_plans: Mapping[str, LaunchPlanSpec]
 
     def uses(self) -> list[Use]:
-        """Return every task as declared, and again for every node that overrides a part of it."""
+        """Return every task as declared, and once more for every node that overrides a compared property."""
         uses = [Use(short(name), template) for name, template in self.tasks.items()]
         for name, workflow in self.workflows.items():
             for identity, node in nodes_of(workflow):
@@ -64,13 +64,13 @@ class Package:
 
 
 def short(task: str) -> str:
-    """Return a short name, such as ``tasks.train.train``; a mapped task loses its digest."""
+    """Return a task's name such as ``tasks.train.train``; a mapped task loses its digest."""
     return MAPPED.sub(r"\1 (mapped)", task)
 
 
 @dataclass(frozen=True)
 class Use:
-    """Task as a node runs it; without a node, as declared."""
+    """Task as a workflow node runs it; without a node, as declared."""
 
     where: str
     task: TaskTemplate
@@ -78,7 +78,7 @@ class Use:
 
     @property
     def differs(self) -> bool:
-        """Whether the node overrides a compared property."""
+        """True if the node overrides a property of ``OVERRIDDEN``."""
         declared = Use("", self.task)
         return any(getattr(self, name) != getattr(declared, name) for name in OVERRIDDEN)
 
@@ -88,7 +88,7 @@ class Use:
 
     @property
     def pods(self) -> int:
-        """Pods that must run at the same time."""
+        """Number of pods that must run at the same time."""
         custom = MessageToDict(self.task.custom)
         return int(custom.get("workerReplicas", {}).get("replicas", 1)) if self.is_job else 1
 
@@ -99,7 +99,7 @@ class Use:
 
     @property
     def timeout_s(self) -> int:
-        """Seconds per attempt; 0 is no limit."""
+        """Seconds per attempt; 0: no limit."""
         own = self.node.metadata.timeout.seconds if self.node else 0
         return int(own or self.task.metadata.timeout.seconds)
 
@@ -111,7 +111,7 @@ class Use:
 
     @cached_property
     def pod(self) -> dict[str, Any]:
-        """Pod spec with Kubernetes' field names; empty for a plain container."""
+        """Pod spec with Kubernetes' field names; {} for a plain container."""
         spec = MessageToDict(self.task.k8s_pod.pod_spec) if self.task.HasField("k8s_pod") else {}
         return spec if isinstance(spec, dict) else {}
 
@@ -136,7 +136,7 @@ class Use:
         return self._resources("limits")
 
     def _resources(self, kind: str) -> dict[str, str]:
-        """Return quantities by Kubernetes' name; a GPU requested by Flyte's name is ``gpu``."""
+        """Return quantities by resource name; a GPU requested under Flyte's name is ``gpu``."""
         declared = named(getattr(self.task.container.resources, kind)) or {
             name: str(value) for name, value in (self.container.get("resources", {}).get(kind) or {}).items()
         }
@@ -150,7 +150,7 @@ class Use:
 
     @property
     def gpus(self) -> str:
-        """GPUs in the limits, which propeller uses; empty without any."""
+        """Quantity of GPUs in the limits, which propeller uses; "" without any."""
         return next((self.limits[name] for name in (GPU, NVIDIA) if self.limits.get(name, "0") != "0"), "")
 
 
@@ -159,7 +159,7 @@ def named(entries: Iterable[Resources.ResourceEntry]) -> dict[str, str]:
 
 
 def nodes_of(workflow: WorkflowTemplate) -> Iterator[tuple[str, Node]]:
-    """Yield all nodes of a workflow with their paths, including those in conditionals and array nodes."""
+    """Yield all nodes of a workflow with their paths, including nodes in conditionals and array nodes."""
     nodes = list(workflow.nodes)
     if workflow.HasField("failure_node"):
         nodes.append(workflow.failure_node)
@@ -183,7 +183,7 @@ def with_inner(path: str, node: Node) -> Iterator[tuple[str, Node]]:
 def read_package(path: Path) -> Package:
     """Read an archive of ``pyflyte package``.
 
-    Raises ``UserError`` if the file is missing or not such an archive.
+    Raises ``UserError`` if the file is missing or another one.
     """
     tasks: dict[str, TaskTemplate] = {}
     workflows: dict[str, WorkflowTemplate] = {}
@@ -211,7 +211,7 @@ def read_package(path: Path) -> Package:
         raise UserError(f"{path}: cannot be read as an archive of `pyflyte package`: {error}") from None
     if not tasks or "" in (*tasks, *workflows, *plans):
         raise UserError(f"{path}: not an archive of `pyflyte package` (it describes no tasks); package again")
-    # Archives have no order.
+    # Sorted, because archives have no defined order.
     return Package(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
 
 
@@ -220,7 +220,7 @@ class Oversized(Exception):
 
 
 class Unpacked(io.BufferedIOBase):
-    """Unpacked bytes of an archive within the limits on position and sum; beyond them raises ``Oversized``."""
+    """Unpacked bytes of an archive; raises ``Oversized`` beyond the limits."""
 
     def __init__(self, file: IO[bytes]) -> None:
         packed = file.read(len(GZIP)) == GZIP
@@ -262,7 +262,7 @@ def messages(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
 
 @settings
 class Limits(Settings):
-    """Platform limits per task, with Flyte's defaults; empty or "0" is no limit."""
+    """Platform limits per task, with Flyte's defaults; "" or "0": no limit."""
 
     section = "limits"
 
@@ -278,7 +278,7 @@ class Limits(Settings):
                 raise self.reject(name, 'a quantity of Kubernetes, as "96" or "1000Gi"')
 
     def of(self, resource: str) -> str:
-        """Return the limit of a resource by its name in a pod; empty without one.
+        """Return the limit of a resource by its name in a pod; "" without a limit.
 
         Resources unknown to Flyte, such as ``nvidia.com/mig-1g.5gb``, have none.
         """
@@ -287,7 +287,7 @@ class Limits(Settings):
         return limit if quantity(limit or "0") else ""
 
 
-#: Resources that Flyte limits, by its own names.
+#: Resources that Flyte limits, under its names.
 LIMITED = ("cpu", "memory", "gpu", "ephemeral-storage")
 
 
@@ -296,7 +296,7 @@ def limit_name(resource: str) -> str:
 
 
 def quantity(text: str) -> float | None:
-    """Return a quantity as a number: ``500m`` is 0.5, ``1Gi`` 1073741824; None if invalid."""
+    """Return a quantity as a number; ``500m`` is 0.5, ``1Gi`` 1073741824; None if invalid."""
     try:
         return parse_quantity(text)
     except ValueError:
@@ -306,7 +306,7 @@ def quantity(text: str) -> float | None:
 def read_limits(path: Path) -> Limits:
     """Read the table ``[limits]`` of a TOML file.
 
-    Quantities may be numbers, as in Kubernetes. Raises ``UserError`` with the file and the wrong setting.
+    Quantities may be numbers, as in Kubernetes. Raises ``UserError`` naming file and invalid setting.
     """
     try:
         data = read_toml(path)

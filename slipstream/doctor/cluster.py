@@ -1,7 +1,7 @@
 """Comparison of a package with a cluster, read by ``kubectl``.
 
-Node pools scaled to zero show no nodes, and Flyte's configuration adds selectors and tolerations that are invisible
-here; so findings about nodes are warnings.
+Findings about nodes are only warnings: pools scaled to zero show no nodes, and selectors and tolerations that Flyte's
+configuration adds are invisible here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slipstream.doctor.propeller import check_propeller
 
 CRD = "pytorchjobs.kubeflow.org"
 TRAINER_V2 = "trainjobs.trainer.kubeflow.org"
-#: Name of the operator's image; its tag is a version or a commit.
+#: Name of the training operator's image; its tag is a version or a commit.
 OPERATOR = "training-operator"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 REPELS = ("NoSchedule", "NoExecute")
@@ -27,7 +27,7 @@ REPELS = ("NoSchedule", "NoExecute")
 def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
     """Compare the package with the cluster of the current context.
 
-    The report says so if there is no kubectl or no context.
+    Without kubectl or a context, the report says that this was not checked.
     """
     if ask is kubectl and not shutil.which("kubectl"):
         return Report(unchecked=("the cluster: no kubectl on PATH",))
@@ -78,9 +78,9 @@ def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
 
 
 def generation(definition: KubeObject) -> str:
-    """Return the operator's version from its resource definition, as image tags are commits.
+    """Return the operator's version by its resource definition, as image tags may be commits.
 
-    ``managedBy`` came with 1.9; before it the generator's version separates 1.8 from older ones.
+    ``managedBy`` came with 1.9; before, the generator's version separates 1.8 from older ones.
     """
     served = [version for version in definition["spec"]["versions"] if version.get("served")]
     if '"managedBy"' in json.dumps(served):
@@ -126,7 +126,7 @@ def check_nodes(uses: Sequence[Use], ask: Ask) -> Report:
 
 
 def unschedulable(use: Use, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
-    """Yield a finding if the nodes, taken as empty, cannot hold all pods of a task at once."""
+    """Yield a finding if the nodes, even when empty, cannot hold all pods of a task at once."""
     obstacles = Counter(obstacle(use, node) for node in nodes)
     room = sum(pods_on(use, node) for node in nodes if not obstacle(use, node))
     if room >= use.pods or not use.image:
@@ -169,7 +169,7 @@ def tolerates(toleration: KubeObject, taint: KubeObject) -> bool:
 
 
 def pods_on(use: Use, node: KubeObject) -> int:
-    """Return how many pods of the task an empty node holds."""
+    """Return how many pods of the task fit on an empty node."""
     each = {name: value for name, text in use.requests.items() if (value := quantity(text))}
     return min((int(amount(node, name) // value) for name, value in each.items()), default=use.pods)
 
@@ -177,7 +177,7 @@ def pods_on(use: Use, node: KubeObject) -> int:
 def amount(node: KubeObject, resource: str) -> float:
     """Return the allocatable amount of a resource on a node.
 
-    ``gpu`` is any vendor's, as Flyte is configured for one kind.
+    ``gpu`` means any vendor's GPUs, as Flyte is configured for one kind.
     """
     given = node["status"].get("allocatable", {})
     names = GPUS if resource == "gpu" else (resource,)

@@ -1,4 +1,4 @@
-"""Command line of the doctor; without Flyte, whose import takes seconds and needs a profile."""
+"""Command line of the doctor; does not import Flyte, which takes seconds and needs a profile."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from slipstream.errors import UserError
 def main(
     package: Path | None, limits: Path | None, trained: Path | None, profile: str, node: bool, store: str, endpoint: str
 ) -> None:
-    """Say what a PACKAGE and the cluster of kubectl's context lack, a directory of manifests, or this node.
+    """Report problems of a PACKAGE on the cluster of kubectl's context, of a directory of manifests, or of this node.
 
-    Exits 1 if something will fail.
+    Exits with 1 if something will fail.
 
     \b
     Example: slipstream doctor flyte-package.tgz --limits cluster.toml
@@ -70,9 +70,9 @@ def main(
 
 
 def check_directory(directory: Path, profile: str, of_package: bool) -> Report:
-    """Check the manifests of a directory.
+    """Check the manifests in a directory.
 
-    ``of_package`` is True if options for packages were given.
+    ``of_package`` is True if options for packages were given, which is an error.
     """
     from slipstream.doctor.manifests import check_manifests
     from slipstream.doctor.objects import read_manifests

@@ -1,4 +1,4 @@
-"""Output of the doctor: findings, readings and unchecked parts, as a table or plain lines."""
+"""Output of the doctor: findings, readings and unchecked parts, as a table or lines."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal
 from slipstream.one_line import one_line
 
 Severity = Literal["error", "warning"]
-#: Places of a finding that are named; the others are counted.
+#: Number of a finding's places that are named; others are counted.
 NAMED = 3
 GAP = "  "
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Problem that will fail or cost (``error``), or may (``warning``)."""
+    """Problem that will fail or cost (``error``) or may (``warning``)."""
 
     severity: Severity
-    #: A task, ``workflow/node``, a launch plan, a file or a part of the cluster.
+    #: Task, ``workflow/node``, launch plan, file or part of the cluster.
     where: str
     what: str
     consequence: str
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings, the comparisons made, and the parts not checked with the reason."""
+    """Findings, descriptions of what was checked, and of what was not, with the reason."""
 
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Report:
         return Report(self.findings + other.findings, self.checked + other.checked, self.unchecked + other.unchecked)
 
     def text(self, width: int | None) -> str:
-        """Return a table of ``width`` columns, or one line per finding without a terminal (``None``)."""
+        """Return a table of ``width`` columns, or without a terminal (None) one line per finding."""
         findings = merge_across_places(self.findings)
         if width is None:
             lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in map(escaped, findings)]
@@ -61,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Reading:
-    """Measured property of a node; if unreadable, ``found`` says why."""
+    """Measured property of a node; ``found`` is its value or why it is unreadable."""
 
     what: str
     found: str
@@ -69,7 +69,7 @@ class Reading:
 
 
 def readings_text(readings: Iterable[Reading], width: int | None) -> str:
-    """Return the readings as :meth:`Report.text` does."""
+    """Return the readings in the form of :meth:`Report.text`."""
     rows = [tuple(map(one_line, (reading.what, reading.found, reading.problem))) for reading in readings]
     if width is None:
         return "\n".join(f"{what}: {found}{f'; {problem}' if problem else ''}" for what, found, problem in rows)
@@ -77,15 +77,15 @@ def readings_text(readings: Iterable[Reading], width: int | None) -> str:
 
 
 def escaped(finding: Finding) -> Finding:
-    """Return the finding with untrusted names as one line without terminal control characters."""
+    """Return the finding on one line, without control characters from untrusted names."""
     where, what, consequence, fix = map(one_line, (finding.where, finding.what, finding.consequence, finding.fix))
     return Finding(finding.severity, where, what, consequence, fix)
 
 
 def merge_across_places(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge findings that differ only in their place into one with all places.
+    """Merge findings that differ only in their place.
 
-    Errors come first; otherwise the order stays.
+    Errors come first; otherwise the order is kept.
     """
     places: dict[Finding, list[str]] = {}
     for finding in findings:
@@ -124,9 +124,9 @@ def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the column widths: every column's longest cell.
+    """Return every column's longest cell as its width.
 
-    If that is too wide, the last two columns share the remaining width.
+    If the sum exceeds ``width``, the last two columns share the remaining width.
     """
     *first, last, end = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))
     left = max(40, width - sum(first) - len(GAP) * (len(first) + 1))

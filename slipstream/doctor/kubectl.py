@@ -9,7 +9,7 @@ from typing import Any
 
 TIMEOUT_S = 30
 
-#: Object of the cluster, as JSON.
+#: Kubernetes object as JSON.
 KubeObject = Mapping[str, Any]
 #: Function that runs kubectl and returns its JSON output. Raises ``KubectlError``.
 Ask = Callable[..., Any]

@@ -1,7 +1,7 @@
 """Checks of manifests beyond schemas: conflicts with the profile, and settings with known surprises.
 
-Manifests may have any origin, not only ``slipstream manifests``. Missing or malformed parts are left to Kubernetes'
-schemas and skipped.
+Manifests may come from anywhere, not only from ``slipstream manifests``. Missing or malformed parts are skipped, as
+Kubernetes' schemas report them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from slipstream.stages import DISTRIBUTED
 from slipstream.telemetry.prices import built_in_prices
 
 CAPACITY_LABEL = "karpenter.sh/capacity-type"
-#: Path of a NodePool's node template; and paths of nodes' taints by kind.
+#: Path of a NodePool's node template, and paths of the taints of nodes by kind.
 NODE = ("spec", "template", "spec")
 TAINTS = {"NodePool": (*NODE, "taints"), "ResourceFlavor": ("spec", "nodeTaints")}
-#: Suffixes of the namespaces of Flyte's own domains, which hold the profile's pods.
+#: Suffixes of the namespaces of Flyte's default domains, in which the profile's pods run.
 FLYTE_DOMAINS = ("-development", "-staging", "-production")
-#: Prefixes of valid quota keys with a slash.
+#: Prefixes of quota keys that may contain a slash.
 COUNTING = ("requests.", "count/")
 
 
@@ -58,9 +58,9 @@ def is_amazons(manifest: Manifest) -> bool:
 
 
 def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement]) -> Iterator[Finding]:
-    """Yield node groups whose taints exclude every pod of the profile.
+    """Yield node groups whose taints keep out every pod of the profile.
 
-    They may be for other pods if nodes of the same kind are open to the profile's.
+    They are warnings if other nodes of the same kind accept the profile's pods.
     """
     bothering = {manifest: fewest_taints(manifest, stages) for manifest in manifests if manifest.kind in TAINTS}
     open_to_pods = {sort_of(manifest, stages) for manifest, taints in bothering.items() if not taints}
@@ -77,7 +77,7 @@ def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement])
 
 
 def fewest_taints(manifest: Manifest, stages: Mapping[str, Placement]) -> list[Mapping[str, Any]]:
-    """Return the smallest set of untolerated taints over the stages that such nodes are for."""
+    """Return the fewest untolerated taints over the stages that may use such nodes."""
     taints = manifest.listed(*TAINTS[manifest.kind])
     wanted = [each for each in stages.values() if bool(int(each.gpu)) is has_gpus(manifest, stages)]
     if manifest.kind == "ResourceFlavor" or not wanted:
@@ -99,7 +99,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
 
 
 def has_gpus(pool: Manifest, stages: Mapping[str, Placement]) -> bool:
-    """Return True if the nodes of a pool have GPUs, by its requirements and limits."""
+    """Return True if a pool's requirements or limits imply nodes with GPUs."""
     required = {str(each.get("key")): texts(each.get("values")) for each in pool.listed(*NODE, "requirements")}
     own = {placement.node_selector.get(TYPE_LABEL) for placement in stages.values() if int(placement.gpu)}
     types = set(required.get(TYPE_LABEL, []))
@@ -135,7 +135,7 @@ def check_quotas(manifest: Manifest, stages: Mapping[str, Placement]) -> Iterato
 
 
 def flavours(queue: Manifest) -> list[dict[str, Any]]:
-    """Return a queue's quota by flavour and resource name."""
+    """Return a queue's quotas by resource name, for every flavour."""
     return [
         {str(each.get("name")): each.get("nominalQuota") for each in mappings(flavour.get("resources"))}
         for group in queue.listed("spec", "resourceGroups")
@@ -151,7 +151,7 @@ def below(
     consequence: str,
     missing: str = "",
 ) -> Iterator[Finding]:
-    """Yield the largest stage that exceeds every quota.
+    """Yield a finding for the largest stage that fits into none of the ``quotas``.
 
     ``missing`` is the amount of a resource that a quota does not name; "" is unlimited.
     """
@@ -172,7 +172,7 @@ def below(
 def shortages(
     quota: Mapping[str, Any], prefixes: Sequence[str], asked: Mapping[str, float], missing: str
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield keys below the request with their amount and the needed one; devices first."""
+    """Yield (key, given, needed) for every key below the request; devices first."""
     for name in sorted(asked, key=lambda name: "/" not in name):
         for prefix in prefixes:
             given = str(quota.get(f"{prefix}{name}", missing))
@@ -198,7 +198,7 @@ def check_keys(quota: Manifest) -> Iterator[Finding]:
 
 
 def check_consolidation(manifest: Manifest) -> Iterator[Finding]:
-    """Yield a finding unless the pool only consolidates empty nodes.
+    """Yield a finding if the pool may consolidate nodes that run pods.
 
     Karpenter ignores the policy for a fixed number of nodes.
     """
@@ -233,7 +233,7 @@ def check_grace(manifest: Manifest, notice_s: int) -> Iterator[Finding]:
 
 
 def capacities(pool: Manifest) -> Iterable[str]:
-    """Return the capacity types that a pool may buy; on demand by default."""
+    """Return the capacity types that a pool may use; on demand by default."""
     for each in pool.listed(*NODE, "requirements"):
         if each.get("key") == CAPACITY_LABEL and each.get("operator") == "In":
             return texts(each.get("values"))
@@ -241,7 +241,7 @@ def capacities(pool: Manifest) -> Iterable[str]:
 
 
 def pod_of(manifest: Manifest) -> Mapping[str, Any]:
-    """Return the pod spec of an object; empty without one."""
+    """Return the pod spec of an object; {} without one."""
     if manifest.kind == "Pod":
         return manifest.mapping("spec")
     if manifest.kind == "PodTemplate":

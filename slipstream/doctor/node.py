@@ -1,7 +1,7 @@
 """Readings of a node (or the pod on it) for training; unreadable ones say why, and nothing raises.
 
-``root`` holds /proc, /sys and /dev, so that a copy of another machine's can be read. The accelerators' driver, torch
-and NCCL are compared with each other, and processes that hold GPU memory are named.
+``root`` holds /proc, /sys and /dev, so tests can read copies of other machines. The versions of GPU driver, torch and
+NCCL are compared, and processes that hold GPU memory are named.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from slipstream.storage import STORES, ConditionIgnored, check_conditional_write
 
 ROOT = Path("/")
 STORE_MIB = 16
-#: Tolerated clock skew. S3 refuses requests from 15 minutes on; certificates and tokens suffer earlier.
+#: Tolerated clock skew in seconds. S3 refuses requests from 15 minutes on; certificates and tokens fail earlier.
 SKEW_S = 60.0
 #: Default size of a container's /dev/shm.
 SMALL_SHM = 64 << 20
 GIB = 1 << 30
-#: Share of a GPU's memory in use before training that is reported.
+#: Fraction of a GPU's memory in use before training above which it is reported.
 HELD = 0.05
-#: The oldest driver on Linux that serves a major version of CUDA (NVIDIA, "CUDA Compatibility", minor versions).
+#: Oldest Linux driver for every major version of CUDA (NVIDIA, "CUDA Compatibility", minor versions).
 DRIVERS = {11: 450, 12: 525, 13: 580}
 
 
 def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Reading]:
     """Read all properties of this node.
 
-    ``store`` is a directory or URI to write to and read from, ``endpoint`` an HTTP(S) address whose clock is compared.
+    ``store`` is a directory or URI that is written to and read from; the clock is compared with the HTTP(S) address
+    ``endpoint``.
     """
     import pynvml
 
@@ -68,7 +69,7 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
 
 
 def readings(what: str, look: Callable[[], Iterable[Reading]]) -> Iterator[Reading]:
-    """Yield the readings of ``look``, and the error if it fails."""
+    """Yield the readings of ``look``, and its error if it fails."""
     try:
         yield from look()
     except Exception as error:  # a missing device must not hide the other readings
@@ -84,7 +85,7 @@ def shared_memory(root: Path) -> Iterator[Reading]:
 
 
 def processors(root: Path, visible: int) -> Iterator[Reading]:
-    """Yield the visible cores, the cgroup limit and OMP_NUM_THREADS."""
+    """Yield the visible cores, the cgroup's CPU limit and OMP_NUM_THREADS."""
     quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
     text = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
     problem = ""
@@ -94,7 +95,7 @@ def processors(root: Path, visible: int) -> Iterator[Reading]:
 
 
 def memory(root: Path) -> Iterator[Reading]:
-    """Yield the machine's memory and the cgroup limit."""
+    """Yield the machine's memory and the cgroup's limit."""
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
     limit = memory_limit(root)
@@ -123,7 +124,7 @@ def interfaces(root: Path) -> Iterator[Reading]:
 
 
 def fabric(root: Path) -> Iterator[Reading]:
-    """Yield the InfiniBand, RoCE and EFA devices; EFA ones use the driver ``efa``."""
+    """Yield the InfiniBand, RoCE and EFA devices."""
     devices = sorted((root / "sys/class/infiniband").glob("*"))
     if not devices:
         yield Reading("InfiniBand, EFA", "none (the kernel shows no RDMA device)")
@@ -137,7 +138,7 @@ def fabric(root: Path) -> Iterator[Reading]:
 
 
 def store_speed(uri: str) -> Iterator[Reading]:
-    """Write some bytes under a fresh key, read them back, and delete them."""
+    """Measure writing a new object to the store and reading it back; it is deleted."""
     if not uri:
         yield Reading("store", "not read: no --store was given")
         return
@@ -158,7 +159,7 @@ def store_speed(uri: str) -> Iterator[Reading]:
 
 
 def conditional_writes(uri: str) -> Iterator[Reading]:
-    """Create one object twice: the second write has to be refused."""
+    """Create one object twice; the second write must be refused."""
     if not uri:
         yield Reading("conditional writes", "not read: no --store was given")
         return
@@ -172,7 +173,7 @@ def conditional_writes(uri: str) -> Iterator[Reading]:
 
 
 def clock(store: str, endpoint: str) -> Iterator[Reading]:
-    """Compare this machine's clock with the Date header of an HTTP(S) endpoint, or with the store."""
+    """Compare this machine's clock with an HTTP(S) endpoint's Date header, or with the store."""
     if not endpoint and not store.startswith(STORES):
         why = "a directory has this machine's clock" if store else "there is no store to compare with"
         yield Reading("clock", f"not read: {why}; give --endpoint URL")
@@ -205,7 +206,7 @@ def date_of(endpoint: str) -> str:
 def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:
     """Yield the driver and the GPUs.
 
-    ``nvml`` is the module ``pynvml``, ``needed`` the CUDA version that torch was built for ("" for none).
+    ``nvml`` is the module ``pynvml``; ``needed`` is the CUDA version that torch was built for ("": none).
     """
     try:
         nvml.nvmlInit()
@@ -255,7 +256,7 @@ def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Read
 
 
 def holder(root: Path, pid: int) -> str:
-    """Return the process as this container sees it; NVML also lists those of other containers."""
+    """Return a process's name and id; it may be in another container."""
     name = root / "proc" / str(pid) / "comm"
     if not name.exists():
         return f"process {pid} of another container"
@@ -263,9 +264,9 @@ def holder(root: Path, pid: int) -> str:
 
 
 def driver_problem(supported: int, needed: str) -> str:
-    """Return the problem of a driver that is too old for torch; "" if it fits.
+    """Return why a driver is too old for torch; "" if it is not.
 
-    CUDA is compatible within a major version: an older driver serves it, an older major version's does not.
+    CUDA is compatible within a major version: an older driver suffices if it supports the same major version.
     """
     major = int(needed.split(".")[0]) if needed else 0
     if major <= supported:
@@ -275,7 +276,7 @@ def driver_problem(supported: int, needed: str) -> str:
 
 
 def torch_cuda() -> str:
-    """Return the CUDA version that torch was built for; empty for builds without."""
+    """Return the CUDA version that torch was built for; "" for other builds."""
     import torch
 
     return torch.version.cuda or ""
@@ -300,7 +301,7 @@ def libraries(gpus_there: bool) -> Iterator[Reading]:
 
 
 def nccl(name: str, loaded: str, requirements: list[str]) -> Reading:
-    """Compare the loaded version with the installed wheel and torch's requirement."""
+    """Compare the loaded version with the installed package and torch's requirement."""
     found = f"{loaded} loaded"
     pinned = [match for line in requirements if (match := re.match(r"(nvidia-nccl-cu\d+)\s*==\s*([\w.]+)", line))]
     for package, wanted in (match.groups() for match in pinned):

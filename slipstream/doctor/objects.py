@@ -1,4 +1,4 @@
-"""Manifests as the doctor's input: the objects in a directory's YAML."""
+"""Manifests: the Kubernetes objects in a directory's YAML files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from slipstream.errors import UserError
 
-#: API groups of the checked kinds; other groups use the same kind names.
+#: API groups of the checked kinds, as other groups use the same kind names.
 GROUPS = {
     "ClusterQueue": "kueue.x-k8s.io",
     "NodePool": "karpenter.sh",
@@ -23,14 +23,14 @@ GROUPS = {
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """Object with its file, relative to the directory."""
+    """Kubernetes object with the path of its file in the directory."""
 
     file: str
     tree: Mapping[str, Any]
 
     @property
     def kind(self) -> str:
-        """Kind, with the group if it is not the expected one."""
+        """Kind; with the API group if that is not the expected one."""
         kind, group = str(self.tree["kind"]), str(self.tree.get("apiVersion")).partition("/")[0]
         return kind if GROUPS.get(kind, group) == group else f"{kind} of {group}"
 
@@ -39,7 +39,7 @@ class Manifest:
         return f"{self.file}: {self.kind} {self.at('metadata', 'name') or '?'}"
 
     def at(self, *path: str) -> Any:
-        """Return the value at a path of keys; ``None`` if missing."""
+        """Return the value at a path of keys; None if missing."""
         found: Any = self.tree
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -71,7 +71,7 @@ def read_manifests(directory: Path) -> list[Manifest]:
 
 
 def read_file(path: Path, name: str) -> Iterator[Manifest]:
-    """Yield the objects of a file; trees without a kind, such as a chart's values, are skipped."""
+    """Yield the objects of a file; documents without a kind, such as a chart's values, are skipped."""
     try:
         trees = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     except yaml.MarkedYAMLError as error:

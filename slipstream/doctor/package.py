@@ -24,14 +24,14 @@ from slipstream.doctor.findings import Finding, Report
 from slipstream.errors import UserError
 from slipstream.profiles.placement import NVIDIA
 
-#: Tasks that save a checkpoint when they are shut down.
+#: Tasks that save a checkpoint when they are preempted.
 SAVES = ("tasks.train.train",)
 #: Kubernetes' default terminationGracePeriodSeconds.
 GRACE_S = 30
-#: Assumed seconds of an unmeasured save: a pod's default grace period.
+#: Assumed seconds of a save if it was not measured: a pod's default grace period.
 ASSUMED_SAVE_S = 30.0
-#: Seconds that an attempt may spend before it works: the cluster autoscaler's limit for a new node, and our
-#: rendezvous's.
+#: Seconds that an attempt may wait before it works: the timeout of the cluster autoscaler for a new node, and of
+#: Slipstream's rendezvous.
 START_S = 15 * 60
 REFUSED = "registration is refused"
 DEFAULT_LIMITS = " (Flyte's defaults; --limits FILE sets yours)"
@@ -45,14 +45,14 @@ REMEDY = "let an uncached task return the part as its own output, with a HashMet
 
 @dataclass(frozen=True)
 class Save:
-    """Seconds that the save of a checkpoint takes, and their source."""
+    """Seconds for saving a checkpoint, and how they are known."""
 
     seconds: float = ASSUMED_SAVE_S
     source: str = "assumed"
 
 
 def measured_save(trained: Path) -> Save:
-    """Return the last save of the training that made the model in this directory.
+    """Return the last save of the training in the directory ``trained``.
 
     Raises ``UserError`` if it is not a trained model, or recorded no save.
     """
@@ -101,7 +101,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
 def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
     """Yield requests over the platform's limits.
 
-    Admin compares requests only, in whole units, rounded up.
+    FlyteAdmin compares only requests, rounded up to whole units.
     """
     for name, requested in use.requests.items():
         limit = use.limits.get(name)
@@ -126,7 +126,7 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
 
 
 def started_one_by_one(uses: list[Use]) -> list[str]:
-    """Return the risk of jobs without a scheduler; a package does not show whether the operator sets one."""
+    """Return a note about jobs without a gang scheduler; the operator may add one, which a package does not show."""
     jobs = sorted({use.task.id.name for use in uses if use.pods > 1 and not use.pod.get("schedulerName")})
     if not jobs:
         return []
@@ -143,7 +143,8 @@ def size(text: str) -> float:
 def spot_without_retries(use: Use) -> Iterator[Finding]:
     """Yield jobs on spot without retries.
 
-    A single pod's preemption is a system failure and spends no retries; a job's is a user failure.
+    Flyte counts a preempted single pod as a system failure, which uses no retries, but a preempted job as a user
+    failure.
     """
     if use.is_job and use.interruptible and use.retries == 0:
         yield Finding(
@@ -229,13 +230,13 @@ def user_of_pod(use: Use) -> Iterator[Finding]:
 
 
 def runs_as_non_root(use: Use) -> bool:
-    """Return True if the kubelet must verify from the image's USER that it is not root."""
+    """Return True if the kubelet must check that the image's USER is not root."""
     contexts = {**(use.pod.get("securityContext") or {}), **(use.container.get("securityContext") or {})}
     return bool(contexts.get("runAsNonRoot")) and "runAsUser" not in contexts
 
 
 def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
-    """Yield a finding if the last stage's last USER is not a number."""
+    """Yield a finding if the last USER of the last build stage is not a number."""
     user = "root"
     for line in file.read_text(encoding="utf-8").splitlines():
         if match := USER.match(line):
@@ -251,9 +252,9 @@ def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
 
 
 def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
-    """Yield tasks whose retries may exceed the node's time.
+    """Yield tasks whose retries may exceed the node's timeout.
 
-    Propeller ends a node at twice its timeout over all attempts, Pending included.
+    Propeller ends a node after twice its timeout over all attempts, including time as Pending.
     """
     if use.timeout_s and use.retries * START_S > use.timeout_s:
         total = 2 * use.timeout_s / 60
@@ -277,8 +278,8 @@ def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
 def attribute_paths(package: Package) -> Iterator[Finding]:
     """Yield inputs and outputs that are bound to a part of a structure.
 
-    Flyte unpacks the structure and repacks the part in random key order (flyte#6517). Its bytes, and with them the key
-    of everything cached on them, differ in every execution.
+    Flyte unpacks the structure and packs the part in random key order (flyte#6517). So its bytes, and the cache keys
+    that depend on them, differ in every execution.
     """
     for name, workflow in package.workflows.items():
         for identity, node in nodes_of(workflow):
@@ -303,7 +304,7 @@ def about(package: Package, where: str, variable: str, promise: OutputReference,
 
 
 def promises(data: BindingData) -> Iterator[OutputReference]:
-    """Yield all promises in a binding, including those in lists and maps."""
+    """Yield all promises in a binding, including promises in lists and maps."""
     if data.HasField("promise"):
         yield data.promise
     for inner in (*data.collection.bindings, *data.map.bindings.values()):
@@ -321,9 +322,9 @@ def written(promise: OutputReference) -> str:
 
 
 def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> bool:
-    """Return True if the path enters a structure.
+    """Return True if the promise's path enters a structure.
 
-    An element of a list or a map is a literal with its own hash.
+    Elements of lists and maps are literals with their own hash.
     """
     kind = type_of(package, workflow, promise)
     for step in promise.attr_path:
@@ -338,7 +339,7 @@ def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputRefe
 
 
 def type_of(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> LiteralType | None:
-    """Return the type of a promise; ``None`` if its source is not in the package, or is an array node."""
+    """Return a promise's type; None if its source is an array node or not in the package."""
     if promise.node_id in ("", "start-node"):
         variables = workflow.interface.inputs.variables
     else:

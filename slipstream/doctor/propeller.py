@@ -1,8 +1,8 @@
 """Propeller's limit on failed rounds per execution, from its configuration on the cluster.
 
-Both of Flyte's charts mount ConfigMaps as one directory, and propeller merges its files that match ``--config``, in the
-order of their names. Deployments and ConfigMaps are named by the release or its values, but containers have fixed
-names; so the deployment that runs propeller names the relevant ConfigMaps.
+Both of Flyte's charts mount ConfigMaps as one directory. Propeller merges the files there that match ``--config``, in
+order of their names. Names of deployments and ConfigMaps depend on the release, but container names are fixed. So the
+deployment with a propeller container determines the ConfigMaps to read.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import yaml
 from slipstream.doctor.findings import Finding, Report
 from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items
 
-#: Settings of a file, as YAML.
+#: Parsed YAML of a configuration file.
 Settings = Mapping[object, object]
 
 RETRIES = "max-workflow-retries"
 #: Propeller's default.
 DEFAULT = 10
-#: About two hours of failed rounds, as they follow each other while a store refuses.
+#: About two hours of failed rounds in succession, such as while a store refuses requests.
 ENOUGH = 10_000
 ADVISED = 100_000
-#: Containers of the charts that run propeller, and where the chart's values set it.
+#: Names of propeller's containers in the charts, and the chart values that configure propeller.
 CONTAINERS = {
     "flyte": "flyte-binary's configuration.inline.propeller",
     "flytepropeller": "flyte-core's configmap.core.propeller",
@@ -45,9 +45,9 @@ class Propeller:
 
     namespace: str
     deployment: str
-    #: Where the chart's values set propeller's configuration.
+    #: Chart values that configure propeller.
     values: str
-    #: Pattern of the files that it reads, such as ``*.yaml``.
+    #: Pattern of the configuration files that propeller reads, such as ``*.yaml``.
     pattern: str
     config_maps: tuple[str, ...]
     secrets: tuple[str, ...]
@@ -58,7 +58,7 @@ class Propeller:
 
 
 def check_propeller(ask: Ask) -> Report:
-    """Report every propeller of the cluster whose executions end after few failed rounds."""
+    """Report every propeller of the cluster that ends executions after few failed rounds."""
     try:
         deployments = items(ask, "deployments", "--all-namespaces")
     except KubectlError as error:
@@ -103,7 +103,7 @@ def too_few(propeller: Propeller, retries: int | None) -> Finding:
 
 
 def unread_secrets(propeller: Propeller) -> Report:
-    """Report Secrets that may set it, too, as the doctor reads none.
+    """Report Secrets that may also set the limit, because the doctor reads none.
 
     Flyte-binary's own Secret holds no settings of propeller.
     """
@@ -133,7 +133,7 @@ def propellers(deployment: KubeObject) -> Iterator[Propeller]:
 
 
 def option(words: Sequence[str], name: str) -> str:
-    """Return the value of a command line option, as two words or one; empty if missing."""
+    """Return the value of a command line option, after a space or "="; "" if missing."""
     for word, following in pairwise([*words, ""]):
         if word == name:
             return following
@@ -143,9 +143,9 @@ def option(words: Sequence[str], name: str) -> str:
 
 
 def mounted(pod: KubeObject, container: KubeObject, directory: str) -> list[KubeObject]:
-    """Return the sources of a container's directory.
+    """Return the volume sources of a container's directory.
 
-    Both charts project it; flyte-core did not before 1.16.
+    Both charts use a projected volume; flyte-core did not before 1.16.
     """
     mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
@@ -157,7 +157,7 @@ def mounted(pod: KubeObject, container: KubeObject, directory: str) -> list[Kube
 
 
 def read_files(propeller: Propeller, ask: Ask) -> list[Settings]:
-    """Return the files that propeller merges; later ones override earlier ones."""
+    """Return the parsed files that propeller merges; later ones override earlier ones."""
     texts: dict[str, str] = {}
     for name in propeller.config_maps:
         answer = ask("get", "configmap", name, "--namespace", propeller.namespace, "--output", "json")
@@ -177,13 +177,13 @@ def parse(name: str, text: str) -> Settings:
 
 
 def setting(files: Sequence[Settings], *path: str) -> object:
-    """Return the value in the last file that sets it; ``None`` if none does, or if it is null."""
+    """Return the value in the last file that sets it; None if null or in no file."""
     values = [value for content in files for value in values_at(content, path)]
     return values[-1] if values else None
 
 
 def values_at(content: object, path: Sequence[str]) -> Iterator[object]:
-    """Yield the values at a path of keys; propeller ignores their case."""
+    """Yield the values at a path of keys, ignoring case as propeller does."""
     if not path:
         yield content
     elif isinstance(content, dict):
@@ -193,7 +193,7 @@ def values_at(content: object, path: Sequence[str]) -> Iterator[object]:
 
 
 def allowed(value: object) -> int | None:
-    """Return the number that propeller reads from the value; ``None`` if it is not set."""
+    """Return the limit that propeller reads from ``value``; None if it is not set."""
     if value is None:
         return None
     try:

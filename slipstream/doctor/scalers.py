@@ -1,4 +1,4 @@
-"""Autoscalers that never act: metrics of missing replicas, or metrics without a serving API."""
+"""Autoscalers that never act: their metrics need running replicas, or have no API that serves them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.doctor.objects import Manifest
 #: Prefixes of metrics that only running replicas, their containers or their GPUs export.
 OWN_METRICS = ("nv_", "triton_", "DCGM_", "container_", "slipstream_")
 GPU = re.compile("gpu|dcgm", re.IGNORECASE)
-#: API that serves a type of HPA metric; ``Resource`` is metrics-server's, which knows CPU and memory.
+#: API that serves a type of HPA metric. ``Resource`` metrics come from metrics-server, which has CPU and memory only.
 APIS = {"Pods": "custom.metrics.k8s.io", "Object": "custom.metrics.k8s.io", "External": "external.metrics.k8s.io"}
 RESOURCES = ("cpu", "memory")
 
@@ -20,7 +20,7 @@ RESOURCES = ("cpu", "memory")
 def check_scaled_object(manifest: Manifest) -> Iterator[Finding]:
     """Yield KEDA objects that cannot start the first replica.
 
-    Without a replica its own metrics are missing, so nothing starts one (keda#6040).
+    With zero replicas, metrics that replicas export are missing, so nothing starts one (keda#6040).
     """
     spec, triggers = manifest.mapping("spec"), manifest.listed("spec", "triggers")
     target = str(manifest.at("spec", "scaleTargetRef", "name"))
@@ -50,7 +50,7 @@ def is_own(trigger: Mapping[str, Any], target: str) -> bool:
 
 
 def check_autoscaler(manifest: Manifest, served: Collection[str]) -> Iterator[Finding]:
-    """Yield HPAs on GPU metrics without an API; ``served`` are the API groups that the manifests serve."""
+    """Yield HPAs on GPU metrics that no API serves; ``served`` are API groups that the manifests serve."""
     if manifest.kind != "HorizontalPodAutoscaler":
         return
     for metric in manifest.listed("spec", "metrics"):
@@ -69,7 +69,7 @@ def check_autoscaler(manifest: Manifest, served: Collection[str]) -> Iterator[Fi
 
 
 def metric_name(metric: Mapping[str, Any]) -> str:
-    """Return the name of a metric of any type."""
+    """Return a metric's name, whatever its type; "" if missing."""
     kind = str(metric.get("type"))
     section = metric.get(kind[:1].lower() + kind[1:])
     if not isinstance(section, Mapping):

@@ -16,8 +16,8 @@ from slipstream.models.factory import build
 from slipstream.models.hugging_face.files import config_of
 from slipstream.models.transformer import Transformer
 
-#: Data signatures with the fewest model parameters: one column for a regression, and small grey images of two classes.
-#: The transformer is missing because it can be exported as Hugging Face files instead.
+#: For every built-in model, the data signature that gives it the fewest parameters. The transformer is missing because
+#: it can be exported as Hugging Face files instead.
 SMALLEST = {
     "mlp": Signature((TensorSpec("numeric", "float32", (1,)),), "regression", "y"),
     "resnet": Signature(
@@ -32,7 +32,7 @@ SMALLEST = {
 
 
 def check_for_any_data(model: ModelConfig, name: str, config: ExportConfig) -> None:
-    """Raise ``UserError`` if the built-in model ``name`` has more than ``most_parameters`` on any data."""
+    """Raise ``UserError`` if the built-in model ``name`` exceeds ``most_parameters`` whatever the data."""
     if name in SMALLEST:
         network = build(model, SMALLEST[name], seed=0, shapes_alone=True).network
         refuse_too_large(network, name, config.most_parameters, "at least ")
@@ -41,8 +41,8 @@ def check_for_any_data(model: ModelConfig, name: str, config: ExportConfig) -> N
 def check_exportable(prepared: Path, model: ModelConfig, most_parameters: int) -> None:
     """Raise ``UserError`` if the model has more than ``most_parameters`` on these data.
 
-    Not checked are a model whose shapes alone cannot be built, and a transformer that can be exported as Hugging Face
-    files.
+    Not checked are a model that cannot be built on the meta device, and a transformer that can be exported as Hugging
+    Face files.
     """
     signature = open_prepared(prepared).signature
     try:

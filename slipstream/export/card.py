@@ -19,7 +19,7 @@ BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI co
 def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int], code: Sequence[str]) -> str:
     """Return the card as Markdown.
 
-    ``rows`` are the row counts of the data card, ``code`` the code versions that trained the model.
+    ``rows`` are the row counts by split; ``code`` are the code versions that trained the model.
     """
     tested = (
         f"""; every metric below is of the same
@@ -45,13 +45,13 @@ Predicts `{signature.target}`. Trained on {rows["train"]:,} rows{tested}.
 
 
 def trained_by_code(versions: Sequence[str]) -> str:
-    """Return a line with the code versions that trained a model, in the order in which they did."""
+    """Return a line with the code versions that trained a model, in order."""
     named = ", then ".join(f"`{version}`" for version in versions)
     return f"Trained by code version{'s' if len(versions) > 1 else ''} {named}."
 
 
 def on_tensors(signature: DeployedSignature) -> str:
-    """Return the model's inputs and outputs; for ONNX also its file and the preprocessing of raw columns."""
+    """Return the card's section about inputs and outputs; for ONNX also file, classes and raw columns."""
     called = f"""| | name | dtype | shape |
 |---|---|---|---|
 {tensors("input", signature.inputs)}
@@ -81,7 +81,7 @@ def libraries(directories: Sequence[LibraryFiles]) -> str:
 
 
 def measured(report: ExportReport) -> str:
-    """Return the variants, the choice among them, and the machine that measured them."""
+    """Return the card's section about the variants, the choice and the measuring machine."""
     machine = report.machine
     flags = ", ".join(machine.flags) or "unknown instruction sets"
     return f"""{variants(report.variants)}
@@ -95,7 +95,7 @@ A percentile is quoted if ten calls lie beyond it. INT8 weights have {report.wei
 
 
 def raw_model(signature: DeployedSignature) -> str:
-    """Return how to call the model on raw columns, or why it does not exist."""
+    """Return the card's section about the model that takes raw columns, or why there is none."""
     raw = signature.raw
     if not raw:
         return f"There is no model that takes raw columns: {signature.no_raw}.\n"
@@ -114,7 +114,7 @@ def tensors(kind: str, specs: Sequence[DeployedTensor]) -> str:
 
 
 def variants(all_variants: list[VariantFigures]) -> str:
-    """Return a table row per timed variant and a sentence per variant."""
+    """Return a table of the timed variants, and one line per variant with its gate result."""
     timed = [(v, v.metrics) for v in all_variants if v.metrics]
     names = [name for name, value in vars(timed[0][1]).items() if value is not None]
     batches = sorted(timed[0][0].latency_ms, key=int)
@@ -131,5 +131,5 @@ def variants(all_variants: list[VariantFigures]) -> str:
 
 
 def cell(estimate: Estimate | None) -> str:
-    """Return a latency in ms, or "-" if too few calls lie beyond the percentile."""
+    """Return a latency in ms; "-" if too few calls lie beyond the percentile."""
     return f"{estimate.value:.3g}" if estimate else "-"

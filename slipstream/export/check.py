@@ -28,33 +28,32 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from onnxruntime import InferenceSession
 
-#: The ``sha256sum`` line of the manifest: one digest over all files, since the manifest holds theirs.
+#: File with the ``sha256sum`` line of the manifest. It covers all files, since the manifest holds their digests.
 DIGEST = "manifest.sha256"
 SIGNATURE = "manifest.sig"
 MANIFEST, DEPLOYED = "manifest.json", "signature.json"
-#: Sample rows: tensors with the model's outputs, and raw columns with the raw model's outputs.
+#: Sample rows: the model's inputs with its outputs, and raw columns with the raw model's outputs.
 TENSORS, RAW = "samples.npz", "samples.json"
 OUTPUT = "output"
-#: Limit in bytes for files that are read as a whole.
+#: Maximum size in bytes of a file that is read into memory.
 LONGEST_JSON = 256 << 20
 
 
 class BadPackage(Exception):
-    """Error for a directory that is not an exported model, or was changed; the message names the file."""
+    """Error for a directory that is not an exported model or was changed; the message names the file."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
 
 
 def digest_line(manifest: bytes) -> str:
-    """Return the content of ``manifest.sha256``."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
 def check(directory: Path, key: Path | None = None) -> list[str]:
-    """Return one line per passed check, and a conclusion.
+    """Return one line per passed check, and a final line.
 
-    Raises ``BadPackage``.
+    Raises ``BadPackage`` at the first failed check.
     """
     read_manifest(directory)
     lines = [f"digest     {hashlib.sha256(read_file(directory, MANIFEST)).hexdigest()}"]
@@ -74,9 +73,9 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
 
 @contextmanager
 def malformed(path: Path) -> Iterator[None]:
-    """Raise ``BadPackage`` for unreadable content or a form that this version does not write.
+    """Raise ``BadPackage`` if the block cannot read ``path`` or finds unexpected content.
 
-    The manifest only vouches for the bytes, which another version may have written.
+    A correct digest does not exclude this: another version may have written the package.
     """
     try:
         yield
@@ -90,18 +89,15 @@ def malformed(path: Path) -> Iterator[None]:
 
 
 def read_file(directory: Path, name: str) -> bytes:
-    """Return the content of a file of at most ``LONGEST_JSON`` bytes.
-
-    Raises as :func:`open_file`.
-    """
+    """Return the content of a file of at most ``LONGEST_JSON`` bytes, opened by :func:`open_file`."""
     with refused_is_bad(directory / name):
         return read_untrusted(directory, name, LONGEST_JSON)
 
 
 def open_file(directory: Path, name: str) -> BufferedReader:
-    """Open a file for reading.
+    """Open a regular file for reading.
 
-    Raises ``BadPackage`` for a symbolic link and for everything but a regular file.
+    Raises ``BadPackage`` for a symbolic link or any other type of file.
     """
     with refused_is_bad(directory / name):
         return open_untrusted(directory, name)
@@ -118,10 +114,7 @@ def refused_is_bad(path: Path) -> Iterator[None]:
 
 
 def check_no_link(path: Path) -> None:
-    """Raise ``BadPackage`` for a symbolic link.
-
-    Its target is not part of the package and may change.
-    """
+    """Raise ``BadPackage`` if ``path`` is a symbolic link, whose target may change."""
     if path.is_symlink():
         raise BadPackage(
             f"{path}: a symbolic link; expected the file or directory itself. Export or copy the model again"
@@ -164,9 +157,9 @@ def files_below(directory: Path) -> set[str]:
 
 
 def check_files(directory: Path) -> str:
-    """Compare the files with their records in the manifest.
+    """Compare all files with the manifest.
 
-    Raises ``BadPackage``.
+    Raises ``BadPackage`` for a missing, changed or additional file.
     """
     records = read_manifest(directory)["files"]
     with malformed(directory / MANIFEST):
@@ -203,7 +196,10 @@ def check_deployed(directory: Path, records: Mapping[str, object]) -> None:
 
 
 def check_signature(directory: Path, key: Path | None) -> list[str]:
-    """Verify the manifest's Ed25519 signature (RFC 8032)."""
+    """Verify the manifest's Ed25519 signature (RFC 8032), if signed.
+
+    A signature without ``key``, or the reverse, raises ``BadPackage``.
+    """
     path = directory / SIGNATURE
     if not path.exists():
         if key:
@@ -251,7 +247,7 @@ def check_opset(directory: Path, model: str, expected: int) -> str:
 
 
 def opsets(model: bytes) -> Iterator[tuple[str, int]]:
-    """Yield domain and version of every operator set of a serialised ``ModelProto`` (its field 8)."""
+    """Yield domain and version of every operator set (field 8) of a serialised ``ModelProto``."""
     for number, value in fields(model):
         if number == 8 and isinstance(value, bytes):
             parts = dict(fields(value))
@@ -260,9 +256,9 @@ def opsets(model: bytes) -> Iterator[tuple[str, int]]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protobuf message by number.
+    """Yield field numbers and values of a protobuf message.
 
-    Varints are numbers and length-delimited fields bytes; others are skipped.
+    Varints become integers, length-delimited fields bytes; others are skipped.
     """
     at = 0
 
@@ -307,7 +303,7 @@ def session_of(path: Path) -> InferenceSession:
 
 
 def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
-    """Compare the model's outputs on the sample rows, batched and one by one."""
+    """Compare the model's outputs on the sample rows with the exported ones, in one batch and row by row."""
     path = directory / deployed["model"]
     session = session_of(path)
     with open_file(directory, TENSORS) as file, np.load(file, allow_pickle=False) as samples:
@@ -326,9 +322,9 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
 
 
 def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
-    """Compare the raw model's outputs on the raw sample rows.
+    """Compare the raw model's outputs on the raw sample rows with the exported ones.
 
-    Labels are compared only if the two most likely classes differ by more than rounding.
+    Labels are compared only where rounding cannot swap the two most likely classes.
     """
     raw = deployed["raw"]
     path, samples = directory / raw["model"], parse_json(read_file(directory, RAW))
@@ -362,7 +358,7 @@ def run(path: Path, session: InferenceSession, feed: dict[str, np.ndarray], outp
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
+    """Run ``slipstream check`` and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="slipstream check",
         description="Check an exported model: digest, signature, opset, and its outputs on the sample rows.",

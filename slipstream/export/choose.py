@@ -14,7 +14,7 @@ from slipstream.export.config import ExportConfig
 
 @dataclass(frozen=True)
 class Contender:
-    """Variant that could be deployed; ``loss`` is None for FP32, the reference."""
+    """Variant that may be deployed; ``loss`` is None for FP32, the reference."""
 
     name: str
     bytes: int
@@ -25,14 +25,14 @@ class Contender:
         return self.latency[str(batch)].speedup
 
     def times_as_fast(self, batch: int) -> float:
-        """Return the speedup over FP32, which has 1."""
+        """Return the speedup over FP32; 1 for FP32 itself."""
         speedup = self.speedup(batch)
         return speedup.value if speedup else 1.0
 
 
 @dataclass(frozen=True)
 class VariantVerdict:
-    """Gate result of a variant: one or two words, and the reason."""
+    """Gate result of a variant in one or two words, and the reason."""
 
     short: str
     reason: str
@@ -40,7 +40,7 @@ class VariantVerdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """Variant to deploy, the reason, every contender's gate result, and the best by batch size."""
+    """Variant to deploy, the reason, the gate results by contender, and the best by batch size."""
 
     chosen: str
     why: str
@@ -51,7 +51,7 @@ class Decision:
 def decide(task: str, fp32: Contender, others: Sequence[Contender], config: ExportConfig) -> Decision:
     """Choose the variant to deploy.
 
-    It is the best by ``config.optimise`` of those that are good enough, fast enough and within the budget, else FP32.
+    It is the best by ``config.optimise`` among the variants within the loss, speedup and budget limits, else FP32.
     Raises ``UserError`` if no contender is within the budget.
     """
     check_budget([fp32, *others], config)
@@ -68,7 +68,7 @@ def decide(task: str, fp32: Contender, others: Sequence[Contender], config: Expo
 
 
 def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict], batch: int) -> str:
-    """Return why the fastest other variant was not chosen."""
+    """Return why the fastest variant apart from FP32 was not chosen."""
     if not others:
         return "no other variant was worth timing"
     fastest = max(others, key=lambda each: each.times_as_fast(batch))
@@ -98,7 +98,7 @@ def fast(each: Contender, config: ExportConfig, batch: int) -> bool:
 
 
 def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> VariantVerdict:
-    """Evaluate the gate: return the first objection or "passed", and the measurements in words."""
+    """Return the first limit that a variant misses, or "passed", with its measurements in words."""
     assert each.loss is not None
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
     assert speedup is not None
@@ -120,7 +120,7 @@ def within(each: Contender, config: ExportConfig) -> bool:
 
 
 def exceeds(each: Contender, config: ExportConfig) -> str:
-    """Return in words how a contender exceeds the budget; empty if it is shown not to."""
+    """Return in words how a contender exceeds the budget; "" if its confidence limit is within."""
     if config.budget_mb and each.bytes > config.budget_mb * 1e6:
         return f"{each.bytes / 1e6:.3g} MB is {each.bytes / 1e6 / config.budget_mb:.2f} times the budget"
     if not config.budget_ms:
@@ -137,9 +137,9 @@ def exceeds(each: Contender, config: ExportConfig) -> str:
 
 
 def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
-    """Raise ``UserError`` unless a variant that is good enough meets the budget.
+    """Raise ``UserError`` unless a variant within the loss limit meets the budget.
 
-    The message names the closest variant and the excess.
+    The message names the closest variant and its excess.
     """
     able = [each for each in contenders if good(each, config)]
     if any(within(each, config) for each in able):

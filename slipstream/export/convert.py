@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Rows of the example input. With one row torch.export fixes the batch size at 1 for some models (pytorch#157621).
 EXAMPLE_ROWS = 2
 PARITY_BATCHES = (1, 2, 5, 32)
-#: Rows whose outputs are compared between one batch and single calls.
+#: Number of rows whose outputs in one batch are compared with those of single-row calls.
 MIXED_ROWS = 5
 #: Largest difference between ONNX Runtime and torch that rounding explains, relative to the largest output.
 TOLERANCE = 1e-4
@@ -33,7 +33,7 @@ def output_name(signature: Signature) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress logs, warnings and output of the exporters (progress, hints about packages, dumps of graphs)."""
+    """Suppress log messages, warnings and printed output of the exporters."""
     import contextlib
     import io
     import logging
@@ -54,7 +54,7 @@ def to_onnx(model: nn.Module, signature: Signature, example: Sequence[np.ndarray
     """Export ``model`` to the single file ``path``.
 
     ``example`` holds :data:`EXAMPLE_ROWS` rows of every input. Raises ``UserError`` if the model cannot be exported, if
-    torch silently wrote another opset than ``opset``, or if the batch axis of an input or output is fixed.
+    torch wrote another opset than ``opset``, or if the batch axis of an input or output is fixed.
     """
     import onnx
     import torch
@@ -115,9 +115,9 @@ def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_lists_of_axes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Give ``Unsqueeze`` a list of one axis instead of a number, in place.
+    """Replace scalar axes of ``Unsqueeze`` by lists of one axis, in place.
 
-    torch 2.13's exporter writes a number, as for heads that share keys. The operator's definition requires a list, and
+    torch 2.13's exporter writes scalars, for example for grouped-query attention. The operator requires a list, and
     ONNX Runtime's shape inference fails.
     """
     graph = model.graph
@@ -164,8 +164,8 @@ def check_dynamic_batch(model: onnx.ModelProto) -> None:
 def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
     """Compare the outputs of two models at each of :data:`PARITY_BATCHES`.
 
-    Batches are taken from the rows of ``inputs``, repeated if there are too few. Raises ``UserError`` with the first
-    batch size at which an output differs by more than :data:`TOLERANCE` or ``candidate`` does not run.
+    Batches repeat rows of ``inputs`` if there are too few. Raises ``UserError`` at the first batch size at which
+    outputs differ by more than :data:`TOLERANCE` or ``candidate`` does not run.
     """
     for rows in PARITY_BATCHES:
         batch = [np.resize(array, (rows, *array.shape[1:])) for array in inputs]
@@ -185,7 +185,7 @@ def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Seq
 
 
 def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
-    """Raise ``UserError`` if a row's outputs depend on the rest of its batch.
+    """Raise ``UserError`` if a row's outputs depend on the other rows of its batch.
 
     Servers batch unrelated requests.
     """

@@ -58,7 +58,7 @@ from slipstream.models.predict import held_out_rows, predict, targets_of
 if TYPE_CHECKING:
     from slipstream.models.trained import TrainedModel
 
-#: Gate results of the variants that skip the gate.
+#: Gate results of the variants that the gate does not evaluate.
 REFERENCES = {
     TORCH: VariantVerdict("reference", "torch itself, run eagerly: the reference for the others"),
     TORCH_BF16: VariantVerdict(
@@ -66,9 +66,9 @@ REFERENCES = {
     ),
     FP32: VariantVerdict("exact", f"gives the same outputs as torch, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
-#: Characters of a value in a message.
+#: Maximum characters of a value in an error message.
 LONGEST = 120
-#: Share of the time that is reserved for the finalists, even after a long search.
+#: Fraction of ``export.seconds`` that is reserved for timing the finalists, even after a long search.
 TIMING = 0.3
 
 
@@ -77,9 +77,9 @@ def export(
 ) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.export` into the fresh ``directory``.
 
-    A model that is too large for ONNX has no variants (:mod:`slipstream.export.weights_alone`). A variant that cannot
+    A model that is too large for ONNX gets no variants (:mod:`slipstream.export.weights_alone`). A variant that cannot
     be made is reported in ``export.json``, without an error. Raises ``UserError`` if the model cannot be exported to
-    ONNX, if the ONNX model does not agree with torch, or if no variant is within the budget.
+    ONNX, if its ONNX outputs differ from torch's, or if no variant is within the budget.
     """
     from slipstream.models.adapters.merge import merge
 
@@ -161,7 +161,7 @@ def export(
 
 
 def check_inputs(model: Signature, data: Signature) -> None:
-    """Raise ``UserError`` unless the data has the signature that the model was trained on."""
+    """Raise ``UserError`` unless the data have the signature that the model was trained on."""
     for name in ("task", "target", "inputs", "classes", "cardinalities", "buckets", "image_mean", "image_std"):
         takes, given = (getattr(each, name) for each in (model, data))
         if takes != given:
@@ -183,7 +183,7 @@ def shortened(value: object) -> str:
 def judge(
     fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
 ) -> dict[str, Loss]:
-    """Return every finalist's loss against FP32 on the test rows and, if asked for, the validation rows."""
+    """Return every finalist's loss against FP32 on the test rows and, by ``config.evidence``, the validation rows."""
     task, truth = data.signature.task, targets_of(test)
     validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
     truth = np.concatenate([truth, targets_of(validation)])
@@ -197,7 +197,7 @@ def judge(
 
 
 def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
-    """Return the signature for calling the model in ``file``."""
+    """Return names, types, shapes and units for calling the model in ``file``."""
     units = {
         "classification": "logits; softmax gives probabilities",
         "next token": LOGITS,
@@ -219,7 +219,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
 
 
 def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
-    """Return the machine, the threads per call and the library versions for ``export.json``."""
+    """Return machine, threads per call and library versions for ``export.json``."""
     import onnxruntime
     import torch
 

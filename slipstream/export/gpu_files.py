@@ -1,4 +1,4 @@
-"""Model files for GPUs next to the file deployed on a CPU: checked here, timed where there is a GPU."""
+"""GPU model files in addition to the chosen one: checked on the CPU, and timed only on a GPU."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     import onnx
 
 FILE, COMMAND = "model.tensorrt.onnx", "model.tensorrt.txt"
-#: Batch sizes that an engine is built for: smallest, usual and largest.
+#: Batch sizes in the TensorRT engine's optimisation profile.
 SHAPES = (("min", 1), ("opt", 32), ("max", 256))
 
 
 def write_tensorrt(prepared: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
-    """Quantise the file ``prepared`` (of :class:`.quantise.Quantiser`) for TensorRT, calibrated by ``inputs``.
+    """Quantise the file ``prepared`` for TensorRT, calibrated by ``inputs``.
 
-    Raises ``UserError`` if a zero point is not 0, and the errors of ONNX Runtime's tool.
+    ``prepared`` comes from :meth:`.quantise.Quantiser.prepared`. Raises ``UserError`` if a zero point is not 0, and the
+    errors of ONNX Runtime's tool.
     """
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -62,7 +63,7 @@ def write_tensorrt(prepared: Path, target: Path, inputs: Sequence[np.ndarray]) -
 
 
 def check_symmetric(model: onnx.ModelProto) -> None:
-    """Raise ``UserError`` unless every zero point is a stored int8 0."""
+    """Raise ``UserError`` unless every zero point is an int8 0, as TensorRT requires."""
     from onnx import numpy_helper
 
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -74,7 +75,7 @@ def check_symmetric(model: onnx.ModelProto) -> None:
 
 
 def trtexec(signature: Signature) -> str:
-    """Return the command that builds an engine from the file, on the target GPU."""
+    """Return the command that builds a TensorRT engine on the target GPU."""
 
     def shapes(rows: int) -> str:
         return ",".join(f"{spec.name}:{'x'.join(map(str, (rows, *spec.shape)))}" for spec in signature.inputs)
@@ -87,9 +88,9 @@ VERDICT = "for GPUs"
 
 
 def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: ExportConfig) -> list[VariantFigures]:
-    """Write the GPU files that ``config`` asks for, from the file ``fp32``, and return their entries.
+    """Write the GPU files that ``config`` requests, made from the file ``fp32``, and return their report entries.
 
-    Raises ``UserError`` if TensorRT cannot use its file.
+    Raises ``UserError`` if the TensorRT file cannot be made.
     """
     if not (config.tensorrt or config.half):
         return []

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     import onnxruntime
 
 ERRORS_ONLY = 3
-#: ONNX Runtime's names by ``export.provider``.
+#: Names of ONNX Runtime's execution providers by ``export.provider``.
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-#: TF32, CUDA's default, has 10 mantissa bits: FP32 would differ from torch by more than the export allows.
+#: With TF32, CUDA's default of 10 mantissa bits, FP32 outputs would differ from torch's by more than is allowed.
 OPTIONS: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
-#: Distributions of the same module; the last one installed overwrites the other's files.
+#: Distributions of the same module; the last installed overwrites files of the other.
 ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 @contextmanager
 def default_threads(count: int) -> Iterator[None]:
-    """Give sessions without an explicit thread count ``count`` threads within the block.
+    """Limit sessions created in the block to ``count`` threads, unless they set a number.
 
-    Otherwise they start one per core of the node, and the quantisation tool takes no session options.
+    The default is one thread per core, and ONNX Runtime's quantisation tool accepts no session options.
     """
     import onnxruntime
 
@@ -54,7 +54,7 @@ def default_threads(count: int) -> Iterator[None]:
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Return options of a session with ``threads`` threads per call that logs errors only."""
+    """Return session options for ``threads`` threads per call that log errors only."""
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(ERRORS_ONLY)
@@ -68,7 +68,7 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
 
 
 def check_provider(provider: str) -> None:
-    """Raise ``UserError`` unless ONNX Runtime has the provider and, for a GPU, is installed once."""
+    """Raise ``UserError`` if ONNX Runtime lacks the provider, or, for "cuda", is installed twice."""
     import onnxruntime
 
     if provider == "cuda" and "absent" not in map(installed, ONNX_RUNTIMES):
@@ -88,7 +88,7 @@ def check_provider(provider: str) -> None:
 def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
     """Return a session on the provider.
 
-    Raises ``UserError`` if ONNX Runtime fell back to another.
+    Raises ``UserError`` if ONNX Runtime falls back to another one.
     """
     import onnxruntime
 
@@ -102,7 +102,7 @@ def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -
 
 
 def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> ModelFunction:
-    """Return the model at ``path`` with ``threads`` threads per call."""
+    """Return a function that runs the model at ``path`` with ``threads`` threads per call."""
     session = session_on(path, session_options(threads), provider)
     names = [value.name for value in session.get_inputs()]
     outputs = [session.get_outputs()[0].name]
@@ -113,18 +113,18 @@ def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> ModelFunc
     return run
 
 
-#: Calls per batch size; the first is not counted.
+#: Profiled calls per batch size; the first is a warm-up.
 CALLS = 12
-#: Name parts of ONNX Runtime's kernels, fused or not, that integers speed up.
+#: Parts of the names of ONNX Runtime's kernels, fused or not, that INT8 speeds up.
 PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def operator_times(
     path: Path, signature: Signature, records: np.ndarray, config: ExportConfig, batches: Sequence[int]
 ) -> list[ProfileFigures]:
-    """Return the shares of time by operator at every batch size, from ONNX Runtime's profiler.
+    """Return each operator's fraction of the time at every batch size, from ONNX Runtime's profiler.
 
-    Empty on a GPU, where only kernel launches would be timed.
+    Empty on a GPU, where the profiler would time only kernel launches.
     """
     if config.provider == "cuda":
         return []

@@ -44,7 +44,7 @@ class Variant:
 
 
 def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: Machine) -> list[Variant]:
-    """Return the trained module, the reference, and its bfloat16 form if the CPU supports it."""
+    """Return the torch module (the reference) and, if the CPU supports it, its bfloat16 form."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     runs = {TORCH: model_function(model)}
     if set(BF16) & set(machine.flags):
@@ -53,7 +53,6 @@ def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, mac
 
 
 def already_loaded(run: ModelFunction) -> Load:
-    """Return a loader for a module, which has no file to load."""
     return lambda: run
 
 
@@ -76,7 +75,7 @@ def fp32_variant(
     test: np.ndarray,
     config: ExportConfig,
 ) -> Variant:
-    """Return the exported model.
+    """Return the model converted to ONNX in FP32.
 
     Raises ``UserError`` if its outputs differ from torch's at a tried batch size.
     """
@@ -103,7 +102,7 @@ def figures(
     latency_ms: dict[str, LatencyFigures],
     config: ExportConfig,
 ) -> VariantFigures:
-    """Return a variant's entry in ``export.json``, without the gate result."""
+    """Return a variant's entry in ``export.json``, without its gate result."""
     medians = {rows: at.p50.value for rows, at in latency_ms.items() if at.p50}
     rates = {rows: 1000 * int(rows) / median for rows, median in medians.items()}
     difference = np.abs(variant.outputs.astype(np.float64) - reference.outputs)
@@ -126,6 +125,6 @@ def figures(
 
 
 def left_out(name: str, verdict: VariantVerdict, file: Path | None = None, recipe: str = "") -> VariantFigures:
-    """Return the entry of a variant that was not timed, with its file if it is kept."""
+    """Return the report entry of a variant that was not timed; ``file`` is given if it is kept."""
     size = file.stat().st_size if file else None
     return VariantFigures(name, file.name if file else None, size, False, verdict.short, verdict.reason, recipe)

@@ -1,6 +1,6 @@
-"""Export of a model that is too large for ONNX, as Hugging Face files with a description.
+"""Export of a model that is too large for ONNX, as Hugging Face files with a model card.
 
-The model is not run.
+The model is neither run nor measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 def too_large(model: nn.Module, config: ExportConfig) -> str:
-    """Return why the model without adapters gets no ONNX variants; "" if it does."""
+    """Return why the model gets no ONNX variants; "" if it does.
+
+    Adapters do not count.
+    """
     count, most = parameters_of(model), config.most_parameters
     return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""
 
@@ -56,10 +59,10 @@ def export_weights(  # noqa: PLR0913 - all that the artifact holds
     why: str,
     code: Sequence[str],
 ) -> Artifact:
-    """Write the artifact of a model without ONNX variants, with ``libraries`` and the reason ``why``.
+    """Write the artifact of a model without ONNX variants; ``why`` is the reason.
 
-    ``code`` are the code versions that trained the model. Raises ``UserError`` if the model cannot be exported in
-    another form.
+    ``code`` are the code versions that trained the model. Raises ``UserError`` if ``libraries`` lack Hugging Face
+    files.
     """
     if not any(each.name == HUGGING_FACE for each in libraries):
         raise UserError(

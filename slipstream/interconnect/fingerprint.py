@@ -1,4 +1,4 @@
-"""Fingerprint of a process group: everything that determines the expected speed of its interconnect."""
+"""Fingerprint of a process group: all that determines the expected speed of its interconnect."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slipstream.interconnect.profile import Fingerprint, Host, Topology
 from slipstream.interconnect.topology import device_name, gather_from_ranks, interfaces, rdma_devices, this_host
 from slipstream.machine.limits import read
 
-#: Variable that selects interfaces, by backend.
+#: Environment variable that selects network interfaces, by backend.
 CHOICES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") -> Fingerprint:
     """Return the fingerprint for ``backend`` (default: the group's), the same on all ranks.
 
-    Names and addresses of machines are excluded.
+    Names and addresses of machines are not part of it.
     """
     backend = backend or dist.get_backend()
     used = {line for mine in gather_from_ranks(interfaces_for(backend)) for line in mine}
@@ -32,7 +32,7 @@ def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") 
 
 
 def fingerprint_on_cpu(processes: int) -> Fingerprint:
-    """Return the fingerprint of a gloo group of ``processes`` on this CPU, without running it."""
+    """Return the fingerprint of a gloo group of ``processes`` on this CPU, without creating the group."""
     cpu = torch.device("cpu")
     ranks, devices = tuple(range(processes)), (device_name(cpu),) * processes
     host = replace(this_host(rdma_devices()), ranks=ranks, devices=devices)
@@ -44,7 +44,7 @@ def interfaces_for(backend: str) -> list[str]:
 
 
 def fingerprint_from(hosts: Sequence[Host], used: set[str], device: torch.device, backend: str) -> Fingerprint:
-    """Return the fingerprint; ``used`` are the backend's possible interfaces on all ``hosts``."""
+    """Return the fingerprint; ``used`` are interfaces on any host that the backend may use."""
     lines = used | {line for host in hosts for line in (*host.rdma, *host.links)}
     cores = {rank: host.cores for host in hosts for rank in host.ranks}
     by_rank = {rank: name for host in hosts for rank, name in zip(host.ranks, host.devices, strict=True)}
@@ -68,7 +68,7 @@ def libraries(backend: str) -> dict[str, str]:
 
 
 def driver_of(device: torch.device) -> str:
-    """Return the GPU's driver, or Linux' version if the kernel does the networking."""
+    """Return the version of the GPU driver, or of Linux if its kernel does the networking."""
     if device.type == "cuda":
         versions = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
         return next((version for path in versions if (version := read(path))), "unknown")
@@ -76,7 +76,7 @@ def driver_of(device: torch.device) -> str:
 
 
 def refuse_unknown_interfaces(environment: Mapping[str, str]) -> None:
-    """Raise ``UserError`` if gloo or NCCL is configured for an interface that this machine lacks."""
+    """Raise ``UserError`` if ``environment`` sets gloo or NCCL to an interface that this machine lacks."""
     present = sorted(path.name for path in Path("/sys/class/net").glob("*"))
     for variable in CHOICES.values():
         chosen = environment.get(variable, "")

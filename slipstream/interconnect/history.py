@@ -1,6 +1,6 @@
 """History of profiles and tunings by fingerprint, in a directory or a store.
 
-Those of a fingerprint are below ``<history>/<digest>`` and ``<history>/<digest>.tuning``.
+Profiles are below ``<history>/<digest of the fingerprint>``, tunings below ``<history>/<digest>.tuning``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ T = TypeVar("T", NetworkProfile, Tuning)
 class FingerprintHistory(ABC, Generic[T]):
     """Artifacts of one kind and one fingerprint below ``root``.
 
-    ``<address>/<time>-<id>/`` is an artifact. Its manifest is written last: a directory without one is incomplete and
-    is not listed. Names sort by time.
+    An artifact is in ``<address>/<time>-<id>/``. Its manifest is written last: a directory without one is incomplete
+    and is not listed. Names sort by time.
     """
 
-    #: Main file, suffix of the address, and noun for an artifact. Readable forms of the file may lie next to it.
+    #: Main file of an artifact, suffix of the address, and noun for messages. Readable forms of the main file may lie
+    #: next to it.
     file: str
     suffix: str
     noun: str
@@ -72,9 +73,9 @@ class FingerprintHistory(ABC, Generic[T]):
         return content
 
     def newest(self, most: int = 0) -> Iterator[T]:
-        """Yield the readable artifacts among the newest ``most``, the newest first.
+        """Yield the readable artifacts among the newest ``most`` (0: all), newest first.
 
-        Warnings name the others.
+        Warnings name unreadable ones.
         """
         for name in reversed(self.names()[-most:]):
             try:
@@ -83,7 +84,7 @@ class FingerprintHistory(ABC, Generic[T]):
                 LOG.warning("an unreadable entry of the history was skipped: %s", error.message)
 
     def latest(self) -> T | None:
-        """Return the newest readable artifact, if any; warnings name newer ones that are unreadable."""
+        """Return the newest readable artifact, if any; warn about newer unreadable ones."""
         return next(self.newest(), None)
 
     def add(self, directory: Path, made_at: float) -> str:
@@ -97,7 +98,7 @@ class FingerprintHistory(ABC, Generic[T]):
         return f"{self.address}/{name}"
 
     def copy(self, name: str, directory: Path) -> None:
-        """Copy a whole artifact into the fresh ``directory``.
+        """Copy an artifact with all files into the fresh ``directory``.
 
         Raises ``MissingObject`` if it is being deleted.
         """
@@ -123,18 +124,15 @@ class ProfileHistory(FingerprintHistory[NetworkProfile]):
         return read_profile(directory)
 
     def profiles(self, most: int = 0) -> list[NetworkProfile]:
-        """Return the readable profiles among the newest ``most``, the oldest first.
-
-        Warnings name the others.
-        """
+        """Return the readable profiles among the newest ``most`` (0: all), the oldest first."""
         return [*self.newest(most)][::-1]
 
     def course(self, most: int = 30) -> list[TrendPoint]:
-        """Return the largest all_reduces of the newest ``most`` profiles, the oldest first."""
+        """Return the largest all_reduce of each of the newest ``most`` profiles, the oldest first."""
         return list(chain.from_iterable(map(trend_points, self.profiles(most))))
 
     def take(self, settings: Mapping[str, object], days: float, directory: Path) -> str:
-        """Copy the newest profile into the fresh ``directory`` and return its address.
+        """Copy the newest readable profile into the fresh ``directory`` and return its address.
 
         Returns "" unless it is younger than ``days`` and was measured with these ``settings``.
         """
@@ -153,7 +151,7 @@ class ProfileHistory(FingerprintHistory[NetworkProfile]):
 
 
 def trend_points(profile: NetworkProfile) -> list[TrendPoint]:
-    """Return the largest all_reduce of a profile, if any."""
+    """Return the largest all_reduce of a profile; empty if it has none."""
     points = []
     for m in profile.of("all_reduce")[-1:]:
         low, high = m.interval() or (None, None)
@@ -163,7 +161,7 @@ def trend_points(profile: NetworkProfile) -> list[TrendPoint]:
 
 
 class TuningHistory(FingerprintHistory[Tuning]):
-    """The tuner's results for one fingerprint."""
+    """Tunings of one fingerprint."""
 
     file, suffix, noun = network_tuning.FILE, ".tuning", "tuning"
 
@@ -171,9 +169,9 @@ class TuningHistory(FingerprintHistory[Tuning]):
         return read_tuning(directory)
 
     def publish(self, tuning: Tuning, made_by: Mapping[str, object]) -> str:
-        """Write the result and return its address.
+        """Write the tuning and return its address.
 
-        Raises ``UserError`` if the history cannot be written.
+        Raises ``UserError`` if that fails.
         """
         with tempfile.TemporaryDirectory(prefix="tuning-") as scratch:
             write_tuning(Path(scratch) / "tuning", tuning, made_by)
@@ -181,9 +179,9 @@ class TuningHistory(FingerprintHistory[Tuning]):
 
 
 def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:
-    """Return the tuner's result at ``address``, or the newest of this fingerprint in a history there.
+    """Return the tuning at ``address``, or the newest for this fingerprint if that is a history.
 
-    A warning explains a missing result. Raises ``UserError`` if the result cannot be read.
+    None, with a warning, if there is none for this fingerprint. Raises ``UserError`` if it cannot be read.
     """
     storage = storage_for(address)
     if network_tuning.FILE not in storage.list(network_tuning.FILE):

@@ -1,4 +1,4 @@
-"""Transports that NCCL or RCCL uses, from its log (``NCCL_DEBUG=INFO``), the only source."""
+"""Transports that NCCL or RCCL uses, from its log (``NCCL_DEBUG=INFO``), their only source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: NCCL replaces %h and %p by the host and the process.
+#: Variable with the log's path, in which NCCL replaces %h by the host and %p by the process.
 FILE = "NCCL_DEBUG_FILE"
 #: "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "[send] via NET/AWS Libfabric/0/GDRDMA",
 #: "NCCL INFO Channel 00 : 1[53d000] -> 0[50000] [receive] via NET/Socket/0"
@@ -22,13 +22,13 @@ BETWEEN_HOSTS = "NET/"
 
 
 def environment(directory: str, present: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make NCCL log into ``directory``; the user's choices stay."""
+    """Return variables that make NCCL log into ``directory``, except those ``present`` already."""
     chosen = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH", FILE: f"{directory}/nccl-%h-%p.log"}
     return {name: value for name, value in chosen.items() if name not in present}
 
 
 def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the transports of this process, and findings about them."""
+    """Return the transports of this process and findings, if it has a log."""
     pattern = os.environ.get(FILE, "")
     if "%p" not in pattern:
         return (), ()
@@ -39,7 +39,7 @@ def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def parse(log: str) -> tuple[str, ...]:
-    """Return the transports between GPUs and between hosts, one line each, in NCCL's words."""
+    """Return the transports between GPUs and between hosts, one line each, as NCCL names them."""
     transports: list[str] = []
     for line in log.splitlines():
         if match := CHANNEL.search(line):

@@ -1,7 +1,7 @@
 """Network profile: measured speed of collectives between the processes of a group (``profile.json``).
 
-A profile keeps the raw times of all iterations. Percentiles, bandwidths and intervals are computed from them, so that
-two profiles can be compared by any statistic. Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md).
+A profile keeps the times of all iterations. Percentiles, bandwidths and intervals are computed from them, so that two
+profiles can be compared by any statistic. Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from slipstream.artifacts.records import read_record, write_record
 
 KIND = "collectives"
 FILE = "profile.json"
-#: Readable forms next to the profile: in the columns of nccl-tests, and for a spreadsheet.
+#: Readable forms next to the profile: a table with the columns of nccl-tests, and a spreadsheet.
 TABLE, CSV = "profile.txt", "profile.csv"
-#: The largest all_reduce in earlier profiles of the same fingerprint: a list of :class:`TrendPoint`.
+#: Largest all_reduce of earlier profiles of the same fingerprint: a list of :class:`TrendPoint`.
 COURSE = "course.json"
-#: The model's all_reduce times by size: a list of :class:`ModelPoint`.
+#: Modelled all_reduce times by size: a list of :class:`ModelPoint`.
 MODEL = "model.json"
 #: Version of the measurement method: profiles of different versions are not compared.
 METHOD = 2
-#: A percentile is quoted only with this many iterations beyond it.
+#: Minimum number of iterations beyond a percentile for it to be quoted.
 BEYOND = 10
-#: "loop": iterations follow one another; "barrier": each starts after a barrier, which adds the skew of leaving it.
+#: "loop": iterations follow one another; "barrier": each starts after a barrier, and includes the skew with which ranks
+#: leave it.
 Mode = Literal["loop", "barrier"]
 
 #: busbw / algbw is this factor times (world - 1) / world; 1.0 for operations that are not listed.
@@ -47,14 +48,14 @@ LINK_SHARES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """Measurements of one process group in one case."""
+    """Times of one case in one launch (process group)."""
 
-    #: Seconds of every iteration: the longest over the ranks, by their own clocks. In mode "loop" a GPU's iteration is
-    #: the mean of as many calls as its clock needs between two readings.
+    #: Seconds of every iteration: the longest over the ranks, by their own clocks. In mode "loop" on a GPU, an
+    #: iteration is the mean of the calls between two clock readings.
     seconds: tuple[float, ...]
-    #: True if the interval of the median became narrow, False if the time was over before.
+    #: True if the median was known precisely enough, False if the time was over first.
     narrow: bool = True
-    #: Median seconds of each rank's own iterations, by rank: a late rank waits less than the others.
+    #: Median seconds of each rank's own iterations: a late rank waits less than the others.
     by_rank: tuple[float, ...] = ()
 
     @property
@@ -64,15 +65,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One case: an operation on one size and type of data, in one mode, over one or more launches."""
+    """One case, measured in one or more launches: an operation on one size and data type, in one mode."""
 
     operation: str
     #: "float32", "bfloat16", ...; "" for a barrier, which moves no data.
     dtype: str
     #: "sum", "avg" or "max"; "" for operations that reduce nothing.
     reduction: str
-    #: By the convention of nccl-tests: the buffer of one rank, or the data of all ranks together for all_gather,
-    #: reduce_scatter, all_to_all, gather and scatter; for all_to_allv the most that a rank sends or receives.
+    #: Size as nccl-tests defines it: one rank's buffer, or all ranks' data together for all_gather, reduce_scatter,
+    #: all_to_all, gather and scatter; for all_to_allv the most that a rank sends or receives.
     bytes: int
     #: Number of participating processes.
     world: int
@@ -89,9 +90,9 @@ class Measurement:
         return sum(len(launch.seconds) for launch in self.launches)
 
     def percentile(self, percent: float) -> float | None:
-        """Return seconds over all iterations; None with fewer than ``BEYOND`` of them beyond it.
+        """Return a percentile of the iterations in seconds, with equal weight of all launches.
 
-        All launches have equal weight. The median is always quoted.
+        None if fewer than ``BEYOND`` iterations lie beyond it, except for the median.
         """
         beyond = self.iterations * min(percent, 100 - percent) / 100
         return None if percent != 50 and beyond < BEYOND else self._quantile(percent / 100)
@@ -107,9 +108,9 @@ class Measurement:
         return float(np.quantile(values, share, weights=weights, method="inverted_cdf"))
 
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval of a launch's median, in seconds; None for fewer than 3 launches.
+        """Return the 95 % interval of the median in seconds; None for fewer than 3 launches.
 
-        It comes from the spread between launches (Student's t over their logarithms).
+        It comes from the spread between launches (Student's t over logarithms).
         """
         if len(self.launches) < 3:
             return None
@@ -120,7 +121,7 @@ class Measurement:
         return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 
     def algbw(self, seconds: float | None = None) -> float:
-        """Return algorithm bandwidth in 1e9 bytes per second, at the median or ``seconds`` per iteration."""
+        """Return algorithm bandwidth in 1e9 bytes per second, at the median or at ``seconds`` per iteration."""
         return self.bytes * self.in_flight / (self.p50 if seconds is None else seconds) / 1e9
 
     def busbw(self, seconds: float | None = None) -> float:
@@ -141,7 +142,7 @@ class Overlap:
 
     @property
     def hidden(self) -> float:
-        """Hidden share of the shorter of the two: the median over the turns.
+        """Hidden fraction of the shorter operation, all_reduce or matmul: the median over the turns.
 
         Negative if both together take longer than one after the other.
         """
@@ -156,12 +157,12 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Everything that determines the expected speed; profiles of equal fingerprints are comparable."""
+    """All that determines the expected speed; profiles with equal fingerprints are comparable."""
 
     world: int
     nodes: int
     backend: str
-    #: Device of every rank, by rank: the GPU's name, or the CPU's.
+    #: Name of every rank's GPU or CPU, with its cores.
     devices: tuple[str, ...]
     #: Distinct interfaces of all nodes that the backend may use: name, speed and kind.
     interfaces: tuple[str, ...]
@@ -184,7 +185,7 @@ class Host:
     cpu: str
     cores: int
     numa_nodes: int
-    #: Devices of its ranks.
+    #: Names of its ranks' devices.
     devices: tuple[str, ...] = ()
     #: Links between its GPUs ("NVLink (NV18): 28 pairs"), one line per kind.
     links: tuple[str, ...] = ()
@@ -207,8 +208,8 @@ class Topology:
     def loopback(self) -> bool:
         """True if gloo's messages never leave the machine.
 
-        Messages to one of the machine's own addresses take loopback, whichever interface has that address. Namespaces
-        of one machine have differently named interfaces.
+        Messages to a machine's own addresses take loopback, whichever interface has the address. Network namespaces
+        (pods) of one machine are recognised by differently named interfaces.
         """
         ends = [re.fullmatch(r"(\S+) \(\S+\)", line) for line in self.transports]
         names = [end[1] for end in ends if end]
@@ -219,8 +220,8 @@ class Topology:
 class TrendPoint:
     """Largest all_reduce of a profile.
 
-    ``busbw`` is in 1e9 bytes per second at the median, ``low`` and ``high`` at the ends of its interval; None for fewer
-    than 3 launches.
+    ``busbw`` is in 1e9 bytes per second at the median; ``low`` and ``high`` are the bounds of its interval, None for
+    fewer than 3 launches.
     """
 
     measured_at: float
@@ -232,7 +233,7 @@ class TrendPoint:
 
 @dataclass(frozen=True)
 class ModelPoint:
-    """The model's all_reduce at one size: seconds, and the interval expected for another launch's median."""
+    """Modelled all_reduce of one size: seconds, and the interval expected for another launch's median."""
 
     bytes: int
     seconds: float
@@ -250,20 +251,20 @@ class NetworkProfile:
     measured_at: float
     measurements: tuple[Measurement, ...]
     topology: Topology
-    #: One pair of ranks at a time, the others idle: measurements of send_recv with ``ranks``.
+    #: Measurements of send_recv between one pair of ranks (``ranks``) at a time, while the others are idle.
     pairs: tuple[Measurement, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
-    #: Per launch, the seconds of the same matmul on all ranks at once: shows ranks short of processor time.
+    #: Per launch, every rank's seconds for the same matmul, to find ranks short of processor time.
     products: tuple[tuple[float, ...], ...] = ()
-    #: Per turn, the seconds of the largest all_reduce: (ranks unbound, each bound to a NUMA node).
+    #: Per turn, seconds of the largest all_reduce: (ranks unbound, each rank bound to a NUMA node).
     numa: tuple[tuple[float, float], ...] = ()
-    #: Results of other installed benchmarks, one line each.
+    #: Comparisons with other installed benchmarks, one line each.
     beside: tuple[str, ...] = ()
-    #: True if only training's collectives were measured, at few sizes, as the main job does on one machine.
+    #: True if only the collectives of training were measured, at few sizes, as in the main job on one machine.
     short: bool = False
     #: Requested measurements that were skipped, and why.
     left_out: tuple[str, ...] = ()
-    #: Settings of the measurement: the configuration's section "collectives".
+    #: Settings of the measurement, from the configuration's section "collectives".
     settings: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -271,9 +272,9 @@ class NetworkProfile:
         return max((len(m.launches) for m in self.measurements), default=0)
 
     def of(self, operation: str, mode: Mode = "loop", world: int = 0) -> list[Measurement]:
-        """Return the float32 sum measurements of an operation, one in flight, by size.
+        """Return an operation's float32 sum measurements with one in flight, by size.
 
-        Out of place if measured so; between all processes or ``world`` of them.
+        Out of place if measured so; between ``world`` processes (0: all).
         """
         world = world or self.fingerprint.world
         alike = [
@@ -288,14 +289,14 @@ class NetworkProfile:
 
 
 def bus_factor(operation: str, world: int) -> float:
-    """Return bus over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md); 0 for a single process."""
+    """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md); 0 for a single process."""
     if world == 1:
         return 0.0
     return LINK_SHARES[operation] * (world - 1) / world if operation in LINK_SHARES else 1.0
 
 
 def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
-    """Return the profiles of several launches of one group as one.
+    """Return the profiles of several launches of one group as one profile.
 
     It has the launches of every case; other fields come from the first profile.
     """
@@ -313,7 +314,7 @@ def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
 
 
 def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """Return one measurement per case, with all its launches."""
+    """Return one measurement per case, with all launches."""
     launches: dict[Measurement, tuple[Launch, ...]] = {}
     for each in measurements:
         case = replace(each, launches=())
@@ -324,7 +325,7 @@ def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
 def write_profile(
     directory: Path, profile: NetworkProfile, made_by: Mapping[str, object], beside: Mapping[str, bytes] | None = None
 ) -> Artifact:
-    """Write the profile and the files ``beside`` as an artifact into the fresh ``directory``."""
+    """Write the profile and the additional files ``beside`` as an artifact into the fresh ``directory``."""
     writer = ArtifactWriter(directory)
     write_record(writer, FILE, profile)
     for name, content in (beside or {}).items():
@@ -335,6 +336,6 @@ def write_profile(
 def read_profile(directory: Path) -> NetworkProfile:
     """Read a network profile.
 
-    Raises ``DamagedArtifact`` if ``directory`` does not hold a whole profile; its readable forms may be missing.
+    Raises ``DamagedArtifact`` if ``directory`` holds no complete profile; its readable forms may be missing.
     """
     return read_record(Artifact.open(directory, KIND, only=[FILE]), FILE, NetworkProfile)

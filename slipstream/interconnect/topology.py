@@ -1,6 +1,6 @@
 """Topology of the group: hosts, devices and their links, NUMA nodes, network interfaces, RDMA.
 
-The interfaces in use by gloo are found from its connections, the links of GPUs with the vendor's tool.
+Interfaces that gloo uses are found from its connections, links between GPUs with the vendor's tool.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 def gather_from_ranks(mine: T) -> list[T]:
-    """Return every rank's ``mine``, by rank."""
+    """Return the values of ``mine`` on all ranks, by rank."""
     everyones = [mine] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return everyones
 
 
 def topology_of(device: torch.device) -> Topology:
-    """Return the topology, the same on all ranks."""
+    """Return the group's topology, the same on all ranks."""
     backend = dist.get_backend()
     rdma = rdma_devices()
     if backend == "nccl":
@@ -58,13 +58,13 @@ def topology_of(device: torch.device) -> Topology:
 
 
 def machine() -> tuple[str, int, int]:
-    """Return values that processes of one machine or pod have in common."""
+    """Return values that identify the machine or pod of this process."""
     root = Path("/").stat()
     return socket.gethostname(), root.st_dev, root.st_ino
 
 
 def this_host(rdma: Sequence[str]) -> Host:
-    """Return this machine without its ranks and their devices."""
+    """Return this machine without ranks and their devices."""
     return Host(
         ranks=(),
         cpu=this_machine().cpu,
@@ -112,7 +112,7 @@ def rdma_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
 
 
 def gloo_transports() -> tuple[str, ...]:
-    """Return every interface with connections of this process, like ``eth0 (10.0.0.7)``.
+    """Return every interface over which this process has connections, like ``eth0 (10.0.0.7)``.
 
     The connection to the store is excluded.
     """
@@ -132,11 +132,10 @@ def gloo_transports() -> tuple[str, ...]:
 
 
 def unmapped(address: str) -> str:
-    """Return the IPv4 address of an IPv4-mapped IPv6 address."""
     return address.removeprefix("::ffff:")
 
 
-#: Levels of the matrix of `nvidia-smi topo -m`, as in its legend.
+#: Entries of the matrix of `nvidia-smi topo -m`, by its legend.
 NVIDIA = {
     "PIX": "PCIe, one switch",
     "PXB": "PCIe, several switches",
@@ -150,7 +149,7 @@ SECONDS = 20
 def links() -> list[str]:
     """Return one line per kind of link between GPUs, like ``NVLink (NV18): 28 pairs``.
 
-    Empty without a vendor's tool.
+    Empty without the vendor's tool.
     """
     for tool, arguments, parse in (
         ("nvidia-smi", ("topo", "-m"), nvidia_links),
@@ -169,7 +168,7 @@ def links() -> list[str]:
 
 
 def matrix(text: str) -> list[list[str]]:
-    """Return the cells of a ``[GPU, GPU]`` matrix, without further columns and colours."""
+    """Return the cells of a ``[GPU, GPU]`` matrix, without further columns and colour codes."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
     # Skips the indented heading.
     rows = [line.split()[1:] for line in lines if re.match(r"GPU\d+\s", line)]

@@ -14,20 +14,20 @@ from slipstream.errors import UserError
 from slipstream.interconnect.profile import KIND, Fingerprint
 
 FILE = "tuning.json"
-#: Settings that decide the order in which gradients are added.
+#: Settings that affect the order in which gradients are added.
 ORDER = ("bucket_cap_mb", "static_graph", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
-#: Variables that the tuner tries. Others in a file are not set: some of NCCL's name a library to load.
+#: Variables that the tuner tries. Others in a tuning file are refused: some of NCCL's name a library to load.
 VARIABLES = (
     *("GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_MAX_CTAS"),
     *("NCCL_MIN_CTAS", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_PROTO"),
 )
-#: Most characters of a variable's value, and its pattern.
+#: Maximum characters of a variable's value, and its pattern.
 SHOWN = 100
 VALUE = re.compile(rf"[!-~]{{1,{SHOWN}}}")
-#: Prefix of an algorithm in NCCL_ALGO that limits it to all_reduce. Since NCCL 2.24 an algorithm without it applies to
-#: all operations, and operations that lack it fail: broadcast and all_gather have no tree (nccl, tuning.cc).
+#: Prefix that limits an algorithm in NCCL_ALGO to all_reduce. Since NCCL 2.24 an algorithm without it applies to all
+#: operations, and those that lack it fail: broadcast and all_gather have no tree (nccl, tuning.cc).
 FOR_ALL_REDUCE = "allreduce:"
-#: Trial that copies gradients to the buffers that are reduced.
+#: Name of the trial in which gradients are copied to the reduced buffers.
 COPIED = "gradient_as_bucket_view=False"
 TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
 
@@ -36,11 +36,11 @@ TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "no
 class DdpSettings:
     """``DistributedDataParallel`` settings of the gradient exchange; the defaults are training's."""
 
-    #: Megabytes (1 << 20 bytes) of gradients per reduction; None for torch's default, whose first bucket is smaller.
+    #: Bucket size in units of 1 << 20 bytes; None for torch's default, whose first bucket is smaller.
     bucket_cap_mb: int | None = None
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
-    #: "fp16": gradients are exchanged in half the bytes.
+    #: "fp16": gradients are exchanged in half precision.
     hook: Literal["", "fp16"] = ""
 
     def __str__(self) -> str:
@@ -59,16 +59,16 @@ def changes_numbers(setting: str, world: int) -> bool:
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting compared with the best at that time."""
+    """A setting compared with the best settings at that time."""
 
     setting: str
     verdict: TrialVerdict
-    #: Step time in use over that with the setting, and the interval; 0 if it could not be measured.
+    #: Previous best step time / step time with the setting, and its interval; 0 if not measured.
     gain: float = 0.0
     low: float = 0.0
     high: float = 0.0
     turns: int = 0
-    #: A smaller gain may have been missed.
+    #: Smallest gain that would have been found, as a fraction.
     unseen: float = 0.0
     #: Reason why it failed or was not tried.
     why: str = ""
@@ -89,13 +89,13 @@ class Tuning:
 
     REMEDY: ClassVar = "tune again"
     fingerprint: Fingerprint
-    #: Model that was trained for the measurement.
+    #: Description of the model that was trained for the measurement.
     model: str
     ddp: DdpSettings
-    #: Environment variables that the libraries read at start.
+    #: Environment variables that libraries read at process start.
     environment: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
-    #: Steps between more ranks as predicted by the network model; one line each.
+    #: Step times for more ranks predicted by the network model, one line each.
     expected: tuple[str, ...] = ()
 
     @property
@@ -126,7 +126,7 @@ class Tuning:
 def check_variables(environment: Mapping[str, str], where: str) -> None:
     """Raise ``UserError`` for environment variables that the tuner would not set.
 
-    The message names their source, ``where``.
+    The message names ``where`` they come from.
     """
     for name, value in environment.items():
         if name not in VARIABLES:
@@ -150,12 +150,12 @@ def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, object])
 def read_tuning(directory: Path) -> Tuning:
     """Read a tuning.
 
-    Raises ``UserError`` if ``directory`` does not hold a whole tuning of this version.
+    Raises ``UserError`` if ``directory`` holds no complete tuning of this version.
     """
     artifact = Artifact.open(directory, KIND)
     tuning = read_record(artifact, FILE, Tuning)
     check_variables(tuning.environment, str(artifact.path(FILE)))
     if any(trial.setting == COPIED and trial.verdict == "taken" for trial in tuning.trials):
         return tuning
-    # Results without a gain contain False from the time when it was the default.
+    # Older results contain False, then the default, even if the trial with this setting was not taken.
     return replace(tuning, ddp=replace(tuning.ddp, gradient_as_bucket_view=True))

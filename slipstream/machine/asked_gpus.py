@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipstream.errors import UserError
 
-#: GKE's mount of the driver's libraries; the dynamic linker needs the image's LD_LIBRARY_PATH to find them.
+#: GKE's mount of the driver's libraries; the dynamic linker finds them only by the image's LD_LIBRARY_PATH.
 GKE_DRIVER = Path("/usr/local/nvidia/lib64")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -16,7 +16,7 @@ HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 def check_asked_gpus(asked: int, seen: int, torch_builds: str | None, environment: Mapping[str, str]) -> None:
     """Raise ``UserError`` if a pod that ``asked`` for GPUs has none that torch can use.
 
-    ``torch_builds`` is torch's version of CUDA or ROCm, None if it was built for CPUs.
+    ``torch_builds`` is torch's version of CUDA or ROCm; None for a CPU build.
     """
     if not asked:
         return

@@ -1,4 +1,4 @@
-"""Clients of clouds' metadata servers, for nodes and pods: one HTTP exchange, and AWS's protocol."""
+"""Clients of the clouds' metadata servers: one HTTP exchange, and AWS's protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from email.message import Message
 
-#: Addresses of the servers of AWS and Azure, and of Google.
+#: Metadata servers: LINK_LOCAL of AWS and Azure, GOOGLE of Google.
 LINK_LOCAL = "http://169.254.169.254"
 GOOGLE = "http://metadata.google.internal"
 #: Timeout of an exchange in seconds.
@@ -17,7 +17,7 @@ MAX_RESPONSE_BYTES = 1 << 16
 
 
 class MetadataUnavailable(Exception):
-    """Metadata server does not answer, or not as documented; never stops a run."""
+    """Error for a metadata server that gives no documented answer; must not stop a run."""
 
 
 def request(
@@ -27,7 +27,7 @@ def request(
 
     Raises ``MetadataUnavailable``.
     """
-    # Without a proxy: it would pass on the metadata of its own machine.
+    # No proxy, because it would forward the metadata of its own machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     asked = urllib.request.Request(url, headers=headers, method=method)
     try:
@@ -52,7 +52,7 @@ def parse_mapping(body: bytes, url: str) -> dict[str, object]:
 
 
 class AwsMetadata:
-    """Client of IMDSv2: every request carries a token, which is renewed when the server rejects it."""
+    """Client of IMDSv2, in which every request carries a token; a rejected token is renewed."""
 
     TOKEN_S = 21600
 
@@ -62,7 +62,7 @@ class AwsMetadata:
         self._token = ""
 
     def get(self, path: str) -> bytes | None:
-        """Return the content at the path, or None if there is none; raises ``MetadataUnavailable``."""
+        """Return the content at ``path``; None if it does not exist; raises ``MetadataUnavailable``."""
         for _ in range(2):
             if not self._token:
                 self.renew()

@@ -1,4 +1,4 @@
-"""CPU of a measurement: its instruction set decides whether INT8 is faster than FP32."""
+"""CPU of this machine, whose instruction set decides whether INT8 is faster than FP32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.machine.gpus import gpu_names
 from slipstream.machine.limits import usable_cores
 
 CPUINFO = Path("/proc/cpuinfo")
-#: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 matmuls accumulate.
+#: Instruction set extensions that affect the speed of INT8 matmuls and, on x86, the exactness of their sums.
 EXTENSIONS = (
     "avx2",
     "avx512f",
@@ -28,7 +28,7 @@ VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
 
 @dataclass(frozen=True)
 class Machine:
-    """CPU: its name, its architecture ("x86_64", "aarch64", ...) and its subset of :data:`EXTENSIONS`."""
+    """CPU name, architecture ("x86_64", "aarch64", ...) and available :data:`EXTENSIONS`."""
 
     cpu: str
     architecture: str
@@ -36,12 +36,12 @@ class Machine:
 
     @property
     def saturates(self) -> bool:
-        """Return True if U8 x S8 matmuls overflow 16-bit sums (x86 without VNNI, onnxruntime#6004)."""
+        """True if U8 x S8 matmuls overflow 16-bit sums (x86 without VNNI, onnxruntime#6004)."""
         return self.architecture in ("x86_64", "AMD64", "i686") and not set(VNNI) & set(self.flags)
 
 
 def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
-    """Describe this machine from Linux's ``cpuinfo``; on other systems from ``platform``, without flags."""
+    """Return this machine from Linux's ``cpuinfo``; on other systems from ``platform``, without flags."""
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     present = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
@@ -51,7 +51,7 @@ def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
 
 
 def measuring_machine() -> str:
-    """Describe the hardware that timings depend on: CPU, its extensions, this process's cores, and GPUs."""
+    """Return, as text, what timings depend on: CPU, its extensions, this process's cores, and GPUs."""
     machine = this_machine()
     cpu = f"{machine.cpu}, {machine.architecture}, {' '.join(machine.flags)}, {usable_cores()} cores"
     return ", ".join([cpu, *gpu_names()])

@@ -1,4 +1,4 @@
-"""Number and names of the GPUs of this process, found without loading torch."""
+"""Number and names of this process's GPUs, found without loading torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import TypeVar, cast
 
 T = TypeVar("T")
 ROOT = Path("/")
-#: Timeout in seconds of a driver's answer, even if the driver is loaded first, for each of eight GPUs.
+#: Seconds to wait for a driver, including its loading, on a machine with eight GPUs.
 DRIVER_S = 30.0
 
 
 class DriverHangs(RuntimeError):
-    """Driver does not answer; an attempt on another machine may succeed."""
+    """Error for a driver that does not answer; another machine may succeed."""
 
 
 def visible_gpus(root: Path = ROOT) -> int:
     """Return the number of GPUs this process may use, by NVML for NVIDIA and sysfs (under ``root``) for AMD.
 
-    The variables that hide GPUs are read as torch reads them (``torch.cuda._parse_visible_devices``). On AMD,
-    ROCR_VISIBLE_DEVICES leaves some, from which HIP_VISIBLE_DEVICES selects, or CUDA_VISIBLE_DEVICES without it.
+    Variables that hide GPUs are read as torch reads them (``torch.cuda._parse_visible_devices``). On AMD,
+    HIP_VISIBLE_DEVICES (else CUDA_VISIBLE_DEVICES) selects among the GPUs that ROCR_VISIBLE_DEVICES leaves.
     """
     nvidia = ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
     chooses = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ and not nvidia else "CUDA_VISIBLE_DEVICES"
@@ -35,7 +35,7 @@ def visible_gpus(root: Path = ROOT) -> int:
 
 
 def named_devices(value: str) -> list[str]:
-    """Return the devices in a list of numbers or UUIDs, up to the first negative number or gap."""
+    """Return the devices in a list of numbers or UUIDs, up to the first negative number or empty entry."""
     devices = (device.strip() for device in value.split(","))
     return list(takewhile(lambda device: device and not device.startswith("-"), devices))
 
@@ -46,7 +46,7 @@ def gpu_names() -> list[str]:
 
 
 def largest_clocks() -> dict[str, float]:
-    """Return the maximum SM clock rates (Hz) of this machine's NVIDIA GPUs by UUID; empty without a driver.
+    """Return the maximum SM clock rates (Hz) of this machine's NVIDIA GPUs by UUID; empty if unknown.
 
     Missing clock rates only degrade an estimate.
     """
@@ -77,7 +77,7 @@ def handles(nvml: ModuleType) -> Iterator[object]:
 
 
 def ask_nvml(question: Callable[[ModuleType], T]) -> T | None:
-    """Return NVML's answer to a question, or None without one; raises :class:`DriverHangs`."""
+    """Return ``question(pynvml)``; None if NVML fails; raises :class:`DriverHangs`."""
     import pynvml
 
     def ask() -> T | None:
@@ -94,9 +94,9 @@ def ask_nvml(question: Callable[[ModuleType], T]) -> T | None:
 
 
 def in_time(ask: Callable[[], T]) -> T:
-    """Return a driver's answer, or raise :class:`DriverHangs` after :data:`DRIVER_S`.
+    """Return ``ask()``, which queries a driver; raise :class:`DriverHangs` after :data:`DRIVER_S`.
 
-    The driver may never return. "No GPU" would be wrong: training would silently run on the CPU.
+    The call may never return. "No GPU" would be a wrong result: training would silently run on the CPU.
     """
     answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
@@ -120,10 +120,10 @@ def in_time(ask: Callable[[], T]) -> T:
 
 
 def amd_gpus(root: Path = ROOT) -> int:
-    """Count the nodes of the kernel's compute topology with SIMD units; CPUs are listed, too, but have none.
+    """Count nodes of the kernel's compute topology with SIMD units; CPUs are also nodes, but have none.
 
-    The topology is the node's. The kernel denies reading a GPU that the pod's device cgroup lacks (``node_show`` in
-    ``amdkfd/kfd_topology.c``), so the readable ones are the pod's.
+    The topology is that of the machine. The kernel denies reading GPUs that the pod's device cgroup lacks
+    (``node_show`` in ``amdkfd/kfd_topology.c``), so readable GPUs are the pod's.
     """
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     lines = (line.split() for node in nodes for line in permitted_text(node).splitlines())

@@ -1,12 +1,11 @@
 """CPU and memory limits of this process.
 
-A pod sees the cores of its whole node. Its placement's amounts are in the task's environment, so that the same
-placement uses the same number of threads on every type of node. A single machine has no placement: the environment of a
-task only reaches pods.
+A pod sees all cores of its node. So the amounts of its placement are passed in environment variables, and a placement
+uses the same number of threads on every type of node. They are set in pods only.
 
-A container's control group (version 2 or 1) limits CPU and memory. A group is bound by its own limits and by those of
-all groups above it. A container usually sees its own group as the root of the file system. Otherwise the path of its
-group does not exist there, and only the root counts.
+A container's control group (version 2 or 1) limits CPU and memory, and so do all groups above it. A container usually
+sees its own group as the root of the file system. Otherwise the path of its group does not exist there, and only the
+root counts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-#: Version 1 writes the largest multiple of the page size for "no limit".
+#: Limits from here on mean "no limit": version 1 reports the largest multiple of the page size.
 UNLIMITED_BYTES = 1 << 60
 SCALES = {
     "m": 1e-3,
@@ -26,16 +25,16 @@ SCALES = {
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
 }
 QUANTITY = re.compile(rf"([0-9]+(?:\.[0-9]+)?)({'|'.join(SCALES)})")
-#: Upper bound of the quantities that Kubernetes holds exactly.
+#: Upper bound of quantities that Kubernetes represents exactly.
 LARGEST_QUANTITY = 2.0**63
-#: The placement's ``memory``, in a pod.
+#: Environment variable with the placement's ``memory``, set in pods.
 MEMORY = "SLIPSTREAM_MEMORY"
-#: The placement's ``cpu``, in a pod.
+#: Environment variable with the placement's ``cpu``, set in pods.
 CPU = "SLIPSTREAM_CPU"
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Return the CPU limit of this process's group, or None; ``root`` holds /proc and /sys."""
+    """Return the CPUs to which this process's group is limited, or None; ``root`` holds /proc and /sys."""
     quotas = []
     for group in groups(root, "cpu"):
         quota, _, period = read(group / "cpu.max").partition(" ")
@@ -55,7 +54,7 @@ def memory_limit(root: Path = Path("/")) -> float | None:
 
 
 def memory_used(root: Path = Path("/")) -> int:
-    """Return the memory use of this process's control group in bytes, without reclaimable file pages."""
+    """Return the bytes used by this process's control group, without reclaimable file pages."""
     for group in groups(root, "memory"):
         for name, pages in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
             used = read(group / name)
@@ -65,7 +64,7 @@ def memory_used(root: Path = Path("/")) -> int:
 
 
 def cpu_seconds(root: Path = Path("/")) -> float | None:
-    """Return the CPU time of this process's control group in seconds, or None if it is not counted."""
+    """Return the CPU seconds of this process's control group; None if they are not counted."""
     for group in groups(root, "cpuacct"):
         nanoseconds = read(group / "cpuacct.usage")
         if nanoseconds.isdigit():
@@ -79,7 +78,7 @@ def cpu_seconds(root: Path = Path("/")) -> float | None:
 
 @dataclass(frozen=True)
 class Throttling:
-    """CPU throttling by a quota until now: periods, throttled periods, and throttled seconds."""
+    """Cumulative throttling by a CPU quota: periods, throttled periods, and throttled seconds."""
 
     periods: int = 0
     throttled_periods: int = 0
@@ -87,7 +86,7 @@ class Throttling:
 
 
 def cpu_throttling(root: Path = Path("/")) -> Throttling:
-    """Return the longest throttling of this process's group and those above it; zeros without a quota."""
+    """Return the longest throttling among this process's group and those above it; zeros without a quota."""
     found = [Throttling()]
     for group in groups(root, "cpu"):
         stat = numbers(group / "cpu.stat")
@@ -97,7 +96,7 @@ def cpu_throttling(root: Path = Path("/")) -> Throttling:
 
 
 def groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the existing directories of this process's group and those above it, in both versions' hierarchies."""
+    """Yield the existing directories of this process's group and those above it, for both cgroup versions."""
     mounted = root / "sys/fs/cgroup"
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, group_path = line.split(":", 2)
@@ -125,7 +124,7 @@ def numbers(path: Path) -> dict[str, int]:
 
 
 def parse_quantity(text: str) -> float:
-    """Parse a Kubernetes quantity of CPUs or bytes; raises ``ValueError`` if it is none."""
+    """Parse a Kubernetes quantity of CPUs or bytes; raises ``ValueError`` if it is invalid."""
     match = QUANTITY.fullmatch(text)
     if not match or (number := float(match[1]) * SCALES[match[2]]) >= LARGEST_QUANTITY:
         raise ValueError(f"{text!r} is not a Kubernetes quantity")
@@ -133,27 +132,24 @@ def parse_quantity(text: str) -> float:
 
 
 def quantity_in_environment(variable: str) -> float | None:
-    """Return the quantity in an environment variable, or None if it is unset."""
+    """Return the quantity in an environment variable; None if it is unset."""
     text = os.environ.get(variable)
     return parse_quantity(text) if text else None
 
 
 def memory_allowed(root: Path = Path("/")) -> float | None:
-    """Return the memory limit in bytes: the smaller of the placement's and the control group's.
-
-    None if there is neither: then it is the machine's.
-    """
+    """Return the smaller memory limit in bytes of placement and control group; None without either."""
     limits = (memory_limit(root), quantity_in_environment(MEMORY))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def visible_cores() -> int:
-    """Return the cores in this process's affinity mask; all of the machine where masks do not exist (macOS)."""
+    """Return the number of cores in this process's affinity mask; on macOS all of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_cpus(root: Path = Path("/")) -> float:
-    """Return the minimum of visible cores, the control group's CPU quota and the placement's CPUs."""
+    """Return the minimum of visible cores, CPU quota and the placement's CPUs."""
     limits = (visible_cores(), cpu_quota(root), quantity_in_environment(CPU))
     return float(min(limit for limit in limits if limit is not None))
 

@@ -1,9 +1,9 @@
 """Detection of the kernel's out-of-memory kills, by the counters of this process's control group.
 
-A killed process leaves no message, and SIGKILL has other senders. The kernel counts its own: ``oom_kill`` in
-``memory.events`` (version 2) or ``memory.oom_control`` (version 1), of a group and all groups in it. The parent process
-reads the counter before and after. It cannot if the container is killed as a whole (``memory.oom.group``, Kubernetes'
-default on version 2).
+A killed process leaves no message, and SIGKILL has other senders. The kernel counts its own kills in a group and all
+groups in it: ``oom_kill`` in ``memory.events`` (version 2) or ``memory.oom_control`` (version 1). The parent process
+reads the counter before and after, unless the container is killed as a whole (``memory.oom.group``, Kubernetes' default
+on version 2).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from slipstream.machine.limits import groups, memory_limit, read
 
-#: Fraction of the limit from which a peak has met it: pages are charged to a group in batches.
+#: Fraction of the limit that a peak must reach to have met it, because pages are charged to a group in batches.
 AT_LIMIT = 0.95
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class MemoryCounters:
-    """Killed processes and memory in bytes of this process's control group.
+    """Killed processes of this process's control group, and its memory in bytes.
 
-    ``limit`` may be a parent's, and is None without one; ``peak`` is None if the kernel does not report it.
+    ``limit`` may be a parent group's; None without a limit. ``peak`` is None if the kernel does not report it.
     """
 
     kills: int = 0
@@ -31,12 +31,12 @@ class MemoryCounters:
 
     @property
     def at_limit(self) -> bool:
-        """Whether the group's own limit was met; otherwise the node had no memory left."""
+        """True if the group's limit was met; otherwise the node ran out of memory."""
         return self.limit is not None and (self.peak is None or self.peak >= AT_LIMIT * self.limit)
 
 
 def memory_counters(root: Path = Path("/")) -> MemoryCounters:
-    """Read the group's current counters; ``root`` holds /proc and /sys."""
+    """Return the group's current counters; ``root`` holds /proc and /sys."""
     for group in groups(root, "memory"):
         events = read(group / "memory.events") or read(group / "memory.oom_control")
         counted = dict(line.split() for line in events.splitlines() if len(line.split()) == 2)

@@ -1,12 +1,12 @@
-"""Peak throughput of GPUs, by their data sheets."""
+"""Peak FLOP/s of GPUs by their data sheets."""
 
 from __future__ import annotations
 
 import re
 
-#: Throughput by words of the driver's device name, specific names first; then by precision. Sources: NVIDIA's data
-#: sheets of V100, T4, A10, A100, L4, L40, L40S, H100 and H200 (half of the figures that are given "with sparsity"),
-#: AMD's of MI300X.
+#: FLOP/s by words of the driver's device name, specific names first; then by precision. Sources: NVIDIA's data sheets
+#: of V100, T4, A10, A100, L4, L40, L40S, H100 and H200 (half of the figures that are given "with sparsity"), AMD's of
+#: MI300X.
 PEAKS: dict[str, dict[str, float]] = {
     "H200 NVL": {"bf16": 836e12, "fp16": 836e12, "tf32": 418e12, "fp32": 60e12},
     "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12},
@@ -23,14 +23,14 @@ PEAKS: dict[str, dict[str, float]] = {
     "V100": {"fp16": 125e12, "fp32": 15.7e12},
     "MI300X": {"bf16": 1307e12, "fp16": 1307e12, "tf32": 653e12, "fp32": 163e12},
 }
-#: MIG partitions of a GPU have its name and less throughput.
+#: Word in the device name of a MIG partition, which is slower than the GPU that it is named after.
 PART = "MIG "
 
 
 def data_sheet_peak(device: str, kind: str) -> float | None:
-    """Return the peak of a device in "fp32", "tf32", "bf16" or "fp16", or None if it is not in the table.
+    """Return the peak FLOP/s of a device in "fp32", "tf32", "bf16" or "fp16"; None if not in the table.
 
-    Whole words of the name are compared: longer names with the same prefix (A10G, T400, RTX A1000) are other GPUs.
+    Only whole words of the name count: longer names with the same prefix (A10G, T400, RTX A1000) are other GPUs.
     """
     if PART in device:
         return None

@@ -1,6 +1,6 @@
-"""Supported versions of torch, and every difference between them that this project meets.
+"""Supported torch versions, and all differences between them that affect this project.
 
-A difference is found by looking for the newer name, not by the version: vendors' builds may have it earlier.
+A difference is detected by the newer name, not by the version, because vendors' builds may have it earlier.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.errors import UserError
 from slipstream.logs import logger
 
-#: The oldest supported version, and the newest that was tested, which ``constraints.txt`` installs.
+#: Oldest supported version, and newest tested version, which ``constraints.txt`` installs.
 OLDEST, NEWEST = (2, 11), (2, 13)
 
 
 def release(version: str) -> tuple[int, int]:
-    """Return ``(2, 13)`` of ``2.13.0a0+rocm7.1``; raises ``UserError``."""
+    """Return ``(2, 13)`` for ``2.13.0a0+rocm7.1``; raises ``UserError`` if it is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise UserError(f"torch {version}: is no version; expected torch {dotted(OLDEST)} or newer")
@@ -61,7 +61,7 @@ def warn_if_untested() -> None:
 def wrap_in_ddp(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     """Wrap ``model`` in DDP that never broadcasts its buffers.
 
-    The setting was called ``broadcast_buffers`` before ``forward_sync_buffers``.
+    The setting is ``forward_sync_buffers``, formerly ``broadcast_buffers``.
     """
     named = inspect.signature(DistributedDataParallel.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
@@ -78,9 +78,9 @@ reduce_scatter_single = collective("reduce_scatter_single", "reduce_scatter_tens
 
 @contextmanager
 def shapes_known_to_pipelines() -> Iterator[None]:
-    """Skip the exchange about known shapes with which a pipeline's first step begins; it needs real values.
+    """Skip the exchange of shape information in a pipeline's first step, which needs real values.
 
-    Older versions have no such exchange if the shapes are given.
+    Older versions skip it themselves if the shapes are given.
     """
     from torch.distributed.pipelining import stage
     from torch.distributed.pipelining.schedules import _PipelineSchedule

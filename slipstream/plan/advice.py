@@ -1,4 +1,4 @@
-"""Recommendation: the cheapest option within deadline and budget, its savings, and changes that would reverse it."""
+"""Recommendation: the cheapest option within deadline and budget, its savings, and what would change it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from slipstream.plan.decide import ON_DEMAND, SPOT, Outcome, Row, Wanted
 
-#: Relative difference in time that is worth a line.
+#: Relative time saving below which a faster choice is not listed.
 SOONER = 0.01
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Option in one way, with its outcome."""
+    """Option on spot or on demand, with its simulated outcome."""
 
     row: Row
     outcome: Outcome
 
     @property
     def known(self) -> bool:
-        """Return True if the hours include the exchange between processes."""
+        """True if the hours include the gradient exchange between processes."""
         return self.row.time is not None and self.row.time.exchange_known
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Choice:
 def choices(rows: Sequence[Row]) -> list[Choice]:
     """Return all feasible choices, the cheapest first.
 
-    Spot counts only if it costs less than the same on demand.
+    Spot is included only if it costs less than the same option on demand.
     """
     found = []
     for row in rows:
@@ -50,7 +50,7 @@ def choices(rows: Sequence[Row]) -> list[Choice]:
 def pareto(found: Sequence[Choice]) -> list[Choice]:
     """Return the Pareto-optimal choices in dollars and 95 % hours, the cheapest first.
 
-    A choice must be faster by :data:`SOONER` to count.
+    A dearer choice must be faster by more than :data:`SOONER`.
     """
     best, earliest = [], float("inf")
     for choice in sorted(found, key=lambda one: (one.outcome.mean_dollars, one.outcome.hours.high)):
@@ -63,14 +63,14 @@ def pareto(found: Sequence[Choice]) -> list[Choice]:
 def recommended(found: Sequence[Choice], wanted: Wanted) -> Choice | None:
     """Return the cheapest choice within deadline and budget at 95 %, or None.
 
-    Choices with a known exchange come first.
+    Choices whose hours include the gradient exchange are preferred.
     """
     kept = [choice for choice in found if choice.outcome.keeps(wanted)]
     return next((choice for choice in sorted(kept, key=lambda one: not one.known)), None)
 
 
 def sentences(found: Sequence[Choice], wanted: Wanted) -> Iterator[str]:
-    """Yield the recommendation, its savings, and changes that would reverse it."""
+    """Yield the recommendation, its savings, and what would change it."""
     best = recommended(found, wanted)
     if best is None:
         near = min(found, key=lambda choice: choice.outcome.hours.high)
@@ -132,7 +132,7 @@ def hours(outcome: Outcome) -> str:
 
 
 def duration(hours_: float) -> str:
-    """Return hours as text: "54 s", "12 min", "3.4 h"; "never" if infinite."""
+    """Return hours as text, such as "54 s", "12 min" or "3.4 h"; "never" if infinite."""
     if math.isinf(hours_):
         return "never"
     units = ((1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))

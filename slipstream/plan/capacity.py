@@ -1,9 +1,8 @@
 """Spot capacity of a pod, from attempts of earlier trainings, a file, or a profile.
 
-Interruptions are counted over the hours for which pods were held, whatever their cause. With k in t hours the rate is
-Gamma(k + 1/2, t) (the posterior under Jeffreys' prior for a Poisson process). Times vary as the recorded ones do if
-there are enough, resampled (Efron's bootstrap) so that few recorded times give a wide result; otherwise they are
-exponential.
+Interruptions of any cause are counted per hour for which pods were held. After k interruptions in t hours, the rate's
+posterior is Gamma(k + 1/2, t) (Jeffreys' prior for a Poisson process). If there are enough recorded times, times are
+drawn from bootstrap resamples (Efron), so that few records give a wide result; otherwise times are exponential.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ import numpy as np
 from slipstream.errors import UserError
 
 HOUR_S = 3600.0
-#: Fewest recorded times for an empirical distribution, and the number of resamples.
+#: Minimum recorded times for an empirical distribution, and number of resamples.
 ENOUGH, RESAMPLED = 20, 200
-#: Assumed wait for spot capacity in hours if none was recorded; the output says so.
+#: Hours assumed for a wait for spot capacity if none was recorded; the output says so.
 ASSUMED_WAIT = 1.0
 FINISHED, KILLED = "finished", "killed"
-#: Ends of attempts that are the training's own fault.
+#: Ends of attempts that were the training's own failures, not preemptions.
 OWN_MISTAKE = re.compile(r"(Agreed)?UserError:|Stopped:|rank \d+ ran out of memory")
 COLUMNS = ("up_hours", "wait_hours")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Attempt of a training: its start (seconds since 1970, 0 if unknown), seconds, end, and pods."""
+    """Attempt at a training: start (seconds since 1970, 0 if unknown), seconds, how it ended, and pods."""
 
     began_at: float
     seconds: float
@@ -47,7 +46,7 @@ class Attempt:
 class Capacity:
     """Interruptions and waits of one pod.
 
-    ``rate``, in interruptions per pod and hour, comes from a profile; else it follows from ``interruptions`` in
+    ``rate`` is a profile's interruptions per pod and hour. If it is 0, the rate follows from ``interruptions`` in
     ``hours`` of held pods.
     """
 
@@ -55,7 +54,7 @@ class Capacity:
     interruptions: int = 0
     hours: float = 0.0
     rate: float = 0.0
-    #: Hours that a pod was held before every interruption, and hours of every wait for a new one.
+    #: Hours that a pod was held before each interruption, and hours of each wait for a new pod.
     ups: tuple[float, ...] = ()
     waits: tuple[float, ...] = ()
 
@@ -66,7 +65,7 @@ class Capacity:
 
     @property
     def wait(self) -> float:
-        """Mean wait in hours."""
+        """Mean hours of a wait."""
         return float(np.mean(self.waits)) if self.waits else ASSUMED_WAIT
 
     def interval(self) -> tuple[float, float] | None:
@@ -103,7 +102,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Times of trainings: exponential with individual means, or rows from a table of resampled times."""
+    """Preemption traces: exponential times with a mean per training, or draws from resampled times."""
 
     random: np.random.Generator
     mean_ups: np.ndarray
@@ -124,15 +123,15 @@ class Drawn:
 
 
 def resampled(times: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Return ``[RESAMPLED, len(times)]``: the times drawn with replacement."""
+    """Return bootstrap resamples of ``times``; ``[RESAMPLED, len(times)]``."""
     return times[random.integers(len(times), size=(RESAMPLED, len(times)))]
 
 
 def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
     """Return the capacity from the attempts of trainings, oldest first; None if no pod was held.
 
-    Every end of an attempt counts as an interruption, except the training's own failures. The newest attempt of a
-    training without a recorded end may be running: only its hours count.
+    Every end of an attempt counts as an interruption, except completion and the training's own failures. A last attempt
+    without a recorded end may still be running, so only its hours count.
     """
     ups, waits, hours = [], [], 0.0
     for attempts in trainings:
@@ -156,7 +155,7 @@ def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
 def from_file(path: Path) -> Capacity:
     """Read recorded times: CSV with the columns up_hours and wait_hours, or a JSON object of two such lists.
 
-    A last wait may be missing. Raises ``UserError``.
+    The last wait may be missing. Raises ``UserError``.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -188,7 +187,7 @@ def columns_of_csv(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def from_profile(name: str, preemptions_per_day: float) -> Capacity | None:
-    """Return the capacity from a profile; None if it states no rate."""
+    """Return the capacity from a profile's preemption rate; None if it states none."""
     if preemptions_per_day <= 0:
         return None
     return Capacity(f"{preemptions_per_day:g} a day by the profile {name}", rate=preemptions_per_day / 24)

@@ -1,4 +1,4 @@
-"""``slipstream plan``: the GPU, count and capacity type for a training, with its hours and dollars."""
+"""``slipstream plan``: GPU type, count and capacity type for a training, with hours and dollars."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def main(  # noqa: PLR0913 - an argument for each option
     prices: Path | None,
     capacity: Path | None,
 ) -> None:
-    """Say what a training that ran once takes on other GPUs: hours, dollars on spot and on demand, interruptions.
+    """Estimate hours, dollars on spot and on demand, and interruptions of a measured training on other GPUs.
 
-    The first RUN that is a training is planned. Others, of the same work or not, and homes of checkpoints say how sure
-    that is and how often capacity is taken away.
+    The first RUN with a training is planned. Further trainings improve the error estimate, and checkpoint directories
+    the preemption rate.
 
     Example: slipstream plan --measured runs/2026-11-26T11-33-03 --deadline 8h --write mine.toml
     """
@@ -111,7 +111,7 @@ main.add_command(serve)
 
 
 def refuse_options_before(subcommand: str, ctx: click.Context) -> None:
-    """Raise ``UserError`` for an option that no subcommand reads."""
+    """Raise ``UserError`` for options before ``subcommand``, which does not read them."""
     for parameter in ctx.command.params:
         if parameter.name and ctx.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
             raise UserError(
@@ -122,7 +122,7 @@ def refuse_options_before(subcommand: str, ctx: click.Context) -> None:
 def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
     """Return the plan of the first training.
 
-    Raises ``UserError`` if there is none.
+    Raises ``UserError`` if no option can be planned.
     """
     profiles = known_profiles()
     planned = evidence.trainings[0]
@@ -135,9 +135,9 @@ def make(evidence: Evidence, prices: PriceList, wanted: Wanted) -> Plan:
 
 
 def known_profiles() -> list[Profile]:
-    """Return the built-in profiles and the chosen one.
+    """Return the user's chosen profile, if any, and the built-in ones.
 
-    Raises ``UserError`` if that has no GPU.
+    Raises ``UserError`` if the chosen one has no GPU.
     """
     chosen = os.environ.get(CHOICE, "")
     if chosen in ("", *names()):
@@ -149,7 +149,7 @@ def known_profiles() -> list[Profile]:
 
 
 def times(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the sources of the hours, a line for every source, with its GPUs."""
+    """Yield one line per source of the hours, with the GPUs that it applies to."""
     hows: dict[str, list[str]] = {}
     for row in rows:
         if row.time:
@@ -166,14 +166,14 @@ def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
 
 
 def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:
-    """Yield a line for outdated prices."""
+    """Yield a line per date of outdated prices."""
     return old_prices(
         {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
     )
 
 
 def text(made: Plan) -> str:
-    """Return the plan for a terminal."""
+    """Return the plan as text for a terminal."""
     its, best = made.planned, pareto(made.found)
     of = f"{made.wanted.trials} trainings, {made.wanted.parallel} at a time, each" if made.wanted.trials > 1 else "one"
     head = (
@@ -185,7 +185,7 @@ def text(made: Plan) -> str:
 
 
 def tree(made: Plan) -> dict[str, object]:
-    """Return the plan as JSON."""
+    """Return the plan as JSON-compatible values."""
     best = recommended(made.found, made.wanted)
     return {
         "planned": made.planned.name,
@@ -216,7 +216,7 @@ def row_tree(row: Row) -> dict[str, object]:
 
 
 def finite(outcome: Outcome) -> dict[str, object]:
-    """Return an outcome as JSON, with null for infinity."""
+    """Return an outcome as JSON-compatible values, with None for infinity."""
 
     def clean(value: object) -> object:
         if isinstance(value, dict):

@@ -18,11 +18,11 @@ from slipstream.plan.options import Option
 from slipstream.plan.simulation import RUNS, Rules, simulate
 
 SPOT, ON_DEMAND = "spot", "on demand"
-#: Simulated sweeps; every sweep is many trainings.
+#: Number of simulated sweeps, each of many trainings.
 SWEEPS = 1_000
-#: Hours between interruptions that stand for none: on demand.
+#: Hours between interruptions that represent none (on demand).
 NEVER = 1e9
-#: Factor for a save after a preemption notice, and seconds to spare, without which no save is started.
+#: A save is started after a preemption notice only if ``MARGIN`` times its duration plus ``LEAVE_S`` seconds remain.
 MARGIN, LEAVE_S = 1.5, 2.0
 
 
@@ -30,8 +30,9 @@ MARGIN, LEAVE_S = 1.5, 2.0
 class Wanted:
     """Planned work and its limits.
 
-    The training runs ``trials`` times, ``parallel`` at a time, on ``rows`` rows per trial (None: as measured). Deadline
-    in hours (at 95 %), budget in dollars. ``capacity`` replaces the profiles' rates if known.
+    The training runs ``trials`` times, ``parallel`` at a time, on ``rows`` rows per trial (None: as measured).
+    ``deadline`` is in hours and ``budget`` in dollars, both to be kept with 95 % probability. ``capacity`` replaces the
+    profiles' rates.
     """
 
     trials: int = 1
@@ -44,7 +45,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Range:
-    """Median and the 5 and 95 % quantiles over simulated runs."""
+    """Median, 5 % and 95 % quantiles over simulated runs."""
 
     median: float
     low: float
@@ -58,19 +59,19 @@ class Range:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of an option in one way, :data:`SPOT` or :data:`ON_DEMAND`, for all planned work."""
+    """Simulated outcome of all planned work with an option, for ``way`` :data:`SPOT` or :data:`ON_DEMAND`."""
 
     way: str
     hours: Range
     dollars: Range
     mean_dollars: float
-    #: Per training: mean interruptions, and the retries that suffice for 99 of 100.
+    #: Per training: mean interruptions, and the retries that suffice for 99 of 100 trainings.
     interruptions: float
     retries: int
-    #: Seconds between checkpoints, as the trainer sets them from the seconds between failures.
+    #: Seconds between checkpoints, which the trainer derives from the seconds between failures.
     checkpoint_s: float
     between_failures_s: float | None
-    #: Share of the runs within the deadline; 1 without one.
+    #: Fraction of the runs within the deadline; 1 without a deadline.
     in_time: float
 
     def keeps(self, wanted: Wanted) -> bool:
@@ -82,14 +83,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """Option with its fit, time, outcomes, and hours between a pod's interruptions from which spot pays."""
+    """Planned option: whether it fits into memory, its time and outcomes.
+
+    ``pays_from``: hours between a pod's interruptions from which spot is cheaper, if any.
+    """
 
     option: Option
     fits: bool
     time: WorkTime | None
     outcomes: tuple[Outcome, ...] = ()
     pays_from: float | None = None
-    #: Why spot is not among the outcomes.
+    #: Reason why there is no spot outcome; "" if there is.
     no_spot: str = ""
 
     def outcome(self, way: str) -> Outcome | None:
@@ -146,9 +150,9 @@ def row_of(
 
 
 def job_of(planned: Measured, work_s: float, between: float) -> Job:
-    """Return the job at ``between`` hours between interruptions.
+    """Return the job if interruptions are ``between`` hours apart.
 
-    Starts and saves are as measured; the trainer sets the checkpoint interval.
+    Start and save times are measured; the checkpoint interval is the trainer's choice.
     """
     stall, publish = planned.stall_s / HOUR_S, planned.figures.save_seconds / HOUR_S
     every = own_interval(stall, publish, between)
@@ -156,7 +160,7 @@ def job_of(planned: Measured, work_s: float, between: float) -> Job:
 
 
 def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
-    """Return the spot capacity of the option's pods, or why spot is not planned."""
+    """Return the spot capacity of the option's pods and "", or None and why spot is not planned."""
     if option.per_hour(spot=True) is None:
         return None, "no spot price"
     per_day = option.placement.preemptions_per_day if option.placement else 0.0
@@ -167,8 +171,8 @@ def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
 def rules_of(option: Option, planned: Measured) -> Rules:
     """Return the preemption rules of an option.
 
-    A pod gets a notice if its profile watches for them and a save fits into its grace period. A single pod moves to
-    on-demand capacity.
+    A pod has time for a save if its profile watches for notices and a save fits into the grace period. A single pod
+    ends on on-demand capacity.
     """
     grace = option.placement.grace_seconds if option.placement else 0
     saves = grace > MARGIN * planned.figures.save_seconds + LEAVE_S
@@ -184,7 +188,7 @@ def outcome(
     wanted: Wanted,
     rules: Rules = Rules(),  # noqa: B008 - it is frozen
 ) -> Outcome | None:
-    """Simulate one way; return None if it has no price."""
+    """Simulate an option in one ``way``; None if that has no price."""
     random = np.random.default_rng(0)  # common random numbers: options differ only by themselves
     per_hour, on_demand = option.per_hour(spot=way == SPOT), option.per_hour(spot=False)
     if per_hour is None:
@@ -219,7 +223,7 @@ def outcome(
 
 
 def together(hours: np.ndarray, dollars: np.ndarray, wanted: Wanted, random: np.random.Generator) -> list[np.ndarray]:
-    """Return hours and dollars of sweeps of trainings drawn from the simulated ones.
+    """Return hours and dollars of sweeps whose trainings are drawn from the simulated ones.
 
     A trial starts when a running one ends.
     """

@@ -1,9 +1,9 @@
 """Time of a training's work on a GPU: measured there, else predicted from other hardware.
 
-A prediction is the ratio of two rooflines (Williams, Waterman and Patterson 2009): for a step, the longer of computing
-its operations at the peak and of moving the parameters and their optimiser state through memory once. The roofline
+A prediction scales by the ratio of two rooflines (Williams, Waterman and Patterson 2009). A step's roofline is the
+longer of computing its operations at peak rate and of moving parameters and optimiser state through memory once. It
 omits constant costs per step: Python, and kernels too small to fill a device. With enough trainings on the same
-hardware these are fitted too, and leave-one-out gives the prediction error.
+hardware these costs are fitted too, and leave-one-out validation gives the prediction error.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from slipstream.plan.measured import Measured
 from slipstream.toml_file import read_toml
 
 FILE = Path(__file__).with_name("gpus.toml")
-#: Bytes moved per step and fp32 parameter: read forward and backward, the gradient written, and Adam's read and write
-#: of weight, gradient and two moments.
+#: Bytes moved per step and fp32 parameter: weight read in forward and backward, gradient written, and Adam's reads and
+#: writes of weight, gradient and two moments.
 BYTES_PER_PARAMETER = 40
-#: Bytes moved per frozen parameter: read forward and backward.
+#: Bytes moved per step and frozen parameter: read in forward and backward.
 BYTES_PER_FROZEN = 8
-#: Largest prediction errors between models and batches on one CPU, with the full roofline and by operations alone;
-#: their medians were 24 and 35 %.
+#: Largest relative errors seen when predicting between models and batch sizes on one CPU, with the full roofline and by
+#: operations only; the medians were 24 and 35 %.
 LARGEST_ERROR, LARGEST_BY_OPERATIONS = 0.66, 0.85
-#: Fewest trainings for an empirical error, and the share of errors that an interval holds.
+#: Minimum trainings for an empirical error, and the fraction of errors that its interval covers.
 ENOUGH, HELD = 9, 0.9
-#: Standard deviations in half of a 90 % interval.
+#: Half width of a 90 % interval in standard deviations.
 HALF_WIDTH = 1.645
-#: Half of the 90 % interval between equal runs, assumed if there was one run.
+#: Relative half width of the 90 % interval between equal runs, assumed if there was only one.
 ONE_RUN = 0.05
-#: Usable share of a GPU's memory; the rest is the driver and fragmentation.
+#: Usable fraction of a GPU's memory; driver and fragmentation take the remainder.
 USABLE = 0.9
-#: Least seconds of a step on a GPU, for launching its kernels: assumed, and noted where it counts.
+#: Minimum seconds of a step on a GPU, for launching its kernels: an assumption that the output notes where it matters.
 LEAST_STEP_S = 1e-3
 PIECE = 1 << 20
-#: Forward share of a step: the backward pass computes twice as much.
+#: Forward fraction of a step, since the backward pass computes twice as much.
 FORWARD = 1 / 3
 MEASURED = "measured"
 UNKNOWN_EXCHANGE = ", exchange unknown"
@@ -51,7 +51,7 @@ UNKNOWN_EXCHANGE = ", exchange unknown"
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU model: memory in bytes and bandwidth in bytes per second."""
+    """GPU model: memory in bytes, bandwidth in bytes per second, and ``words`` of its device name."""
 
     name: str
     words: tuple[str, ...]
@@ -59,11 +59,11 @@ class Gpu:
     bandwidth: float
 
     def peak(self, kind: str) -> float:
-        """Return the peak FLOP/s in "fp32", "bf16" or "fp16"; 0 if not supported."""
+        """Return the peak FLOP/s in "fp32", "bf16" or "fp16"; 0 if unsupported."""
         return data_sheet_peak(self.name, kind) or 0.0
 
     def precision(self) -> str:
-        """Return the precision that the trainer's "auto" selects."""
+        """Return the precision that training.precision "auto" selects."""
         return "bf16" if self.peak("bf16") else "fp16"
 
     def fits(self, memory_bytes: float) -> bool:
@@ -72,10 +72,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class WorkTime:
-    """Seconds of the work without starts and saves, with uncertainty and source.
+    """Seconds of training steps, without starts and saves, with uncertainty and source.
 
-    ``spread`` is the standard deviation of the logarithm. ``exchange_known`` is False if the exchange between processes
-    was never measured and is missing.
+    ``spread`` is the standard deviation of the logarithm. ``exchange_known`` is False if the gradient exchange was
+    never measured and is not included.
     """
 
     seconds: float
@@ -84,13 +84,13 @@ class WorkTime:
     exchange_known: bool = True
 
     def factors(self, random: np.random.Generator, runs: int) -> np.ndarray:
-        """Draw factors by which the work may take longer than ``seconds``."""
+        """Draw factors by which the work may take longer than ``seconds``; float64 ``[runs]``."""
         return np.exp(random.normal(0, self.spread, runs))
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """Return the known GPUs, the more specific first."""
+    """Return the known GPUs by name, more specific ones first."""
     data = read_toml(FILE)
     order = sorted(data, key=lambda name: -len(data[name]["words"]))
     return {
@@ -100,7 +100,7 @@ def gpus() -> dict[str, Gpu]:
 
 
 def gpu_of(device: str) -> Gpu | None:
-    """Return the GPU for the driver's device name; None if unknown."""
+    """Return the GPU with the driver's device name; None if unknown."""
     words = device.replace("-", " ").split()
     return next((gpu for gpu in gpus().values() if set(gpu.words) <= set(words)), None)
 
@@ -113,20 +113,20 @@ def roof(run: Measured, rows: float, peak: float, bandwidth: float | None) -> fl
 
 
 def own_roof(run: Measured, bandwidth: bool) -> float:
-    """Return the roofline seconds of the run's own step on its hardware."""
+    """Return the roofline seconds of the run's step on its own hardware."""
     gpu = gpu_of(run.figures.gpu)
     rows = run.figures.batch_size / run.processes
     return roof(run, rows, run.peak_flops / run.processes, gpu.bandwidth if gpu and bandwidth else None)
 
 
 def step_of(run: Measured) -> float:
-    """Return the computing seconds of a step of the run."""
+    """Return the run's computing seconds per step."""
     return run.computing_s / run.figures.ledger.kept
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Step time on one kind of hardware: seconds per roofline second, and a constant."""
+    """Linear model of the step time on some hardware: ``per_roof`` x roofline seconds + ``launch`` seconds."""
 
     per_roof: float
     launch: float
@@ -136,7 +136,7 @@ class Fit:
 
 
 def fit(roofs: Sequence[float], steps: Sequence[float]) -> Fit:
-    """Return the fit with the least sum of squared relative errors, both terms at least 0."""
+    """Fit by least squares of relative errors, with non-negative coefficients."""
     from scipy.optimize import nnls
 
     measured_steps = np.asarray(steps)
@@ -146,7 +146,7 @@ def fit(roofs: Sequence[float], steps: Sequence[float]) -> Fit:
 
 
 def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[float]:
-    """Return the leave-one-out error of every step, as the logarithm of measured over fitted time."""
+    """Return every step's leave-one-out error: log(measured / fitted time)."""
     errors = []
     for out in range(len(steps)):
         others = [index for index in range(len(steps)) if index != out]
@@ -156,9 +156,9 @@ def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[floa
 
 
 def spread_of(errors: Sequence[float], otherwise: float) -> float:
-    """Return the standard deviation whose 90 % interval covers 90 % of the errors.
+    """Return the standard deviation whose 90 % interval covers 90 % of the errors and of a further one.
 
-    The rank also holds for one error more. With too few errors, ``otherwise`` is the largest error.
+    With fewer than ``ENOUGH`` errors, the largest of them and ``otherwise`` (relative) is used.
     """
     if len(errors) < ENOUGH:
         half = max([math.log(1 + otherwise), *map(abs, errors)])
@@ -168,7 +168,7 @@ def spread_of(errors: Sequence[float], otherwise: float) -> float:
 
 
 def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, processes: int) -> WorkTime | None:
-    """Return the time from runs of the same work on the same hardware; None without such runs."""
+    """Return the time by runs of the same work on the same hardware; None without such runs."""
     alike = [
         run for run in runs if run.processes == processes and gpu_of(run.figures.gpu) == gpu and planned.same_work(run)
     ]
@@ -176,7 +176,7 @@ def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, 
 
 
 def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
-    """Return the time from runs of the same work on the same hardware."""
+    """Return the time by ``alike`` runs, which do the same work on the same hardware."""
     logs = np.log([(run.computing_s + run.waiting_s) / run.figures.ledger.kept for run in alike])
     spread = math.log(1 + ONE_RUN) / HALF_WIDTH
     if len(logs) > 1:
@@ -187,7 +187,7 @@ def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
 def work_time(
     planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: int, networks: Sequence[NetworkProfile] = ()
 ) -> WorkTime:
-    """Return the time of the planned training's work in ``processes`` processes on such GPUs."""
+    """Return the time of the planned training's work in ``processes`` processes on ``gpu``."""
     if known := measured_time(planned, runs, gpu, processes):
         return known
     computing, spread, how = predicted(planned, runs, gpu, processes)
@@ -219,7 +219,7 @@ def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: 
 def exchanged(
     planned: Measured, computing: float, gpu: Gpu, processes: int, networks: Sequence[NetworkProfile]
 ) -> tuple[float, str]:
-    """Return a step's seconds with its gradient exchange, and a note on the exchange."""
+    """Return a step's seconds including its gradient exchange, and a note on how that is known."""
     if processes == 1:
         return computing, ""
     figures = planned.figures

@@ -1,4 +1,4 @@
-"""Inputs of a plan: past trainings, attempts of other trainings, and measured interconnects."""
+"""Inputs of a plan: measured trainings, their attempts, and interconnect profiles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = "expected a directory runs/…, a trained model, a checkpoint directo
 
 @dataclass(frozen=True)
 class Measured:
-    """Past training; seconds are of its kept steps, without starts and saves."""
+    """Past training; seconds exclude starts, saves and steps whose work was lost."""
 
     name: str
     figures: TrainingFigures
@@ -34,7 +34,7 @@ class Measured:
     #: Seconds of computing (steps and evaluations), and of waiting for rows.
     computing_s: float
     waiting_s: float
-    #: Mean seconds of an attempt until its first step, and of a save's stall.
+    #: Mean seconds from an attempt's start to its first step, and for which a save blocks the steps.
     start_s: float
     stall_s: float
 
@@ -44,16 +44,16 @@ class Measured:
 
     @property
     def rows(self) -> int:
-        """Rows that the kept steps trained on."""
+        """Rows trained on, without lost steps."""
         return self.figures.ledger.kept * self.figures.batch_size
 
     @property
     def memory_bytes(self) -> int:
-        """Peak memory of a process in bytes."""
+        """Peak memory of a process in bytes; 0 if unknown."""
         return self.figures.throughput.memory_bytes if self.figures.throughput else 0
 
     def same_work(self, other: Measured) -> bool:
-        """Return True if a row and a step of both runs take the same computing."""
+        """Return True if a row and a step of both runs need the same computation."""
         mine, its = self.figures, other.figures
         return (mine.parameters, mine.batch_size, round(self.flops_per_row)) == (
             its.parameters,
@@ -64,7 +64,7 @@ class Measured:
 
 @dataclass
 class Evidence:
-    """All measurements, in the given order."""
+    """All measurements that the user gave, in order."""
 
     trainings: list[Measured] = field(default_factory=list)
     attempts: list[list[Attempt]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Evidence:
 def read_evidence(places: Sequence[str]) -> Evidence:
     """Read directories of runs, trained models, checkpoint directories (also in a store) and network profiles.
 
-    Raises ``UserError`` for anything else, and if no training can be planned.
+    Raises ``UserError`` for anything else, and if there is no training to plan.
     """
     evidence = Evidence()
     for place in places:
@@ -135,9 +135,9 @@ def attempts_in(place: str) -> list[Attempt]:
 
 
 def measured(name: str, figures: TrainingFigures) -> Measured:
-    """Return the figures of a training as means.
+    """Return the means that a plan needs from a training's figures.
 
-    Raises ``UserError`` if it finished no step to plan from.
+    Raises ``UserError`` if its last attempt finished no step.
     """
     its, speed = figures.ledger, figures.throughput
     if speed is None or not its.kept or not figures.batch_size:

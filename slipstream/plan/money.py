@@ -1,9 +1,9 @@
 """Cost of a training on preemptible capacity, in closed form.
 
-All times are hours; dollars are a price times billed hours. Checkpoints are τ apart and stall the work W for C.
-Interruptions are on average M apart and cost a restart R. Then B = (W/τ)·M·e^(R/M)·(e^((τ+C)/M) - 1) (Daly 2006,
-equation 20), exact for exponential times. A checkpoint published P after its snapshot adds to R the risk of the work
-since then. These are means: wall time depends on how capacity comes and goes, so hours and deadlines are simulated
+Times are hours; dollars are a price times billed hours. The work W is saved every τ, at a stall C. Interruptions are on
+average M apart and cost a restart R. Then B = (W/τ)·M·e^(R/M)·(e^((τ+C)/M) - 1) billed hours (Daly 2006, equation 20),
+exact for exponential times. If a checkpoint is published P after its snapshot, P is added to R, because work since the
+snapshot is at risk. These are means: wall time also depends on waits for capacity, so hours and deadlines are simulated
 (:mod:`slipstream.plan.simulation`).
 """
 
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from slipstream.checkpoint_interval import best_seconds
 
 HOUR_S = 3600.0
-#: Hours between interruptions that bound the search for a break-even.
+#: Search range for the break-even, in hours between interruptions.
 RAREST, MOST_FREQUENT = 1e5, 1e-3
 
 
 @dataclass(frozen=True)
 class Job:
-    """Training in hours.
+    """Durations of a training in hours.
 
-    Undisturbed ``work`` without saves, work between saves, the stall of a save, snapshot to publication, and attempt
-    start to first step.
+    ``work`` is undisturbed, without saves; ``every`` is the work between saves; ``stall`` is a save's pause;
+    ``publish`` follows its snapshot; ``restart`` precedes the first step.
     """
 
     work: float
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def undisturbed(self) -> float:
-        """Hours without interruptions: one start, the work, its saves."""
+        """Hours without interruptions: one start, the work and its saves."""
         return self.restart + self.work * (1 + self.stall / self.every)
 
 
@@ -51,7 +51,10 @@ def own_interval(stall: float, publish: float, between: float) -> float:
 
 
 def billed(job: Job, between: float) -> float:
-    """Return the mean billed hours without preemption notices, including the first start; infinite if it never ends."""
+    """Return the mean billed hours without preemption notices, including the first start.
+
+    Infinite if the training never ends.
+    """
     try:
         segment = math.exp((job.restart + job.publish) / between) * math.expm1((job.every + job.stall) / between)
         # The first start is at risk, too, but the formula counts only starts after an interruption.
@@ -61,16 +64,16 @@ def billed(job: Job, between: float) -> float:
 
 
 def billed_with_notices(job: Job, between: float, noticed: float) -> float:
-    """Return the mean billed hours, to first order, if a share ``noticed`` gets a notice in time for a save."""
+    """Return the mean billed hours, to first order, if a fraction ``noticed`` of interruptions allows a save."""
     unwarned = (1 - noticed) * ((job.every + job.stall) / 2 + job.publish)
     useful = 1 - (job.restart + unwarned) / between
     return job.undisturbed / useful if useful > 0 else math.inf
 
 
 def break_even(job_at: Callable[[float], Job], price: float, noticed: float = 0.0) -> float | None:
-    """Return the hours between interruptions from which spot costs less, at ``price`` relative to on demand.
+    """Return the hours between interruptions from which spot costs less; None if it always or never does.
 
-    ``job_at`` returns the job with its interval for these hours. None if spot always or never costs less.
+    ``price`` is spot relative to on demand. ``job_at`` returns the job for given hours between interruptions.
     """
 
     def pays(between: float) -> bool:

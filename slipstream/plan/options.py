@@ -1,4 +1,4 @@
-"""Options: every profile on the instances that it fits, and other instances as a whole."""
+"""Options: every profile on all instances with its GPU, and other instances as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipstream.telemetry.prices import (
 
 @dataclass(frozen=True)
 class Option:
-    """Pods of a profile on an instance, or whole instances (``profile`` is empty)."""
+    """Pods of a profile on an instance type, or one whole instance (``profile`` is "")."""
 
     profile: str
     placement: Placement | None
@@ -42,13 +42,13 @@ class Option:
         return self.placement is not None and self.placement.notices != "none"
 
     def per_hour(self, *, spot: bool) -> float | None:
-        """Return the dollars per hour of all pods."""
+        """Return the dollars per hour of all pods; None without a price."""
         price = self.price.paid(spot)
         return None if price is None else float(Decimal(self.pods) * price)
 
 
 def options(profiles: Sequence[Profile], prices: PriceList) -> list[Option]:
-    """Return the options of the profiles, then instances that no profile uses."""
+    """Return the options of the profiles, then whole instances that no profile uses."""
     found = [option for profile in profiles for option in of_profile(profile, prices)]
     used = {option.instance.name for option in found}
     whole = [
@@ -60,7 +60,7 @@ def options(profiles: Sequence[Profile], prices: PriceList) -> list[Option]:
 
 
 def left_out(profiles: Sequence[Profile], prices: PriceList) -> Iterator[str]:
-    """Yield why profiles and instances are not planned, a line each."""
+    """Yield a line per profile or instance that is not planned, with the reason."""
     for profile in profiles:
         if not list(of_profile(profile, prices)):
             yield f"profile {profile.name}: {why_not(profile.asked('train'))}"
@@ -75,9 +75,9 @@ def why_not(placement: Placement) -> str:
 
 
 def of_profile(profile: Profile, prices: PriceList) -> Iterator[Option]:
-    """Yield a profile's training on every instance with its GPUs.
+    """Yield a profile's training on every instance type with its GPU.
 
-    Raises ``UserError`` if the profile names an instance without a price.
+    Raises ``UserError`` if the profile names an instance type without a price.
     """
     placement = profile.asked("train")
     count = int(placement.gpu)

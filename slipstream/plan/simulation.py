@@ -1,8 +1,8 @@
 """Simulation of trainings on preemptible capacity: hours, billed hours, interruptions.
 
-For every training, up times and waits are drawn; the events between them are computed. By Flyte's rule, a preempted
-single pod is a system failure, and after the third its next attempt runs on demand; the preempted pods of a PyTorchJob
-cost a retry and never move (:mod:`slipstream.profiles.retries`).
+For every training, up times and waits are drawn; the events between them are computed. To Flyte, a single pod's
+preemption is a system failure, and after the third the next attempt runs on demand; preemption of a PyTorchJob's pods
+costs a retry and never changes the capacity (:mod:`slipstream.profiles.retries`).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from slipstream.plan.money import Job
 RUNS = 10_000
 #: Interruptions of a single pod after which it runs on demand.
 SYSTEM_RETRIES = 3
-#: Attempts after which a training counts as endless.
+#: Attempts after which a training counts as never ending.
 MOST_ATTEMPTS = 2_000
 
 
 class Weather(Protocol):
-    """Preemption trace of many trainings, in hours."""
+    """Preemption traces of many trainings, in hours."""
 
     def up(self, chosen: np.ndarray) -> np.ndarray:
-        """Return how long the ``chosen`` trainings have their pods this time."""
+        """Return the hours until the next interruption of each of the ``chosen`` trainings."""
 
     def wait(self, chosen: np.ndarray) -> np.ndarray:
-        """Return how long they then wait for new pods."""
+        """Return the hours that each then waits for new pods."""
 
 
 @dataclass(frozen=True)
 class Rules:
     """Preemption rules.
 
-    ``noticed`` is the share of interruptions with a notice in time for a save; with ``falls_back`` the third
-    interruption moves the training to on-demand capacity.
+    ``noticed`` is the fraction of interruptions with a preemption notice in time for a save. With ``falls_back`` the
+    third interruption moves the training to on-demand capacity.
     """
 
     noticed: float = 0.0
@@ -45,10 +45,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Arrays with an entry per training, in hours except for ``interruptions``.
+    """Results per training, in hours except for ``interruptions``.
 
-    Wall time, billed on spot and on demand, and steps executed twice (``lost``). Wall time and billed hours are
-    infinite for endless trainings.
+    ``hours`` is wall time, ``spot`` and ``on_demand`` are billed, ``lost`` is steps executed twice. Wall time and
+    billed spot hours are infinite for trainings that never end.
     """
 
     hours: np.ndarray
@@ -58,7 +58,7 @@ class Simulated:
     lost: np.ndarray
 
     def dollars(self, spot: float | np.ndarray, on_demand: float) -> np.ndarray:
-        """Return the dollars per training at hourly prices of all its pods; ``spot`` may be an array."""
+        """Return the dollars per training at the hourly prices of all its pods."""
         return self.spot * spot + (self.on_demand * on_demand if self.on_demand.any() else 0.0)
 
 
@@ -100,5 +100,5 @@ def simulate(
 
 
 def until_the_end(job: Job, left: np.ndarray) -> np.ndarray:
-    """Return the hours of an uninterrupted attempt: its start, the remaining work, and its saves."""
+    """Return the hours of an uninterrupted attempt: start, remaining work and its saves."""
     return job.restart + left + np.floor(left / job.every) * job.stall

@@ -1,7 +1,7 @@
 """Preemption simulation of a training: lost steps, hours, and retries.
 
-Preemptions are a Poisson process at the profile's rate per pod; a preemption ends the attempt of all pods. Only the
-preemption trace is drawn: tests that kill real trainings cover their survival.
+Preemptions are a Poisson process at the profile's rate per pod; each ends the attempt of all pods. That trainings
+survive preemption is not simulated, but tested by killing real ones.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DRAWS = 5000
 class Pace:
     """Pace of an undisturbed training.
 
-    ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next first
-    step.
+    ``hours`` of steps; seconds between saves, from snapshot to publication, and from an attempt's end to the next
+    attempt's first step.
     """
 
     hours: float = 24.0
@@ -49,7 +49,7 @@ class Courses:
 
 @dataclass(frozen=True)
 class Storm:
-    """Preemption trace at a rate, with replacement pods at once."""
+    """Preemption trace at a constant rate, with replacement pods at once."""
 
     random: np.random.Generator
     per_hour: float
@@ -64,7 +64,7 @@ class Storm:
 def courses(
     random: np.random.Generator, per_hour: float, pace: Pace, *, warned: bool, trainings: int = DRAWS
 ) -> Courses:
-    """Simulate trainings under preemptions at this rate.
+    """Simulate trainings under ``per_hour`` preemptions.
 
     If ``warned``, they save before every end; otherwise they resume from the last published save.
     """
@@ -85,8 +85,8 @@ def is_warned(placement: Placement, pace: Pace) -> bool:
 def forecast(name: str, placement: Placement, per_day: float, pace: Pace, price: float = 0.0) -> str:
     """Return a table of a profile's training under preemptions, and whether its retries suffice.
 
-    ``per_day`` is per pod; ``price`` is for a pod-hour, 0 to omit it. Raises ``UserError`` if the placement is not on
-    spot, or has no rate.
+    ``per_day`` is preemptions per pod; ``price`` is for a pod-hour, 0 to omit it. Raises ``UserError`` if the placement
+    is not on spot or has no rate.
     """
     if not placement.interruptible or per_day <= 0:
         raise UserError(f"profile {name}: trains on no spot capacity; expected interruptible and preemptions_per_day")

@@ -25,7 +25,7 @@ BEST = "Pareto-optimal"
 
 
 def table(rows: Sequence[Row], best: Sequence[Choice]) -> str:
-    """Return a line for every option, with the Pareto set marked."""
+    """Return a line for every option, with Pareto-optimal ones marked."""
     marked = {id(choice.row) for choice in best}
     lines = [["▸" if id(row) in marked else "", *cells(row)] for row in rows]
     return aligned(("", *COLUMNS, *MORE), lines, left=LEFT)
@@ -63,7 +63,7 @@ def dollars(outcome: Outcome | None) -> str:
 
 
 def chart(best: Sequence[Choice]) -> str:
-    """Return the Pareto set as bars of dollars with their 95 % hours."""
+    """Return Pareto-optimal choices as bars of their dollars, with 95 % hours."""
     ended = [choice for choice in best if math.isfinite(choice.outcome.dollars.median)]
     most = max((choice.outcome.dollars.median for choice in ended), default=0.0)
     rows = [

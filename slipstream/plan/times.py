@@ -16,7 +16,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Time(click.ParamType):
-    """Time such as 20ms, 90min, 8h or 2d, as a number of ``unit``, the default unit."""
+    """Parameter type for times such as 20ms, 90min or 8h, converted to ``unit``, which is also the default unit."""
 
     name = "time"
 
@@ -35,5 +35,4 @@ class Time(click.ParamType):
 
 
 def milliseconds(seconds: float) -> str:
-    """Return seconds as "0.043 ms", "20 ms" or "1.2 s"."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

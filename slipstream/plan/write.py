@@ -16,14 +16,14 @@ from slipstream.settings import to_dict
 from slipstream.storage.local import cannot_write
 from slipstream.telemetry.prices import TYPE_LABEL
 
-#: CPUs and GiB per GPU if no profile says: requested, never measured.
+#: CPUs and GiB per GPU for an instance without a profile: assumed, not measured.
 CPUS, MEMORY_GIB = 4, 16
-#: Timeout of an attempt relative to the 95 % hours, since waiting for pods counts, too.
+#: Timeout of an attempt relative to the 95 % hours; it includes waits for pods.
 ROOM = 2
 
 
 def profile_of(choice: Choice, planned: Planned | None = None) -> str:
-    """Return the profile as TOML: the option's own, or one with the instance's GPUs.
+    """Return a profile as TOML: the option's own, or for the whole instance.
 
     Includes the figures of ``planned``.
     """
@@ -64,7 +64,7 @@ def profile_of(choice: Choice, planned: Planned | None = None) -> str:
 
 
 def planned_of(choice: Choice, planned: Measured, wanted: Wanted) -> Planned | None:
-    """Return the figures that the report compares with the run; None for several trainings."""
+    """Return the figures that the report compares with the run; None for more than one training."""
     if wanted.trials > 1:
         return None
     its = choice.outcome
@@ -73,7 +73,6 @@ def planned_of(choice: Choice, planned: Measured, wanted: Wanted) -> Planned | N
 
 
 def shortened(amount: float) -> float:
-    """Return the amount rounded to six digits, as in the file."""
     return float(f"{amount:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""Command ``slipstream score``: list published tables and copy the newest."""
+"""``slipstream score``: list published tables and copy the newest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Drift between scored rows and training rows, counted in the package's bins.
+"""Drift between scored rows and training rows, by counts in the bins of the model's package.
 
-An alarm needs an index above the threshold that also is significant: at most 1 % of runs without drift would show it in
-any column. See :mod:`slipstream.comparison.stability`.
+An alarm needs an index above the threshold that is also significant: without drift, at most 1 % of runs show one in any
+column. See :mod:`slipstream.comparison.stability`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from slipstream.score.predict import Predictions
 from slipstream.source.columns import value_types
 
 PREDICTIONS = "predictions"
-#: Prefix of raw columns in counts, so that none collides with the predictions.
+#: Prefix of raw columns in counts, so that no column collides with ``PREDICTIONS``.
 COLUMN = "column "
 NOT_SAID = "the model was exported by a version that did not store the distributions of its training rows"
 
 
 @dataclass
 class Counting:
-    """Bin counts of scored rows: int64 ``[bins]`` by column, and of predictions."""
+    """Counter of scored rows by bin: int64 ``[bins]`` per column, and for the predictions."""
 
     distributions: Distributions
     classes: Sequence[str]
@@ -52,7 +52,7 @@ class Counting:
 
 
 def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], threshold: float) -> DriftFigures:
-    """Compare the distribution of the counted rows with the training rows."""
+    """Compare the counted rows with the training rows; drift is unknown without ``distributions``."""
     if distributions is None:
         return DriftFigures(NOT_SAID, threshold, [])
     before = {COLUMN + name: bins for name, bins in distributions.columns.items()}
@@ -75,7 +75,7 @@ def judge(distributions: Distributions | None, counts: dict[str, np.ndarray], th
 
 
 def of_counts(bins: Bins, counts: np.ndarray) -> Drift | None:
-    """Return the drift, or None if either side has too few rows."""
+    """Return the drift; None if there are too few scored or training rows."""
     before = np.array(bins.counts, float)
     if min(before.sum(), counts.sum()) < ENOUGH:
         return None

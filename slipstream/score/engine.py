@@ -24,7 +24,7 @@ from slipstream.storage.local import LocalStorage
 
 @dataclass(frozen=True)
 class ScoredShare:
-    """Results of a share of the portions."""
+    """Results of one worker's portions."""
 
     parts: list[ScoredPart]
 
@@ -40,7 +40,7 @@ def score(
 ) -> tuple[Publication, bool]:
     """Score ``data`` and publish the table in ``output``.
 
-    The model is the one in service in ``registry``, or the exported ``package``. Return the publication, and True if it
+    The model is the promoted one of ``registry``, or the exported ``package``. Returns the publication, and True if it
     is new. Raises ``UserError``.
     """
     plan = plan_scoring(registry, package, data, output, reading, config)
@@ -53,9 +53,9 @@ def score(
 
 
 def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[ScoredPart]:
-    """Score the portions of a plan, or of a share of it, and store their parts.
+    """Score the portions of a plan and store their parts.
 
-    The number of processes fits the amount of data; every session has one thread.
+    By default the number of processes follows from the amount of data; every session has one thread.
     """
     if not plan.portions:
         return []
@@ -73,7 +73,7 @@ def score_portions(plan: ScoringPlan, workers: int | None = None) -> list[Scored
 
 @contextmanager
 def fetched(plan: ScoringPlan) -> Iterator[ServedModel]:
-    """Yield the plan's verified model within the context."""
+    """Yield the plan's model, verified, until the block ends."""
     with tempfile.TemporaryDirectory() as scratch:
         yield plan.model.fetch(Path(scratch, "model"), public_key(plan.config))
 
@@ -81,7 +81,7 @@ def fetched(plan: ScoringPlan) -> Iterator[ServedModel]:
 def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
     """Return a directory for parts.
 
-    For a local output it lies in the output's file system, and a later run removes it if this process is killed. For a
+    For a local output it is in the output's file system, and a later run removes it if this process is killed. For a
     store it is temporary.
     """
     if isinstance(storage, LocalStorage):

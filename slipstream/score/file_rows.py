@@ -1,6 +1,6 @@
 """Batches of images and texts, and their quarantined rows.
 
-A file is one row, or holds several.
+A file has one row, or several (arrays).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from slipstream.source.images import ArrayPart, Digits, FolderPart, Part, Shape,
 from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import ResolvedSource
 
-#: Source name of the rows of scikit-learn's digits.
+#: Name of scikit-learn's digits as a source.
 DIGITS = "digits"
 
 
 @dataclass(frozen=True)
 class FileBatch:
-    """Batch of scorable rows with the file and the number in it (from 1) of every row.
+    """Scorable rows, with every row's file and number in the file (from 1).
 
-    ``content`` is uint8 ``[rows, channels, height, width]``, or texts. ``bad`` are quarantined; ``read`` counts both.
+    ``content`` is uint8 ``[rows, channels, height, width]``, or texts. ``bad`` are quarantined rows; ``read`` counts
+    all.
     """
 
     read: int

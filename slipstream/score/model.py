@@ -1,4 +1,4 @@
-"""Model for scoring, fetched and verified: in service in a registry, or a package."""
+"""Model for scoring, fetched and verified: the one in service in a registry, or a package."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.promote.store import Pointer, Registry, manifest_digest
 from slipstream.source.columns.transform import Transform
 
-#: Sources of the model's inputs: columns as given to the raw model, the package's preparation, or images.
+#: What the model's inputs are made from: raw columns, columns after the package's preparation, or images.
 RAW, PREPARED, IMAGES = "raw columns", "prepared columns", "images"
 
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """Address of one model: promoted in ``registry``, or an exported ``package``.
+    """Address of a model: ``promoted`` in ``registry``, or an exported ``package``.
 
     ``manifest`` is the SHA-256 of its manifest.
     """
@@ -61,9 +61,9 @@ class ModelAddress:
 
 
 def find_model(registry: str, package: str) -> ModelAddress:
-    """Return the model now in service.
+    """Return the address of the package, or of the model in service in the registry.
 
-    Raises ``UserError`` if there is none, or unless exactly one of both arguments is given.
+    Raises ``UserError`` if there is none, or unless exactly one argument is given.
     """
     if bool(registry) == bool(package):
         raise UserError("registry: expected either a registry or, with --model, an exported package")
@@ -96,9 +96,9 @@ class ServedModel(OpenedPackage):
 
     @cached_property
     def by(self) -> str:
-        """Source of the model's inputs.
+        """``RAW``, ``PREPARED`` or ``IMAGES``.
 
-        Raises ``UserError`` if rows cannot be converted.
+        Raises ``UserError`` if rows cannot become the model's inputs.
         """
         if self.signature.task == "next token":
             raise UserError(
@@ -118,7 +118,7 @@ class ServedModel(OpenedPackage):
     def transform(self) -> Transform:
         """The package's preparation.
 
-        Raises ``UserError`` if its outputs do not match the model's inputs.
+        Raises ``UserError`` if its outputs are not the model's inputs.
         """
         with self.described_by_statistics():
             transform = Transform.from_json(self.statistics)
@@ -130,7 +130,7 @@ class ServedModel(OpenedPackage):
 
     @contextmanager
     def described_by_statistics(self) -> Iterator[None]:
-        """Raise ``UserError`` if ``statistics.json`` does not describe a table."""
+        """Raise ``UserError`` if the block finds that ``statistics.json`` describes no table."""
         try:
             yield
         except UserError:
@@ -147,7 +147,7 @@ class ServedModel(OpenedPackage):
 
     @property
     def types(self) -> dict[str, str]:
-        """Types of the raw input columns."""
+        """Types of the raw input columns, by name."""
         return {name: self.transform.types[name] for name in self.transform.columns}
 
     @cached_property

@@ -1,7 +1,7 @@
-"""One part of a scored table: rows in, a Parquet file out, every row accounted for.
+"""One part of a scored table: rows in, a Parquet file out, every row scored or quarantined.
 
-The bytes depend only on the files, the model, the settings and, as networks do, on the processor type, not on the
-writer or the time.
+The file's bytes depend only on data, model, settings and processor type (like all floating-point results), not on
+worker or time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slipstream.source.quarantine import BadRow
 from slipstream.source.resolved import TEXT
 from slipstream.storage import storage_for
 
-#: Minimum number of rows per row group, except the last of a file.
+#: Minimum rows per row group, except the last of a file.
 GROUP_ROWS = 1 << 16
 COMPRESSION = "zstd"
 NOT_FINITE = "the model's output is not finite"
@@ -36,7 +36,7 @@ NO_ROWS = pa.table({})
 
 @dataclass(frozen=True)
 class PartJob:
-    """Job for one portion: the model's directory, and a scratch directory for the part."""
+    """Job for one portion, with the model's directory and a scratch directory for the part."""
 
     plan: ScoringPlan
     portion: Portion
@@ -48,8 +48,8 @@ class PartJob:
 class ScoredPart:
     """Result of scoring a portion.
 
-    ``bad`` are quarantined rows, with file names as in the data. ``file`` is None if no row was scored. ``counts`` are
-    in the bins of the model's package. ``absent`` are columns without any value.
+    ``bad`` are quarantined rows, with file names relative to the data. ``file`` is None if no row was scored.
+    ``counts`` are by the bins of the model's package. ``absent`` are columns without any value.
     """
 
     number: int
@@ -64,7 +64,7 @@ class ScoredPart:
 
 @lru_cache(maxsize=1)
 def opened(directory: Path) -> ServedModel:
-    """Return the model, cached with its sessions for all parts of a process."""
+    """Return the model, cached for all parts of a process."""
     return ServedModel(directory)
 
 
@@ -80,7 +80,7 @@ def image_predictor_of(directory: Path) -> TensorPredictor:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scored rows of a batch as written, and the batch's statistics."""
+    """Scored rows of a batch in the table's form, and the batch's statistics."""
 
     table: pa.Table
     read: int
@@ -89,7 +89,7 @@ class Scored:
 
 
 def score_part(job: PartJob) -> ScoredPart:
-    """Score a portion and store its part, in a worker process."""
+    """Score a portion and store its part; runs in a worker process."""
     plan, model = job.plan, opened(job.model)
     counting = counting_of(model)
     path = job.scratch / f"part-{job.portion.number:06d}.parquet"
@@ -118,9 +118,9 @@ def score_part(job: PartJob) -> ScoredPart:
 
 
 def stored(result: ScoredPart, path: Path, plan: ScoringPlan) -> ScoredPart:
-    """Store the part under a name derived from its content.
+    """Store the part under a name with its digest.
 
-    A writer on another processor type therefore writes another file.
+    So a worker on another processor type, with other bytes, overwrites no file.
     """
     record = hash_file(path)
     name = f"part-{result.number:06d}-{record.sha256[:16]}.parquet"
@@ -130,7 +130,6 @@ def stored(result: ScoredPart, path: Path, plan: ScoringPlan) -> ScoredPart:
 
 
 def table_prefix(key: str) -> str:
-    """Return the table's prefix in the output."""
     return f"tables/{key}/"
 
 
@@ -226,7 +225,7 @@ def finite(
 
 
 class PartFile:
-    """Parquet file, opened by its first rows.
+    """Writer of a Parquet file that is created with its first rows.
 
     Row groups have at least :data:`GROUP_ROWS` rows.
     """

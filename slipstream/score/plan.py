@@ -21,11 +21,11 @@ from slipstream.source.resolved import TEXT, ResolvedSource, format_of_all, one_
 from slipstream.storage import STORES, check_conditional_writes, storage_for
 from slipstream.storage.local import local_path
 
-#: Size of a part: bytes and number of the data's files, or one larger file. It does not depend on the worker.
+#: Maximum bytes and files of a part, unless it is one larger file. The sizes do not depend on the workers.
 PART_BYTES, PART_FILES = 64 << 20, 4096
-#: Version of the table's form; part of the key.
+#: Version of the table's format, which is part of its key.
 FORM = 1
-#: Settings of the section data that come with the model, so that rows are read like its training rows.
+#: Settings of the section "data" that come from the model, so that rows are read like its training rows.
 OF_THE_MODEL = ("decimal", "thousands", "missing")
 #: Names of columns written in addition to the kept ones.
 LABEL, VALUE, PROBABILITY, VERSION, FILE, ROW = "label", "value", "probability_", "model_version", "file", "row"
@@ -41,10 +41,9 @@ class Portion:
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """Plan of one scoring.
+    """Plan of one scoring, or a worker's share of it.
 
-    It holds the resolved data and its fingerprint, the model, the source of its inputs (``by``), the settings, the
-    output and the table's key. ``portions`` are all portions, or one share.
+    ``fingerprint`` is of the data; ``by`` is what the model's inputs are made from; ``key`` identifies the table.
     """
 
     source: ResolvedSource
@@ -58,13 +57,12 @@ class ScoringPlan:
 
     @property
     def size(self) -> int:
-        """Bytes to read."""
         return sum(file.size for portion in self.portions for file in portion.files)
 
     def shares(self, number: int) -> list[ScoringPlan]:
         """Split the plan into at most ``number`` plans of consecutive portions.
 
-        Sizes are about equal unless a portion is too large.
+        Their sizes are about equal unless a portion is too large.
         """
         cuts: list[list[Portion]] = [[] for _ in range(number)]
         done = 0
@@ -102,7 +100,7 @@ def plan_scoring(
 
 
 def settings_of(reading: DataConfig, config: ScoringConfig) -> dict[str, dict[str, object]]:
-    """Return the settings on which a table depends."""
+    """Return the settings that a table depends on."""
     scoring = {name: value for name, value in to_dict(config).items() if name != "public_key"}
     return {"reading": to_dict(reading), "scoring": scoring}
 
@@ -112,14 +110,14 @@ def public_key(config: ScoringConfig) -> Path | None:
 
 
 def check_apart(data: str, output: str) -> None:
-    """Raise ``UserError`` if the output lies in the data, as the next run would score it."""
+    """Raise ``UserError`` if the output lies in the data, since the next run would score it."""
     inside, outside = whole(output), whole(data)
     if data and f"{inside.rstrip('/')}/".startswith(f"{outside.rstrip('/')}/"):
         raise UserError(f"output: {output!r} is inside the data, {data!r}; expected a place outside of them")
 
 
 def check_none_inside(listing: Listing, output: str) -> None:
-    """Raise ``UserError`` if the data, for example by a pattern, includes a file in the output."""
+    """Raise ``UserError`` if the data, such as a pattern, include a file in the output."""
     below = f"{whole(output).rstrip('/')}/"
     for file in listing.files:
         if (str(Path(file.uri).absolute()) if file.local else file.uri).startswith(below):
@@ -133,9 +131,9 @@ def whole(address: str) -> str:
 
 
 def as_the_model(reading: DataConfig, model: ServedModel) -> DataConfig:
-    """Return the user's reading settings with the model's marks of numbers and missing values.
+    """Return the user's reading settings with the model's notation of numbers and missing values.
 
-    Raises ``UserError`` if the user's marks differ.
+    Raises ``UserError`` if the user set another notation.
     """
     if model.by == IMAGES:
         return reading
@@ -161,9 +159,9 @@ def check_kept(keep: list[str], model: ServedModel) -> None:
 
 
 def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> ResolvedSource:
-    """Resolve the data.
+    """Resolve the data's format.
 
-    Raises ``UserError`` if the model takes images and the data is a table, or vice versa.
+    Raises ``UserError`` if the model takes images and the data are a table, or the reverse.
     """
     if not listing.files:
         source = ResolvedSource(listing, "digits", (), "", config)
@@ -182,7 +180,7 @@ def resolve(listing: Listing, config: DataConfig, model: ServedModel) -> Resolve
 
 
 def format_for(listing: Listing, model: ServedModel) -> Format:
-    """Return the format as :func:`format_of_all` does, but accept texts without class folders."""
+    """Return the format by :func:`format_of_all`, but accept texts without class folders."""
     texts = model.by != IMAGES and model.types == {TEXT: value_types.TEXT}
     if texts and all(file.name.lower().endswith(".txt") for file in listing.files):
         return "text"
@@ -190,7 +188,7 @@ def format_for(listing: Listing, model: ServedModel) -> Format:
 
 
 def portioned(files: Iterable[SourceFile]) -> Iterator[tuple[SourceFile, ...]]:
-    """Yield the consecutive files of every part, with small files grouped."""
+    """Yield the files of every part: consecutive files, with small ones grouped."""
     together: list[SourceFile] = []
     size = 0
     for file in files:

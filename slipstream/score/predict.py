@@ -21,7 +21,7 @@ from slipstream.source.columns.transform import Transform
 if TYPE_CHECKING:
     import onnxruntime
 
-#: Rows per call. Intermediate results of these stay in the processor's cache.
+#: Rows per call; their intermediate results fit into the processor's cache.
 BATCH_ROWS = 2048
 
 
@@ -29,15 +29,15 @@ BATCH_ROWS = 2048
 class Predictions:
     """Predictions for some rows.
 
-    ``labels`` are texts. ``outputs`` are probabilities, float32 ``[rows, classes]``. A regression has no labels, and
-    values ``[rows, 1]``.
+    ``labels`` are texts, with probabilities as ``outputs``, float32 ``[rows, classes]``. A regression has no labels,
+    and values ``[rows, 1]``.
     """
 
     labels: pa.Array | None
     outputs: np.ndarray
 
 
-#: Functions from columns or pixels of some rows to predictions.
+#: Functions that predict from columns, or from pixels.
 TablePredictor = Callable[[pa.RecordBatch], Predictions]
 ImagePredictor = Callable[[np.ndarray], Predictions]
 
@@ -59,8 +59,6 @@ def open_session(path: Path) -> onnxruntime.InferenceSession:
 
 @dataclass(frozen=True)
 class RawPredictor:
-    """Predictor that takes raw columns."""
-
     session: onnxruntime.InferenceSession
     columns: RawColumns
     signature: RawSignature
@@ -87,7 +85,7 @@ class RawPredictor:
         return table.take(value_types.codes_of(coded))
 
     def spelled(self, texts: pa.Array) -> np.ndarray:
-        """Return every text as the model takes it, and a missing one last."""
+        """Return every text as the model expects it, and finally the text for missing values."""
         clean = value_types.clean(texts.cast(pa.string()), list(self.columns.missing))
         return np.array(
             [*(self.columns.mark if text is None else text for text in clean.to_pylist()), self.columns.mark], object
@@ -120,7 +118,7 @@ class TensorPredictor:
 
 @dataclass(frozen=True)
 class PreparedPredictor:
-    """Predictor that applies the package's preparation first."""
+    """Predictor that first applies the package's preparation."""
 
     tensors: TensorPredictor
     transform: Transform

@@ -1,8 +1,8 @@
 """Publication of scored tables: parts, then manifest, then a create-only pointer.
 
-``tables/<key>/`` holds the parts and the manifest, named by content. ``published/<key>.json`` points to the manifest
-and publishes the table: before, no table exists, and afterwards none of its files is written again. A killed run leaves
-unreferenced files, which the next run of the same key removes.
+``tables/<key>/`` holds parts and manifest, under names with their digests. ``published/<key>.json`` points to the
+manifest and publishes the table. Before, the table does not exist; afterwards, none of its files is written again. A
+killed run leaves unreferenced files, which the next run of the same key removes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from slipstream.storage import AlreadyThere, MissingObject, list_names, storage_
 PUBLISHED = "published/"
 POINTER = re.compile(rf"{PUBLISHED}([0-9a-f]{{16}})\.json")
 SET_ASIDE = "set-aside-"
-#: Reasons listed in the manifest; the quarantined rows have them all.
+#: Maximum number of reasons in the manifest; the file of quarantined rows has all.
 REASONS = 8
 
 
 def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> tuple[Publication, bool]:
-    """Publish the table of all ``parts``, and return False if another run came first.
+    """Publish the table of all ``parts``; return its publication, and False if another run came first.
 
-    Raises ``UserError`` and publishes nothing if too many rows were quarantined, or without rows.
+    Raises ``UserError`` and publishes nothing if there are no rows or too many were quarantined.
     """
     parts = sorted(parts, key=lambda part: part.number)
     if [part.number for part in parts] != [portion.number for portion in plan.portions]:
@@ -117,7 +117,7 @@ def reasons_of(bad: Sequence[BadRow]) -> list[AsideReason]:
 
 
 def tidy(output: str, publication: Publication) -> None:
-    """Remove files that killed or slower runs left in a published table."""
+    """Remove files that killed or slower runs left beneath a published table."""
     storage, prefix = storage_for(output), table_prefix(publication.key)
     manifest = read_manifest(output, publication)
     known = {*manifest.files, manifest_name(publication.manifest)}
@@ -136,13 +136,13 @@ def manifest_name(digest: str) -> str:
 
 
 def publications(output: str) -> list[Publication]:
-    """Return all tables, the newest last; unrelated files are ignored."""
+    """Return all publications, the newest last; unrelated files are ignored."""
     matches = [match[1] for match in map(POINTER.fullmatch, storage_for(output).list(PUBLISHED)) if match]
     return sorted((read_pointer(output, key) for key in matches), key=lambda each: (each.number, each.at, each.key))
 
 
 def published(output: str, key: str) -> Publication | None:
-    """Return the table with this key, if it exists."""
+    """Return the publication with this key, if it exists."""
     try:
         return read_pointer(output, key)
     except MissingObject:

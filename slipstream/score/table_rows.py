@@ -1,4 +1,4 @@
-"""Typed batches of table rows for the model, file by file, and quarantined rows."""
+"""Typed batches of a table's rows, file by file, and quarantined rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from slipstream.source.text import csv_blocks, json_lines
 from slipstream.source.text.csv_blocks import Parsed, read_blocks
 from slipstream.source.text.text_tables import detect_delimiter, in_one, text_names
 
-#: GiB from which the number of rows per read follows. It is lower than in preparation, as more gains nothing.
+#: GiB that determine the rows per read; fewer than in preparation, as more gives no speed.
 READ_GIB = 0.25
-#: As in preparation: larger numbers, infinity among them, do not fit float32.
+#: As in preparation: larger numbers, including infinity, do not fit float32.
 LARGEST = 1e38
-#: Prefix in a batch of columns that are kept as stored.
+#: Prefix of kept columns in a batch.
 KEPT = "\0kept "
 
 
@@ -33,8 +33,8 @@ KEPT = "\0kept "
 class Wanted:
     """Columns to read from a table.
 
-    ``types`` are the model's columns. ``keep`` are the columns to keep, with the types in which they are written.
-    ``number_format`` is the notation of values.
+    ``types`` are those of the model's columns, ``keep`` those in which kept columns are written. ``number_format`` is
+    the notation of values.
     """
 
     types: dict[str, str]
@@ -48,10 +48,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch of ``read`` rows of a ``file``.
+    """``read`` rows of a ``file``.
 
-    ``columns`` has the scorable rows (the model's columns by name, kept ones with the prefix ``KEPT``), ``lines`` their
-    lines (int64 ``[rows]``), ``bad`` the others. ``absent`` are columns without any value in these rows.
+    ``columns`` has the scorable rows (kept columns with the prefix ``KEPT``), ``lines`` their lines (int64 ``[rows]``),
+    ``bad`` the quarantined rows. ``absent`` are columns without any value in these rows.
     """
 
     file: str
@@ -75,7 +75,7 @@ def read_table(file: SourceFile, source: ResolvedSource, wanted: Wanted) -> Iter
 def kept_types(source: ResolvedSource, keep: list[str]) -> dict[str, pa.DataType]:
     """Return the types in which kept columns are written.
 
-    These are the types of the first file, or text if stored as text. Raises ``UserError`` for nested values.
+    These are the first file's types; text for CSV and JSON. Raises ``UserError`` for nested values.
     """
     if source.kind != "columnar":
         return dict.fromkeys(keep, pa.string())
@@ -204,7 +204,7 @@ def line_of(row: BadRow) -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of rows: file, line of every row (int64 ``[rows]``), and stored values."""
+    """File of rows, line of every row (int64 ``[rows]``), and stored values."""
 
     file: str
     lines: np.ndarray
@@ -218,7 +218,7 @@ def judged(
     origin: Origin,
     wanted: Wanted,
 ) -> Batch:
-    """Return a batch of typed ``columns`` and quarantine invalid rows.
+    """Return a batch of typed ``columns`` with invalid rows quarantined.
 
     Invalid values are ``unreadable`` (bool ``[rows]``), infinite or too large.
     """

@@ -1,4 +1,4 @@
-"""``slipstream sweep``: list of the trials of a sweep, also while it runs."""
+"""``slipstream sweep``: list of a sweep's trials, also while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.sweep.store import SweepStore, best_of
 from slipstream.text_table import age, aligned
 
 COLUMNS = ("trial", "loss", "epochs", "time", "settings", "result")
-#: Maximum characters of a reason.
+#: Maximum characters of a trial's result, such as a failure's reason.
 LONGEST = 100
 
 
@@ -21,7 +21,7 @@ LONGEST = 100
 def main(store: str) -> None:
     """List the trials of the sweep in STORE, a directory or an address on s3://, gs:// or abfs://.
 
-    The report and the log of the sweep contain STORE; it is sweep.store, if that was set.
+    The sweep's report and log name STORE; it is sweep.store, if that is set.
 
     Example: slipstream sweep .slipstream/sweeps/623239eeadbcb57d1083f48e6359a9a7
     """

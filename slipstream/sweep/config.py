@@ -10,7 +10,7 @@ from pydantic import Field
 from slipstream.errors import UserError
 from slipstream.settings import LARGEST, Natural, Seed, Settings, settings
 
-#: All trials are read into memory.
+#: Maximum number of trials, as all are read into memory.
 MOST_TRIALS = 10_000
 
 
@@ -25,9 +25,9 @@ class RangeConfig(Settings):
     high: float | None = None
     """Largest value."""
     log: bool = False
-    """Draw values from the logarithm of the range, so that 0.001 to 0.01 counts as much as 0.01 to 0.1."""
+    """Sample uniformly in the logarithm, so that 0.001 to 0.01 gets as many values as 0.01 to 0.1."""
     choices: list = field(default_factory=list)
-    """Allowed values, of any type of the setting."""
+    """Allowed values, of any type that the setting accepts."""
 
     def check(self) -> None:
         if self.choices:
@@ -46,37 +46,37 @@ class RangeConfig(Settings):
 
 @settings
 class SweepConfig(Settings):
-    """Hyperparameter search: many short trainings, then a normal training of the best."""
+    """Hyperparameter search: many short trainings, then a full training with the best settings."""
 
     section = "sweep"
 
-    # A bare dict, as ``model.arguments``; its values are RangeConfigs.
+    # A bare dict, like ``model.arguments``; its values are RangeConfigs.
     space: dict = field(default_factory=dict)
     """Settings to search, by their paths: training.* and model.*, each with low and high (and log), or with choices.
-    The first trial uses none of it: it is the configuration as given."""
+    The first trial uses the configuration as given instead."""
     trials: Annotated[int, Field(ge=2, le=MOST_TRIALS)] = 50
-    """Maximum number of trials, including the one as given."""
+    """Maximum number of trials, including the one with the configuration as given."""
     workers: Annotated[int, Field(ge=1, le=LARGEST)] = 1
-    """Number of parallel pods on a cluster, each with one trial per process of the profile's stage sweep. A local run
-    has one."""
+    """Number of parallel pods on a cluster, each with one trial per process of the profile's stage "sweep". A local run
+    has one worker."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """Sampler of settings: "tpe" learns from earlier trials (tree-structured Parzen estimator)."""
+    """"tpe" learns from earlier trials (tree-structured Parzen estimator); "random" does not."""
     pruning: Literal["asha", "none"] = "asha"
-    """Early stopping of trials that are worse than others at the same point ("asha": asynchronous successive
-    halving)."""
+    """"asha": stop trials early that are worse than others at the same progress (asynchronous successive halving);
+    "none": finish all."""
     minutes: Natural = 0
-    """Minutes from the start after which no trial starts; running trials end as usual. 0: no limit."""
+    """Minutes after the start of an execution from which it starts no trial; running trials continue. 0: no limit."""
     seed: Seed = 0
     """Seed of the sampler."""
     store: str = ""
-    """Directory or store address for the record of the trials and their checkpoints. Empty: a location that every
-    execution of the same sweep finds."""
+    """Directory or store address of the trials' records and checkpoints. Empty: a location that every execution of the
+    same sweep finds."""
 
     def check(self) -> None:
         self.ranges()
 
     def ranges(self) -> dict[str, RangeConfig]:
-        """Return the space by path.
+        """Return the searched ranges by setting path.
 
         Raises ``UserError`` for an invalid path or range.
         """

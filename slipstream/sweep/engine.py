@@ -24,14 +24,14 @@ LOG = logger("sweep")
 
 
 def identity_of(config: RunConfig, content: str) -> Identity:
-    """Return the identity of a sweep on prepared data with this content."""
+    """Return the identity of a sweep on prepared data with the fingerprint ``content``."""
     sweep = config.sweep
     model = {**to_dict(config.model.without_addresses()), "base": fingerprint_origin(config.model)}
     return Identity(content, model, lasting(config.for_training()), sweep.space, sweep.seed)
 
 
 def search_of(config: RunConfig, data: PreparedData) -> Search:
-    """Return the search of a configuration.
+    """Return the search of a configuration: its parameters and rungs.
 
     Raises ``UserError`` if the space has unknown settings or invalid values.
     """
@@ -45,10 +45,10 @@ def search_of(config: RunConfig, data: PreparedData) -> Search:
 
 
 def begin(config: RunConfig, data: PreparedData, address: str) -> None:
-    """Start or resume the sweep at an address.
+    """Start or resume the sweep in the store at ``address``.
 
-    Raises ``UserError`` for an unknown setting or model argument in the space, for a value that it rejects, or if the
-    address holds another sweep.
+    Raises ``UserError`` for an unknown setting or model argument in the space, a value that it rejects, or if the store
+    holds another sweep.
     """
     from slipstream.models.factory import build
 
@@ -63,9 +63,10 @@ def begin(config: RunConfig, data: PreparedData, address: str) -> None:
 
 
 def work(config: RunConfig, address: str, pod: Pod) -> None:
-    """Work on the sweep at an address until this worker has nothing left to do.
+    """Train trials of the sweep at ``address`` until none is left for this worker.
 
-    Raises as :meth:`~slipstream.sweep.worker.Worker.run`, and ``UserError`` if the address holds another sweep.
+    Raises the errors of :meth:`~slipstream.sweep.worker.Worker.run`, and ``UserError`` if the store holds another
+    sweep.
     """
     data = open_prepared(pod.prepared)
     search = search_of(config, data)

@@ -15,7 +15,7 @@ from slipstream.sweep.store import best_of, loss_of
 
 
 class Progress:
-    """Display of how many of at most ``trials`` have ended; not thread-safe."""
+    """Display of how many of at most ``trials`` trials have ended; not thread-safe."""
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
@@ -48,7 +48,7 @@ class Progress:
 
 
 def in_words(how: Ended) -> str:
-    """Format the end of a trial, such as ``pruned at 0.3121 after 2.0 epochs``."""
+    """Format a trial's end, such as ``pruned, loss 0.3121 after 2.0 epochs``."""
     if how.state == "failed":
         return f"failed: {how.reason}"
     where = f" after {how.curve[-1].progress / 1000:.1f} epochs" if how.state == "pruned" and how.curve else ""

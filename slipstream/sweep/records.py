@@ -1,7 +1,7 @@
 """Immutable records of a sweep, each written once under a unique number.
 
-A trial has its settings first, then its reports at the rungs, then its end. Every record carries a digest of itself: a
-truncated or changed one is ignored, and does not block the next, which has another number. Of two equal records the
+A trial has a record of its settings, then reports at rungs, then its end. Every record contains a digest of its
+content. A truncated or changed record is ignored and blocks no later one. Of several reports for a rung, or ends, the
 first counts, so a worker that was thought dead cannot change its successor's records.
 """
 
@@ -25,7 +25,7 @@ State = Literal["complete", "pruned", "failed"]
 class Point:
     """Evaluation after ``progress`` thousandths of an epoch.
 
-    ``best`` is the smallest validation loss until then.
+    ``best`` is the smallest validation loss so far.
     """
 
     progress: int
@@ -35,14 +35,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Proposed:
-    """Start of a trial, with values by path; none for the configuration as given."""
+    """Start of a trial with ``values`` by setting path; {} for the configuration as given."""
 
     values: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reported:
-    """Report of a trial at a rung: its smallest loss, and whether it stops."""
+    """Report of a trial at a rung: its smallest loss so far, and whether it stops."""
 
     progress: int
     best: float
@@ -51,9 +51,9 @@ class Reported:
 
 @dataclass(frozen=True)
 class Died:
-    """Death of a trial's process by a kill or without a result.
+    """Unexpected end of a trial's process, by a signal or without a result.
 
-    ``step`` is that of its newest checkpoint.
+    ``step`` is the step of its newest checkpoint.
     """
 
     step: int
@@ -64,8 +64,8 @@ class Died:
 class Ended:
     """End of a trial.
 
-    ``loss`` is its smallest validation loss, None if it failed, with the ``reason``. ``weights`` is the SHA-256 of a
-    complete trial's weights. ``seconds`` is the sum over the attempts that ended by themselves.
+    ``loss`` is its smallest validation loss; None if it failed for the given ``reason``. ``weights`` is the SHA-256 of
+    a complete trial's weights. ``seconds`` is the duration of its last attempt.
     """
 
     state: State
@@ -77,7 +77,7 @@ class Ended:
 
     @property
     def has_its_fields(self) -> bool:
-        """True if all fields that its ``state`` requires are set."""
+        """True if all fields that ``state`` requires are set."""
         if self.state == "failed":
             return bool(self.reason)
         measured = self.loss is not None and math.isfinite(self.loss)
@@ -86,11 +86,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Identity:
-    """Common properties of all trials of a store."""
+    """Inputs and settings that all trials of a store share."""
 
     #: Fingerprint of the prepared data.
     data: str
-    #: Settings that decide the training as given, the search space, and the seed of the search.
+    #: Settings of the configuration as given, the search space, and the seed of the sampler.
     model: dict[str, Any]
     training: dict[str, Any]
     space: dict[str, Any]
@@ -101,7 +101,7 @@ class Identity:
 class Started:
     """Start of an execution, ``at`` seconds since 1970.
 
-    All its workers and attempts count ``sweep.minutes`` from there.
+    All its workers and attempts count ``sweep.minutes`` from ``at``.
     """
 
     execution: str
@@ -116,7 +116,7 @@ KINDS: dict[str, type[Record]] = {
 
 @dataclass(frozen=True)
 class SealedRecord:
-    """Record with the digest of its content; older records have no ``nonce``."""
+    """Record as stored, with the digest of its content; older ones have no ``nonce``."""
 
     kind: str
     record: dict[str, Any]
@@ -140,16 +140,16 @@ def digest(tree: object) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """Return the bytes of a record for :func:`decode`, unique by a nonce.
+    """Return a record's bytes for :func:`decode`, unique by a nonce.
 
-    Otherwise two concurrent writers of equal records could both find their own bytes and conclude that they were first.
+    Otherwise two concurrent writers of equal records would both find their own bytes and conclude that they were first.
     """
     body = {"kind": type(record).__name__.lower(), "record": to_tree(record), "nonce": uuid.uuid4().hex}
     return canonical_json({**body, "sha256": digest(body)})
 
 
 def decode(content: bytes) -> Record | None:
-    """Return the record, or None if the bytes were changed."""
+    """Return the record; None if the bytes were changed or are of another version."""
     sealed = decode_record(content, SealedRecord)
     if sealed is None or sealed.kind not in KINDS:
         return None
@@ -160,11 +160,11 @@ def decode(content: bytes) -> Record | None:
 def trials_of(
     found: Mapping[int, Sequence[Record]], parameters: Sequence[Parameter]
 ) -> tuple[list[Trial], dict[int, str]]:
-    """Return the trials, and the reasons for ignored proposals by number.
+    """Return the trials, and the reasons for ignored proposals, by trial number.
 
-    ``found`` holds the records of every number, in their order. The first proposal of a number is the only one. It
-    counts if it sets exactly the ``parameters`` to values that can be drawn, or nothing: the first that sets
-    nothing is the configuration as given.
+    ``found`` holds the records of every number, in order. Only the first proposal of a number counts, and only if it
+    sets exactly the ``parameters`` to values that can be drawn. The first proposal without values is the configuration
+    as given.
     """
     trials: list[Trial] = []
     ignored: dict[int, str] = {}
@@ -203,5 +203,5 @@ def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> 
 
 
 def given_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial of the configuration as given, or None."""
+    """Return the trial of the configuration as given; None before it is proposed."""
     return next((trial for trial in trials if not trial.values), None)

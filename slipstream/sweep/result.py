@@ -1,4 +1,4 @@
-"""Result of a sweep for the report, and comparison of the best settings with those given."""
+"""Result of a sweep for the report, and comparison of the best settings with the given ones."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from slipstream.artifacts.prepared.data import PreparedData, Signature
     from slipstream.models.trained import TrainedModel
 
-#: Maximum points of a trial's curve in the report.
+#: Maximum points of a trial's loss curve in the report.
 CURVE_POINTS = 30
 LOG = logger("sweep")
 
 
 def sweep_of(store: SweepStore, search: Search, trials: Sequence[Trial], against: AgainstGiven | None) -> Sweep:
-    """Return the result of a sweep; at least one trial must be complete."""
+    """Return a sweep's entry in the report; at least one trial must be complete."""
     best = best_of(list(trials))
     assert best, "one is complete"
     rungs = search.rungs if search.config.sweep.pruning != "none" else []
@@ -68,12 +68,12 @@ def thinned(curve: Sequence[Point]) -> Sequence[Point]:
 def against_given(
     address: str, asked: ModelConfig, directory: Path, best: TrainedModel, data: PreparedData
 ) -> AgainstGiven | None:
-    """Compare the ``best`` model with that of the settings as given, on the test rows.
+    """Compare the ``best`` model with the one trained with the settings as given, on the test rows.
 
-    The best of many trials looks too good on the rows that selected it, so other rows decide. Either limit may err with
-    2.5 %. ``address`` holds the model of the settings ``asked`` for; it is downloaded into ``directory``. Return None
-    with a warning if that model is missing, damaged, or a different one: anyone with write access to the store may
-    replace it. Raises ``UserError`` if the test split is empty.
+    Validation rows selected the best of many trials, so it looks too good on them. Each confidence limit may err with
+    2.5 %. The compared model, for the configuration ``asked``, is at ``address`` and downloaded into ``directory``.
+    None, with a warning, if it is missing, damaged or another one: anyone with write access to the store may replace
+    it. Raises ``UserError`` if the test split is empty.
     """
     records, task = held_out_rows(data), best.signature.task
     try:
@@ -88,9 +88,9 @@ def against_given(
 
 
 def open_given(address: str, asked: ModelConfig, directory: Path, signature: Signature) -> TrainedModel:
-    """Open the trained model of the settings as given.
+    """Open the model trained with the settings as given.
 
-    Raises ``UserError`` if it is missing or a different one.
+    Raises ``UserError`` if it is missing or belongs to another configuration.
     """
     from slipstream.models.trained import TrainedModel
 

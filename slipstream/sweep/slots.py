@@ -1,4 +1,4 @@
-"""Assignment of trials to workers, by the claims and leases of checkpoint directories."""
+"""Assignment of trials to workers, by claims and leases on checkpoint directories."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from slipstream.sweep.store import SweepStore
 from slipstream.train.checkpoint.home import CLAIMS, Home, newest
 from slipstream.train.checkpoint.lease import Lease, Sign, Watch, process_lock, within_timeout
 
-#: Attempts at a lock that another process may hold briefly, to see whether it is held.
+#: Attempts, and the pause between them in seconds, at a local lock that another process may hold briefly only to see
+#: whether it is held.
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 0.02
-#: Seconds between two looks at a running trial. Several fit into the heartbeat timeout.
+#: Minimum seconds between two reads of a running trial's lease in a remote store; several fit into the heartbeat
+#: timeout.
 GLANCE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Last attempt at a trial, and whether it is running, at time ``at`` (``time.monotonic``).
+    """Number of a trial's last attempt, and whether it is running, at time ``at`` (``time.monotonic``).
 
-    ``held`` is None while that is unknown, because a heartbeat may follow.
+    ``held`` is None while that is unknown, because a heartbeat may still follow.
     """
 
     attempt: int
@@ -34,7 +36,7 @@ class Seen:
 
 @dataclass
 class Occupation:
-    """View of one worker on who works on the trials of a store."""
+    """One worker's record of running trials; ``holder`` is this worker."""
 
     store: SweepStore
     holder: Holder
@@ -45,7 +47,7 @@ class Occupation:
     def look(self, trial: int) -> Seen:
         """Return whether another worker is running a trial.
 
-        Remote stores are asked only every :data:`GLANCE_S`: there may be hundreds of running trials.
+        Remote stores are read only every :data:`GLANCE_S`, since hundreds of trials may be running.
         """
         before, now = self.seen.get(trial), time.monotonic()
         if before and before.held is not False and now - before.at < GLANCE_S:
@@ -65,9 +67,9 @@ class Occupation:
         return Seen(attempt, held=True if watch.alive else None, at=now)
 
     def take(self, trial: int, after: int, leaving: Callable[[], bool], lost: Callable[[str], None]) -> Lease | None:
-        """Start the attempt that follows the attempt ``after``; None if another worker was first.
+        """Start the attempt after the attempt number ``after``; None if another worker was first.
 
-        ``leaving`` and ``lost`` are those of :class:`Lease`.
+        ``leaving`` and ``lost`` are passed to :class:`Lease`.
         """
         home = Home(storage_for(self.store.home(trial)))
         lock = lock_of(home)

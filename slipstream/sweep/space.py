@@ -17,16 +17,15 @@ from slipstream.sweep.config import RangeConfig, SweepConfig, Values
 from slipstream.train.config import StepProfileConfig, TrainingConfig, lasting
 from slipstream.train.parallel.config import ParallelConfig
 
-#: Prefix of free names: the keyword arguments of the model's factory.
+#: Prefix of paths without a fixed name: keyword arguments of the model's factory.
 FREE = "model.arguments"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """Setting of the space; ``whole`` means that its range is of integers.
+    """Searched setting; ``whole`` is True if its range has integers only.
 
-    That follows from the setting's type. An argument of the model has no type here, so the types of low and high
-    decide.
+    This follows from the setting's type; for model arguments, which have none here, from the types of low and high.
     """
 
     path: str
@@ -35,7 +34,7 @@ class Parameter:
 
     @property
     def extremes(self) -> list[Any]:
-        """Bounds of the values, or all choices."""
+        """Lower and upper bound, or all choices."""
         if self.range.choices:
             return list(self.range.choices)
         assert self.range.low is not None and self.range.high is not None, "a range without choices has both"
@@ -57,7 +56,7 @@ def choice_text(value: object) -> str:
 
 
 def objection(values: Values, parameters: Sequence[Parameter]) -> str:
-    """Return why the space would never propose ``values``, or "".
+    """Return why the sampler would never propose ``values``; "" if it could.
 
     ``values`` come from a store and are untrusted: they must set exactly the paths of the space.
     """
@@ -75,8 +74,7 @@ def objection(values: Values, parameters: Sequence[Parameter]) -> str:
 def parameters_of(config: RunConfig) -> list[Parameter]:
     """Return the parameters of ``config.sweep.space``, sorted by path.
 
-    Raises ``UserError`` for a path that is no setting or does not affect training, and for values that the setting
-    rejects.
+    Raises ``UserError`` for a path that is not a setting of training, and for values that the setting rejects.
     """
     ranges = config.sweep.ranges()
     if not ranges:
@@ -85,7 +83,7 @@ def parameters_of(config: RunConfig) -> list[Parameter]:
 
 
 def untyped_parameters(space: dict[str, Any]) -> list[Parameter]:
-    """Return the parameters of a space whose setting types are unknown.
+    """Return the parameters of a space without a configuration, so with unknown types.
 
     Raises ``UserError`` for an invalid path or range.
     """
@@ -120,9 +118,9 @@ def parameter_of(config: RunConfig, path: str, of: RangeConfig) -> Parameter:
 
 
 def setting_at(config: RunConfig, path: str) -> Any:
-    """Return the value of the setting at a path.
+    """Return the value of the setting at ``path``.
 
-    Raises ``UserError`` if there is none.
+    Raises ``UserError`` if there is no such setting.
     """
     found: Any = config
     steps = path.split(".")
@@ -135,7 +133,7 @@ def setting_at(config: RunConfig, path: str) -> Any:
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with other values at these paths.
+    """Return the configuration with ``values`` set by path.
 
     Raises ``UserError`` for invalid values.
     """
@@ -150,9 +148,9 @@ def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def trial_config(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of a trial: ``values`` of the space, in one process.
+    """Return the configuration of a single-process trial with ``values``.
 
-    Settings that only serve a complete training are removed.
+    Settings that only serve a full training are reset.
     """
     tried = with_values(config, values)
     training = replace(

@@ -1,9 +1,9 @@
 """Shared store of a sweep, for any number of concurrent and later workers.
 
-``records/sweep/`` holds the identity of the sweep and the starts of executions; ``records/0007/`` the history of trial
-7. Records (:mod:`slipstream.sweep.records`) are put if absent, under the next number, so that workers need neither a
-   server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, by which slots take the trial one after another,
-   and ``checkpoints/`` of its training until it ends. The trial of the configuration as given also has its ``model/``.
+``records/sweep/`` holds the identity of the sweep and the starts of executions; ``records/0007/`` the records of trial
+7. A record (:mod:`slipstream.sweep.records`) is created under the next free number if absent, so workers need neither a
+server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, which limit trial 7 to one worker at a time, and
+``checkpoints/`` of its training until it ends. The trial of the configuration as given also has its ``model/``.
 
 Anyone with write access to the store may write records. So a trial counts only if its settings can be drawn from the
 space (:func:`~slipstream.sweep.records.trials_of`).
@@ -47,30 +47,30 @@ from slipstream.train.config import TrainingConfig
 RECORDS, TRIALS = "records/", "trials/"
 SWEEP = f"{RECORDS}sweep/"
 KEY = re.compile(rf"({RECORDS}([^/]+)/)([^/]+)\.json")
-#: Records to read concurrently.
+#: Number of records read concurrently.
 READERS = 8
-#: Number of failures at the start, before any trial ends well, that is no accident.
+#: A sweep ends if this many first trials fail before any other ends.
 FAILURES = 5
 LOG = logger("sweep")
 
 
 class SweepStore:
-    """Store at an address, for a sweep over these parameters; not thread-safe.
+    """Store of a sweep over ``parameters``; not thread-safe.
 
-    Methods raise ``UserError`` and ``StorageUnavailable`` as the store does.
+    Methods raise ``UserError`` and ``StorageUnavailable`` as the storage does.
     """
 
     def __init__(self, address: str, parameters: Sequence[Parameter]) -> None:
         self.address = address
         self._parameters = parameters
         self.storage: Storage = storage_for(address)
-        #: All read records, by directory and number; None for changed ones.
+        #: All records read, by directory and number; None for invalid ones.
         self._read: dict[str, dict[int, Record | None]] = {}
 
     def open(self, identity: Identity) -> None:
         """Start or resume the sweep.
 
-        Raises ``UserError`` if the store holds another one.
+        Raises ``UserError`` if the store holds another sweep.
         """
         there = self.identity()
         if there is None:
@@ -84,12 +84,12 @@ class SweepStore:
             raise UserError(f"sweep.store: {self.address} holds a sweep of {what}; choose another, or leave it empty")
 
     def identity(self) -> Identity | None:
-        """Return the identity of the sweep; None if there is none."""
+        """Return the identity of the sweep in the store; None if it is new."""
         self._read_below(SWEEP)
         return next((each for each in self._of(SWEEP) if isinstance(each, Identity)), None)
 
     def started(self, execution: str, now: float) -> float:
-        """Return the start of this execution, in seconds since 1970; record ``now`` if absent."""
+        """Return the start of this execution in seconds since 1970; record ``now`` if it has none."""
         self._read_below(SWEEP)
         begun = [each.at for each in self._of(SWEEP) if isinstance(each, Started) and each.execution == execution]
         if not begun:
@@ -97,12 +97,12 @@ class SweepStore:
         return min(begun, default=now)
 
     def trials(self) -> list[Trial]:
-        """Read and return all trials, by number."""
+        """Return all trials, by number, including new records."""
         self._read_below(RECORDS)
         return self.known()
 
     def known(self) -> list[Trial]:
-        """Return the trials read or written before, without accessing the store."""
+        """Return the trials known so far, without accessing the store."""
         found = {number_of(directory): self._of(directory) for directory in self._read if directory != SWEEP}
         trials, ignored = trials_of(found, self._parameters)
         for number, why in ignored.items():
@@ -110,13 +110,12 @@ class SweepStore:
         return trials
 
     def append(self, trial: int, record: Record) -> None:
-        """Append a record to a trial."""
         self._append(records_of(trial), record)
 
     def propose(self, propose: Callable[[list[Trial]], Proposed]) -> Trial | None:
         """Start and return the next trial; None if another worker started it first.
 
-        ``propose`` chooses its values from the earlier trials.
+        ``propose`` chooses its values, given all trials.
         """
         trials = self.trials()
         number = max((number_of(directory) for directory in self._read if directory != SWEEP), default=-1) + 1
@@ -133,7 +132,7 @@ class SweepStore:
         return [record for number in sorted(read) if (record := read[number]) is not None]
 
     def _read_below(self, prefix: str) -> None:
-        """Read all new records below a prefix."""
+        """Read all new records below ``prefix``."""
         places = list(filter(None, map(place_of, self.storage.list(prefix))))
         unread = [place for place in places if place[1] not in self._read.get(place[0], {})]
         with ThreadPoolExecutor(READERS) as pool:
@@ -174,13 +173,13 @@ class SweepStore:
             shutil.rmtree(self.storage.directory / f"{TRIALS}{trial:04d}/checkpoints", ignore_errors=True)
 
     def model(self, trial: int) -> str:
-        """Return the address of a kept model."""
+        """Return the address of a trial's stored model."""
         return f"{self.home(trial)}/model"
 
     def keep_model(self, trial: int, directory: Path, names: Iterable[str]) -> None:
-        """Store a trained model, its manifest last.
+        """Store a trained model, with its manifest last.
 
-        The files are moved; equal bytes may exist already.
+        Files in ``directory`` are moved; files with equal content may exist already.
         """
         for name in (*names, MANIFEST):
             self.storage.put(f"{TRIALS}{trial:04d}/model/{name}", directory / name)
@@ -192,10 +191,7 @@ class SweepStore:
 
 
 def completed(identity: Identity) -> Identity:
-    """Return the identity with defaults for its missing settings.
-
-    Older sweeps lack newer settings.
-    """
+    """Return the identity with defaults for settings that older sweeps lack."""
     model = with_defaults(to_dict(ModelConfig()), identity.model)
     training = with_defaults(to_dict(TrainingConfig()), identity.training)
     assert isinstance(model, dict) and isinstance(training, dict)
@@ -207,7 +203,7 @@ def records_of(trial: int) -> str:
 
 
 def place_of(key: str) -> tuple[str, int] | None:
-    """Return the directory and number of a record's key, or None."""
+    """Return the directory and number of a record's key; None for other keys."""
     match = KEY.fullmatch(key)
     if not match or (f"{RECORDS}{match[2]}/" != SWEEP and number_in_name(match[2], 4) is None):
         return None
@@ -221,14 +217,13 @@ def number_of(directory: str) -> int:
 
 @cache
 def warn_once(where: str, why: str) -> None:
-    """Warn about an ignored proposal."""
     LOG.warning(
         "%s: %s; expected a proposal of this sweep; it is ignored: check who may write to this store", where, why
     )
 
 
 def refusal(trials: list[Trial]) -> str:
-    """Return why the sweep must end, as all of the first trials failed; "" otherwise."""
+    """Return why the sweep must end, if its first trials all failed; "" otherwise."""
     given = given_of(trials)
     if given is None or any(trial.ended.state != "failed" for trial in trials if trial.ended):
         return ""
@@ -242,7 +237,7 @@ def refusal(trials: list[Trial]) -> str:
 def best_of(trials: list[Trial]) -> Trial | None:
     """Return the complete trial with the smallest loss, or None.
 
-    The earlier of equal trials wins.
+    If losses are equal, the earlier trial wins.
     """
     complete = [trial for trial in trials if trial.ended and trial.ended.state == "complete"]
     return min(complete, key=lambda trial: (loss_of(trial.ended), trial.number), default=None)

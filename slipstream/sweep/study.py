@@ -1,7 +1,6 @@
 """Optuna's decisions from the records: next settings, pruning, and importance.
 
-Every call builds a study in memory from the records. No state of Optuna is kept, and equal records give equal answers.
-
+Every call builds an in-memory study from the records. No Optuna state is kept, so equal records give equal answers.
 Sampling: Bergstra and others, "Algorithms for Hyper-Parameter Optimization" (NeurIPS 2011), with running trials counted
 as bad ones ("constant liar": Ginsbourger and others 2010). Pruning: Li and others, "A System for Massively Parallel
 Hyperparameter Tuning" (MLSys 2020), in the variant that stops trials instead of pausing them.
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-#: Reduction factor: one of this many trials continues beyond a rung.
+#: Reduction factor of successive halving: one in this many trials continues beyond a rung.
 REDUCTION = 3
 MOST_RUNGS = 4
 
 
 def rungs(epochs: int, evaluations: int) -> list[int]:
-    """Return the rungs, in thousandths of an epoch.
+    """Return the rungs of a training, in thousandths of an epoch.
 
-    Every rung is :data:`REDUCTION` times the previous one. The last is about a third of all ``epochs``, and the first
-    not before the first of ``evaluations``.
+    Every rung is :data:`REDUCTION` times the previous one. The last is a third of ``epochs``; the first is not before
+    the first of the training's ``evaluations``.
     """
     number = 0
     while number < MOST_RUNGS and REDUCTION ** (number + 1) <= evaluations:
@@ -43,13 +42,13 @@ def rungs(epochs: int, evaluations: int) -> list[int]:
 
 
 def is_due(places: Sequence[int], trial: Trial, progress: int) -> bool:
-    """Return True if a trial has reached a rung without a report."""
+    """Return True if a trial has reached a rung that it has not reported."""
     before = max((report.progress for report in trial.reports), default=0)
     return any(before < place <= progress for place in places)
 
 
 def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Proposed:
-    """Return the next trial: the configuration as given, if no trial has it yet."""
+    """Return the next trial: the configuration as given first, then sampled values."""
     if given_of(trials) is None:
         return Proposed({})
     study = study_of(trials, parameters, sampler_of(sweep, len(trials)))
@@ -58,9 +57,9 @@ def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequenc
 
 
 def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], now: Trial, report: Reported) -> bool:
-    """Return True if ``now``, one of the ``trials``, stops at this report.
+    """Return True if the trial ``now``, one of ``trials``, stops at this report.
 
-    The configuration as given never stops: the best is compared with it at the end.
+    The configuration as given never stops, because the best is compared with it in the end.
     """
     if sweep.pruning == "none" or not now.values or not places:
         return False
@@ -76,7 +75,7 @@ def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], no
 
 
 def at_rungs(trial: Trial, places: Sequence[int]) -> dict[str, float]:
-    """Return the losses at a trial's rungs, under the keys of Optuna's pruner."""
+    """Return a trial's losses at rungs, under the keys of Optuna's pruner."""
     found = {}
     for rung, place in enumerate(places):
         if past := [report for report in trial.reports if report.progress >= place]:
@@ -85,10 +84,10 @@ def at_rungs(trial: Trial, places: Sequence[int]) -> dict[str, float]:
 
 
 def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the fraction of the variance of the loss that every setting explains.
+    """Return, by path, the fraction of the loss's variance that each setting explains, largest first.
 
-    The fractions cover complete trials and sum to 1, the largest first; empty if there are too few trials. Source:
-    Hutter, Hoos and Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance" (ICML 2014).
+    Computed from complete trials; fractions sum to 1. Empty if there are too few trials. Source: Hutter, Hoos and
+    Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance" (ICML 2014).
     """
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
@@ -106,7 +105,7 @@ def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict
 def study_of(trials: Sequence[Trial], parameters: Sequence[Parameter], sampler: Any = None) -> Study:
     """Return an Optuna study of the trials.
 
-    It excludes the configuration as given, which is no point of the space.
+    It excludes the configuration as given, whose values are not part of the space.
     """
     import optuna
 
@@ -165,7 +164,7 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
 
 
 def value_of(parameter: Parameter, drawn: Any) -> Any:
-    """Convert Optuna's value to the setting's: choices are JSON texts, as Optuna has no lists."""
+    """Convert Optuna's value to the setting's; choices are JSON texts, as Optuna accepts no lists."""
     if parameter.range.choices:
         return json.loads(drawn)
     low, high = parameter.extremes

@@ -21,35 +21,35 @@ from slipstream.errors import Interrupted, OutOfMemory, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 from slipstream.sweep.records import Point
 
-#: File of the best evaluation's weights in a trained model.
+#: File name of the best weights in a trained model.
 WEIGHTS = "best.safetensors"
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One attempt at a trial."""
+    """One attempt at a trial, as passed to its process."""
 
     prepared: Path
     config: RunConfig
     #: Empty directory for the trained model.
     directory: Path
-    #: Its checkpoint directory, and who works there.
+    #: Checkpoint directory of the trial, and the worker that holds its lease.
     home: str
     holder: Holder
-    #: Index of the process on this machine, and of its own GPU, if there are any.
+    #: Index of this process on the machine, which selects its GPU, if there are any.
     slot: int
     notices: str
     grace_s: float
-    #: File for its output and logs.
+    #: File for the process's output and logs.
     log: Path
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of an attempt.
+    """How an attempt ended.
 
-    Only the first three states concern the trial. The others mean: this machine is preempted, another attempt has
-    started, the store stays unavailable, or the next attempt takes smaller micro-batches.
+    Only the first three states end the trial. The others mean: this machine is preempted, another attempt has started,
+    the store is unavailable, or the next attempt needs smaller micro-batches.
     """
 
     state: Literal["complete", "pruned", "failed", "preempted", "superseded", "unavailable", "out of memory"]
@@ -62,7 +62,7 @@ class Outcome:
 def train_trial(link: Connection, job: TrialJob) -> None:
     """Run a trial's process.
 
-    It sends lists of :class:`Point`, receives after each whether to stop, and finally sends an :class:`Outcome`.
+    It sends lists of :class:`Point`, receives after each list whether to stop, and finally sends an :class:`Outcome`.
     """
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
@@ -121,7 +121,7 @@ def attempt(link: Connection, job: TrialJob) -> Outcome:
 
 
 def curve_of(evaluations: Sequence[ValidationPoint]) -> list[Point]:
-    """Return the evaluations as points of a sweep."""
+    """Return the evaluations as points of a loss curve."""
     best, points = float("inf"), []
     for each in evaluations:
         best = min(best, each.loss)

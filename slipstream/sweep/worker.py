@@ -1,7 +1,7 @@
 """Worker of a sweep, whose slots train one trial after another until none is left.
 
-Any number of workers share a store, and know each other only by it. A slot first resumes abandoned trials from their
-checkpoints, and starts a new one only if there are none.
+Any number of workers share a store and communicate only through it. A slot first resumes abandoned trials from their
+checkpoints, and starts a new trial only if there are none.
 """
 
 from __future__ import annotations
@@ -38,21 +38,18 @@ from slipstream.sweep.trial import Outcome, TrialJob, train_trial
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from slipstream.train.checkpoint.lease import Lease
 
-#: Modules preloaded for the processes of trials.
+#: Modules that the server preloads from which trial processes are forked.
 MODULES: tuple[str, ...] = ("torch", "slipstream.train.run", "slipstream.sweep.trial")
-#: Seconds between two searches for a free trial.
+#: Seconds between two searches for a trial to train.
 POLL_S = 1.0
-#: A trial fails after this many deaths of its process at the same step.
+#: Deaths of a trial's process at the same step after which the trial fails.
 DEATHS = 3
 LOG = logger("sweep")
 
 
 @dataclass(frozen=True)
 class Search:
-    """Configuration as given, searched parameters, and rungs.
-
-    See :func:`slipstream.sweep.study.rungs`.
-    """
+    """Configuration as given, searched parameters, and rungs (:func:`slipstream.sweep.study.rungs`)."""
 
     config: RunConfig
     parameters: list[Parameter]
@@ -61,9 +58,9 @@ class Search:
 
 @dataclass(frozen=True)
 class Pod:
-    """Environment of a worker: prepared data, scratch directory, number of processes, identity.
+    """A worker's resources and identity: prepared data, scratch directory, number of processes, lease holder.
 
-    It also has its execution and the settings for preemption notices.
+    Also its execution, and mode and grace period of preemption notices.
     """
 
     prepared: Path
@@ -77,12 +74,12 @@ class Pod:
 
 @dataclass
 class Taken:
-    """Trial that a slot works on."""
+    """Trial whose lease a slot holds."""
 
     trial: Trial
     lease: Lease
     process: BaseProcess | None = None
-    #: True if another worker has taken it over.
+    #: True if another worker has taken over the lease.
     lost: bool = False
 
     def lose(self, why: str) -> None:
@@ -93,7 +90,7 @@ class Taken:
 
 
 class Worker:
-    """Worker of a sweep; :meth:`run` returns when no trial is left to start or resume."""
+    """Worker of a sweep; :meth:`run` returns when there is no trial left to start or resume."""
 
     def __init__(self, store: SweepStore, search: Search, pod: Pod) -> None:
         self._store, self._search, self._pod = store, search, pod
@@ -101,16 +98,16 @@ class Worker:
         #: Guards the store and the slots' trials.
         self._lock = threading.RLock()
         self._taken: dict[int, Taken] = {}
-        #: Whether this machine is preempted, and whether the slots must end at once.
+        #: Whether this machine is being preempted, and whether the slots must end at once.
         self._leaving, self._over = False, threading.Event()
         self._deadline = float("inf")
         self._progress = Progress(search.config.sweep.trials)
 
     def run(self) -> None:
-        """Work until no trial is left.
+        """Train trials until none is left.
 
         Raises ``UserError`` if the first trials all fail, ``Preempted`` if this machine is preempted, or
-        ``StorageUnavailable``. The trials then continue in other workers, or in the next attempt of this one.
+        ``StorageUnavailable``. In the last two cases, other workers or the next attempt continue the trials.
         """
         sweep = self._search.config.sweep
         if sweep.minutes:
@@ -142,7 +139,7 @@ class Worker:
     # Which trial comes next
 
     def _next(self) -> Taken | None:
-        """Wait for a trial to work on; None if none is left that this worker may resume."""
+        """Wait for a trial to train; None if this worker can start or resume no other."""
         while not self._over.is_set() and not self._leaving:
             with self._lock:
                 taken, may_come = self._try_to_take()
@@ -152,7 +149,7 @@ class Worker:
         return None
 
     def _try_to_take(self) -> tuple[Taken | None, bool]:
-        """Return a trial or None, and whether there may be one later."""
+        """Return a trial or None, and whether a later call may return one."""
         trials = self._store.trials()
         self._progress.show(trials)
         if why := refusal(trials):
@@ -191,7 +188,7 @@ class Worker:
     # The work on a trial
 
     def _work(self, taken: Taken, slot: int) -> None:
-        """Train a trial, from its checkpoint if there is one, and record its end."""
+        """Train a trial, from its checkpoint if it has one, and record its end."""
         with TemporaryDirectory(prefix=f"trial-{taken.trial.number:04d}-", dir=self._pod.scratch) as scratch:
             self._train(taken, slot, Path(scratch))
 
@@ -239,7 +236,7 @@ class Worker:
     def _follow_until_it_fits(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
         """Run a trial's process, again with smaller micro-batches after running out of memory.
 
-        The trial fails if the same micro-batch count runs out twice: the larger number did not reach it.
+        The trial fails if the same micro-batch count runs out twice, since a larger count then had no effect.
         """
         ran_out = set[int]()
         while True:
@@ -252,9 +249,9 @@ class Worker:
             ran_out.add(outcome.micro_batches)
 
     def _follow(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
-        """Run a trial's process and answer it.
+        """Run a trial's process and answer its reports.
 
-        Returns its outcome, None if it ended without one, and its evaluations.
+        Returns its outcome (None if it ended without one) and its evaluations.
         """
         curve: list[Point] = []
         here, there = fork_server.CONTEXT.Pipe()
@@ -283,7 +280,7 @@ class Worker:
             process.join()
 
     def _stops(self, number: int, point: Point) -> bool:
-        """Return whether the trial stops; record its report if it has reached a rung."""
+        """Return whether the trial stops; at a rung also record its report."""
         sweep, rungs = self._search.config.sweep, self._search.rungs
         if sweep.pruning == "none":
             return False
@@ -302,7 +299,7 @@ class Worker:
             return report.stops
 
     def _died(self, taken: Taken) -> Outcome | None:
-        """Record the death of a trial's process; return a failure after :data:`DEATHS` of them."""
+        """Record a trial process's death; return a failure after :data:`DEATHS` deaths at the same step."""
         number = taken.trial.number
         process = taken.process
         code = process.exitcode if process is not None else None
@@ -325,10 +322,7 @@ class Worker:
 
     @contextmanager
     def _sigterm(self) -> Iterator[None]:
-        """Handle SIGTERM in the block as a preemption notice to all trainings.
-
-        They save and end.
-        """
+        """Handle SIGTERM in the block as a preemption notice: all trainings save and end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,9 +1,9 @@
 """What-if analysis of training bottlenecks.
 
-The share of a cause is the time that training would have saved without it (Lin et al., "Understanding Stragglers in
-Large Model Training Using What-if Analysis", OSDI 2025). A step takes as long as the local work of the slowest rank
-plus the exchange of the rank that waited least for the others. All figures are durations on one rank's clock: no clocks
-are compared.
+A cause's share is the fraction of time that training would save without it (Lin et al., "Understanding Stragglers in
+Large Model Training Using What-if Analysis", OSDI 2025). A step takes the slowest rank's local work plus the gradient
+exchange of the rank that waited least for others. All durations are measured on one rank's clock; clocks are not
+compared.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from slipstream.telemetry.records import COMPUTE, EXCHANGE, OPTIMIZER, PHASES, R
 from slipstream.telemetry.records import DATA as DATA_PHASE
 from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, Block, StepBlocks
 
-#: Shares of the training's time: the least of the diagnosed cause, and the least of other causes worth reporting.
+#: Minimum fractions of the training's time: of the diagnosed cause, and of other causes that are reported.
 DECISIVE, WORTH_A_LOOK = 0.2, 0.1
-#: A rank is a straggler only if the lower 95 % limit of its extra time exceeds this share of a step.
+#: A rank is a straggler only if the lower 95 % limit of its extra time exceeds this fraction of a step; ``LIMIT`` is
+#: the normal quantile.
 SIGNIFICANT, LIMIT = 0.05, 1.645
-#: Fewest blocks from which a confidence limit is computed.
+#: Minimum number of blocks for a confidence limit.
 LEAST_BLOCKS = 4
-#: A CPU quota counts as a cause if it throttled the group in this share of its periods.
+#: Fraction of periods that a CPU quota must throttle to count as a cause.
 THROTTLED_PERIODS = 0.25
 
 REMEDIES = {
@@ -65,9 +66,9 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Around:
-    """Measurements of one attempt that its steps do not contain."""
+    """Measurements of one attempt beyond its step times."""
 
-    #: Seconds of evaluations, of steps blocked by checkpoints, and of waiting for other pods.
+    #: Seconds of evaluations, of steps blocked by checkpoints, and of rank 0's pod waiting for other pods.
     evaluation: float = 0.0
     checkpoint: float = 0.0
     late_pods: float = 0.0
@@ -75,7 +76,7 @@ class Around:
     overhead: float = 0.0
     #: Micro-batches per step.
     pieces: int = 1
-    #: True if passes are timed in processor time: wall-clock time on a CPU includes other processes.
+    #: True if passes are timed in processor time, since wall-clock time on a CPU includes other processes.
     on_cpu: bool = True
     #: Bytes of gradients that each rank exchanges.
     exchanged_bytes: int = 0
@@ -85,7 +86,7 @@ class Around:
 
 
 def observe(blocks: StepBlocks, around: Around) -> Observed | None:
-    """Return the time lost per cause in one attempt, with evidence; None if it finished no step."""
+    """Return the seconds lost to every cause in one attempt, with evidence; None if it finished no step."""
     total = blocks.total
     if total is None:
         return None
@@ -136,7 +137,7 @@ def observe(blocks: StepBlocks, around: Around) -> Observed | None:
 
 
 def who_waits(waited: np.ndarray) -> str:
-    """Name the ranks that waited at least half as long as the rank that waited longest."""
+    """Name the ranks that waited at least half as long as the longest-waiting rank."""
     ranks = np.flatnonzero(waited >= waited.max() / 2)
     if len(ranks) == len(waited):
         return "every rank" if len(waited) > 1 else "the process"
@@ -144,17 +145,16 @@ def who_waits(waited: np.ndarray) -> str:
 
 
 def largest_of_loader(beside: np.ndarray) -> str:
-    """Return the data loader's longest activity."""
+    """Return the data loader activity that took longest."""
     seconds = dict(zip(PER_EXCHANGE, beside.tolist(), strict=True))
     return max(LOADER, key=lambda name: seconds[name])
 
 
 def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
-    """Return the seconds that the slowest rank kept the others waiting, and a sentence about it.
+    """Return the seconds that the slowest rank delayed the others, and a sentence about it.
 
-    A rank's extra time is its own work less the median of the others, without the time that it waited for data or a
-    processor. The result is 0 unless that is significant; blocks are taken as independent. The first block is skipped
-    because its caches are cold.
+    A rank's extra time is its own work less the median of the others, without waits for data or a processor. The result
+    is (0, "") unless it is significant; blocks are assumed independent. The first block, with cold caches, is skipped.
     """
     counted = blocks[1:]
     if len(counted) < LEAST_BLOCKS or len(counted[0].sums) < 2:
@@ -177,7 +177,7 @@ def straggler(blocks: Sequence[Block], step_s: float) -> tuple[float, str]:
 def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> tuple[float, str]:
     """Return the seconds of passes that do not depend on their rows, and a sentence about them.
 
-    The host spends this time on launches.
+    The host spends this time on launching kernels.
     """
     passes = total.steps * around.pieces
     each = float(columns["compute_cpu" if around.on_cpu else COMPUTE][0]) / passes
@@ -191,10 +191,10 @@ def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> t
 
 
 def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[float, str]:
-    """Return the seconds lost to the pod's CPU quota or to lower GPU clocks, and a sentence about it.
+    """Return the seconds lost to the pod's CPU quota or lower GPU clocks, and a sentence about them.
 
-    The kernel counts throttled seconds per thread, and only part of them since Linux 6.18. The time that ranks
-    ``waited`` for a processor includes all of them, and the time that other processes took.
+    The kernel counts throttled seconds per thread, and since Linux 6.18 only some of them. ``waited``, the ranks' time
+    ready to run without a processor, includes all of them, but also the time that other processes took.
     """
     numbers = {name: number for number, name in enumerate(PER_EXCHANGE)}
     periods = beside[:, numbers["periods"]]
@@ -210,7 +210,7 @@ def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[flo
 
 
 def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
-    """Return the diagnosis over all attempts at a training; None if no attempt finished a step."""
+    """Return the diagnosis over all attempts of a training; None if no attempt finished a step."""
     seconds = sum(each.seconds for each in attempts)
     if not attempts or seconds <= 0:
         return None
@@ -254,7 +254,7 @@ def judge(attempts: Sequence[Observed]) -> Bottleneck | None:
 
 
 def weigh(shares: Mapping[str, float]) -> tuple[str, list[str]]:
-    """Return the diagnosed cause ("" if none is decisive) and other notable causes, the largest first."""
+    """Return the diagnosed cause ("" if no share is decisive) and other notable causes, largest first."""
     ordered = sorted(shares, key=lambda cause: -shares[cause])
     verdict = ordered[0] if ordered and shares[ordered[0]] >= DECISIVE else ""
     return verdict, [cause for cause in ordered if cause != verdict and shares[cause] >= WORTH_A_LOOK]

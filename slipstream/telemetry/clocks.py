@@ -7,17 +7,17 @@ from itertools import pairwise
 
 from slipstream.telemetry.records import Sample
 
-#: Throttling reasons that are faults of the machine. A power cap is by design, and idle GPUs are clocked down, too.
+#: Throttling reasons that indicate a fault. Power caps are intended, and idle GPUs are clocked down as well.
 FAULTS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
-#: Least share of a device's time for which it must be throttled to count.
+#: Minimum throttled fraction of a device's time; less does not count.
 SHARE = 0.25
 
 
 def clocked_down(samples: Sequence[Sample], largest: Mapping[str, float]) -> float:
-    """Return the largest time in seconds that one device lost to lower clocks.
+    """Return the most seconds that any device lost to lower clocks.
 
-    The work is assumed proportional to the clock. ``largest`` are the maximum clocks in hertz by UUID; the default is
-    the largest sampled clock.
+    Work is assumed proportional to the clock. ``largest`` are maximum clocks in hertz by UUID; for missing devices it
+    is the highest sampled clock.
     """
     whole: dict[str, float] = {}
     slow: dict[str, list[tuple[float, float]]] = {}

@@ -1,8 +1,8 @@
-"""Hours, energy and dollars of stages and attempts, which add up to the cent.
+"""Hours, energy and dollars of stages and attempts, rounded so that sums agree to the cent.
 
-The dollars of an attempt are exact fractions. Running sums are rounded: first over all useful work, then all lost work,
-then the savings of spot capacity, in the order of the rows. An amount is the difference between the rounded sums after
-and before it. So every sum of rows is correctly rounded, and each of the three amounts is off by less than a cent.
+Dollars are computed as exact fractions and rounded only in running sums: over all useful work, then all lost work, then
+the savings of spot capacity, in row order. An amount is the difference of the rounded sums after and before it. So
+every sum of rows is correctly rounded, and each of the three amounts is off by less than a cent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Usage:
     stage: str
     #: Number of the attempt, from 0.
     attempt: int
-    #: Seconds for which its pods ran, and those of them whose work was lost.
+    #: Seconds for which its pods ran, and how many of these seconds were lost work.
     seconds: float
     lost_seconds: float = 0.0
     pods: int = 1
@@ -36,7 +36,7 @@ class Usage:
     spot: bool = False
     on_demand_price: Decimal | None = None
     spot_price: Decimal | None = None
-    #: Energy of all its GPUs; None if no driver counted it.
+    #: Joules of all its GPUs; None if no driver counts them.
     joules: float | None = None
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Usage:
 
     @property
     def price(self) -> Decimal | None:
-        """Price of the capacity that it ran on."""
+        """Price of the capacity that was used: spot or on-demand."""
         return self.spot_price if self.spot else self.on_demand_price
 
 
@@ -55,16 +55,16 @@ class Usage:
 class Cost:
     """Cost of one or several attempts.
 
-    Dollars are rounded to cents; None without a known price.
+    Dollars are rounded to cents; None if no price is known.
     """
 
     pod_hours: float
     gpu_hours: float
     watt_hours: float | None
-    #: Dollars paid, lost work included; and the dollars paid for lost work.
+    #: Dollars paid (including lost work), and the part paid for lost work.
     paid: Decimal | None
     lost: Decimal | None
-    #: On-demand price of the same hours.
+    #: Dollars for the same hours at on-demand prices.
     on_demand: Decimal | None
     #: Pod-hours without a known price; the dollars exclude them.
     unpriced_pod_hours: float = 0.0
@@ -99,7 +99,7 @@ def bill(usages: Iterable[Usage]) -> Bill:
 
 
 def costs(used: Sequence[Usage]) -> Iterator[Cost]:
-    """Yield the cost of every attempt, rounded as the module describes."""
+    """Yield the cost of every attempt, rounded by running sums."""
     useful, lost, saved = zip(*map(parts, used), strict=True) if used else ((), (), ())
     cents = in_cents([*useful, *lost, *saved])
     for number, usage in enumerate(used):
@@ -122,7 +122,7 @@ def costs(used: Sequence[Usage]) -> Iterator[Cost]:
 
 
 def parts(usage: Usage) -> tuple[Fraction, Fraction, Fraction]:
-    """Return the dollars paid for useful work, for lost work, and the savings against on-demand."""
+    """Return exact dollars: for useful work, for lost work, and saved against on-demand."""
     hours = Fraction(usage.seconds) * usage.pods / HOUR
     lost_hours = min(Fraction(usage.lost_seconds) * usage.pods / HOUR, hours)
     price = Fraction(usage.price or 0)
@@ -131,7 +131,7 @@ def parts(usage: Usage) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
-    """Return amounts rounded at their running sums, half a cent up."""
+    """Return differences of the running sums, rounded to cents (half a cent up)."""
     rounded, exact, before = list[Decimal](), Fraction(0), 0
     for amount in amounts:
         exact += amount
@@ -142,7 +142,7 @@ def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
 
 
 def together(rows: Sequence[Cost]) -> Cost:
-    """Return the sum of rows; rows without a price, or without energy, are skipped in that sum."""
+    """Return the sum of rows; a sum skips rows without that figure."""
     return Cost(
         sum(row.pod_hours for row in rows),
         sum(row.gpu_hours for row in rows),

@@ -34,7 +34,7 @@ class Labels:
     node: str
 
 
-#: A line: the suffix of the metric's name, the labels in addition to those of the pod, the value.
+#: Suffix of the metric's name, labels in addition to the pod's, and value.
 Line = tuple[str, dict[str, object], float]
 
 
@@ -55,7 +55,7 @@ def exposition(
 ) -> str:
     """Return the exposition text, which ends with a line break.
 
-    Metrics without a value are skipped; ``counters_only`` skips gauges, too.
+    Metrics without a value are omitted; ``counters_only`` omits gauges as well.
     """
     families = [*(pod_families(sample) if sample else []), *node_families(node), *rank_families(ranks)]
     wanted = [each for each in families if each.lines and not (counters_only and each.metric.kind == "gauge")]
@@ -88,7 +88,7 @@ def pod_families(sample: Sample) -> Iterator[Family]:
 
 
 def node_families(node: NodeTotals) -> Iterator[Family]:
-    """Yield the resource usage of the attempt on this node."""
+    """Yield energy, throttling, GPU time and cost on this node."""
     yield Family(names.GPU_ENERGY, [("", {"gpu_uuid": uuid}, joules) for uuid, joules in node.energy_joules.items()])
     throttled: list[Line] = [
         ("", {"gpu_uuid": uuid, "reason": reason}, seconds)

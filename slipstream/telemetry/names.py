@@ -1,6 +1,6 @@
-"""Names, types, help texts and labels of the Prometheus metrics of a pod.
+"""Names, types, help texts and labels of a pod's Prometheus metrics.
 
-``monitoring/`` uses no other metrics of ours. Units are Prometheus' base units. Names of counters end in ``_total``;
+``monitoring/`` uses no other Slipstream metrics. Units are Prometheus' base units. Names of counters end in ``_total``;
 histograms add the suffixes of their series.
 """
 
@@ -13,7 +13,7 @@ PREFIX = "slipstream_"
 #: Labels of a pod: its execution, stage, attempt and node.
 POD = ("execution", "task", "attempt", "node")
 GPU = (*POD, "gpu_uuid")
-#: Labels of a rank; its GPU is empty on a CPU.
+#: Labels of a rank; ``gpu_uuid`` is "" on a CPU.
 RANK = (*POD, "rank", "gpu_uuid")
 #: Suffixes of the series that Prometheus stores for a histogram.
 PARTS = ("_bucket", "_sum", "_count")
@@ -30,7 +30,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Names of the stored series."""
+        """Names under which Prometheus stores the metric."""
         return tuple(self.name + part for part in PARTS) if self.kind == "histogram" else (self.name,)
 
 

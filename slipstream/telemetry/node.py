@@ -1,10 +1,9 @@
 """Facts about this node: name, instance type, spot capacity.
 
-They come from the cloud's metadata server, otherwise from the placement. All clouds are queried at once, each in its
-own thread, for at most one second; answers until then count. Sources: AWS "Instance metadata categories"
-(instance-life-cycle, instance-type, local-hostname), Google "About VM metadata" (instance/machine-type, name,
-scheduling/preemptible; some servers also give provisioning-model), Azure "Instance Metadata Service" (compute:
-priority, vmSize, osProfile.computerName).
+They come from the cloud's metadata server, otherwise from the placement. All clouds are queried in parallel threads for
+at most one second in total. Sources: AWS "Instance metadata categories" (instance-life-cycle, instance-type,
+local-hostname), Google "About VM metadata" (instance/machine-type, name, scheduling/preemptible; some servers also give
+provisioning-model), Azure "Instance Metadata Service" (compute: priority, vmSize, osProfile.computerName).
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from slipstream.machine.cloud_metadata import (
 
 #: Timeout of all queries together, in seconds.
 WITHIN_S = 1.0
-#: Valid names and types; other values from a server are not trusted.
+#: Valid names and types; other values from a server are ignored.
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,253}")
 SPOT, TYPE, NODE = "spot", "type", "node"
-#: One answer: one of these three keys and its value; the value of SPOT is "yes" or "no".
+#: Key (``SPOT``, ``TYPE`` or ``NODE``) and value; the value of SPOT is "yes" or "no".
 Answer = tuple[str, str]
 Asker = Callable[[], Iterator[Answer]]
 
@@ -52,14 +51,14 @@ class NodeFacts:
     #: The cloud's instance type, such as "p5.48xlarge"; "" if unknown.
     instance_type: str
     spot: bool
-    #: True if ``spot`` comes from the metadata, not from the placement.
+    #: True if ``spot`` comes from metadata; False if it is the placement's request.
     spot_is_certain: bool
 
 
 def node_facts(asked_spot: bool, askers: Mapping[str, Asker] | None = None) -> NodeFacts:
     """Return the facts of this node within a second, whatever the state of the network.
 
-    ``asked_spot`` is the placement's request; ``askers`` are the clouds to query, by name.
+    ``asked_spot`` is the placement's request; ``askers`` are the cloud queries by name (default: all).
     """
     started_at = time.time()
     cloud, said = first_cloud(ASKERS if askers is None else askers)
@@ -74,7 +73,7 @@ def node_facts(asked_spot: bool, askers: Mapping[str, Asker] | None = None) -> N
 
 
 def first_cloud(askers: Mapping[str, Asker]) -> tuple[str, dict[str, str]]:
-    """Return the first cloud that answers and its answers by key; both empty after the timeout."""
+    """Return the first cloud that answers completely, else the one with most answers in time, and its answers."""
     until = time.monotonic() + WITHIN_S
     answers: SimpleQueue[tuple[str, Answer | None]] = SimpleQueue()
     for cloud, asker in askers.items():
@@ -96,7 +95,7 @@ def first_cloud(askers: Mapping[str, Asker]) -> tuple[str, dict[str, str]]:
 
 
 def ask(cloud: str, asker: Asker, answers: SimpleQueue[tuple[str, Answer | None]]) -> None:
-    """Put the answers of a cloud's server into the queue, then None."""
+    """Put a cloud's valid answers into the queue, then None."""
     with suppress(MetadataUnavailable):
         for what, value in asker():
             if NAME.fullmatch(value):
@@ -153,7 +152,7 @@ def text(body: bytes | None) -> str:
 ASKERS: dict[str, Asker] = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
 
 
-# Facts as a file next to the pod's samples: the ranks send no queries of their own
+# Facts are also a file next to the pod's samples, so that ranks need no queries of their own
 
 FACTS = "facts.json"
 

@@ -1,6 +1,6 @@
 """GPU memory check before a run starts.
 
-NVML reports the memory in use and the host's process ids. In a pod these ids mean other processes or none: a process is
+NVML reports used memory and process ids of the host. In a pod these ids mean other processes or none, so a process is
 named only if ``/proc`` shows it with a GPU open. Partitions (MIG) and shared GPUs (time slicing, MPS) are recognised;
 the free memory of a shared GPU is a snapshot.
 """
@@ -19,35 +19,35 @@ from slipstream.errors import UserError
 from slipstream.machine.gpus import ask_nvml, handles
 
 GIB = 2**30
-#: Smaller amounts belong to the driver itself.
+#: Memory that other processes must hold to be reported; the driver itself holds less.
 NOTICEABLE_BYTES = GIB // 4
-#: Variables of processes that use their GPU through NVIDIA's MPS daemon.
+#: Environment variables that indicate the use of NVIDIA's MPS daemon.
 MPS_VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Memory of a visible GPU or of its first partition, since a process can use only one."""
+    """Memory of a visible GPU, or of its first MIG partition, since CUDA uses only one."""
 
     #: Name in messages, such as "GPU 0 (NVIDIA A100)".
     label: str
     total_bytes: int
     free_bytes: int
-    #: Bytes held by other processes, without the driver's reserve.
+    #: Bytes held by processes, without the driver's reserve.
     held_bytes: int
     #: Visible processes that hold memory, such as "python (process 123)".
     holders: tuple[str, ...] = ()
     #: Number of processes that hold memory, visible or not; None if the driver does not report it.
     processes: int | None = None
-    #: True if divided by MIG. Without any partition there is no memory.
+    #: True if divided by MIG; without any partition all sizes are 0.
     partitioned: bool = False
 
 
 def check_gpu_memory(shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
-    """Return one remark for every notable fact about the visible GPUs.
+    """Return remarks about the visible GPUs, such as memory held by other processes.
 
-    ``shared_gpu`` is the placement's mode of sharing; ``root`` contains ``/proc``. The list is empty without NVIDIA's
-    driver. Raises ``UserError`` if a GPU cannot be used at all.
+    ``shared_gpu`` is the placement's mode of sharing; ``root`` contains ``/proc``. Empty without NVIDIA's driver.
+    Raises ``UserError`` if a GPU cannot be used at all.
     """
     gpus = visible_memory(os.environ, root)
     for gpu in gpus:
@@ -56,7 +56,7 @@ def check_gpu_memory(shared_gpu: str = "", root: Path = Path("/")) -> list[str]:
 
 
 def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None:
-    """Raise ``UserError`` if a run that needs ``needed_bytes`` cannot use this GPU."""
+    """Raise ``UserError`` if a run that needs ``needed_bytes`` (None: unknown) cannot use this GPU."""
     if gpu.partitioned and not gpu.total_bytes:
         raise UserError(
             f"{gpu.label}: divided by MIG and without a partition; create one (nvidia-smi mig -cgi … -C), or switch "
@@ -77,7 +77,7 @@ def refuse_if_too_small(gpu: GpuMemory, needed_bytes: int | None = None) -> None
 
 
 def remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
-    """Yield notable facts about GPUs that are usable."""
+    """Yield remarks about usable GPUs: held memory, partitions, sharing."""
     for gpu in gpus:
         if gpu.held_bytes >= NOTICEABLE_BYTES:
             yield f"{gpu.label}: {held(gpu)}"
@@ -88,7 +88,7 @@ def remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
 
 
 def held(gpu: GpuMemory) -> str:
-    """Describe the processes that hold memory, and the amount."""
+    """Return the held memory and its holders in words."""
     unseen = (gpu.processes or 0) - len(gpu.holders)
     others = [f"{unseen} process{'es' if unseen > 1 else ''} that cannot be seen from here"] if unseen > 0 else []
     who = ", ".join((*gpu.holders, *others)) or "processes that cannot be seen from here"
@@ -96,7 +96,7 @@ def held(gpu: GpuMemory) -> str:
 
 
 def sharing(environment: Mapping[str, str], shared_gpu: str) -> str:
-    """Return the mode in which the GPUs are shared with other processes; "" if unknown."""
+    """Return how the GPUs are shared, such as "mps"; "" if they are not, as far as known."""
     return shared_gpu or ("mps" if any(environment.get(name) for name in MPS_VARIABLES) else "")
 
 
@@ -106,13 +106,13 @@ def visible_memory(environment: Mapping[str, str], root: Path = Path("/")) -> li
 
 
 def memory_of_gpu(uuid: str) -> GpuMemory | None:
-    """Return the memory of the NVIDIA GPU or partition with CUDA's UUID; None if unknown to the driver."""
+    """Return the memory of the NVIDIA GPU or partition with CUDA's ``uuid``; None if the driver lacks it."""
     known = (visible_memory({"CUDA_VISIBLE_DEVICES": f"{kind}-{uuid}"}) for kind in ("GPU", "MIG"))
     return next((gpus[0] for gpus in known if gpus), None)
 
 
 def visible(nvml: ModuleType, environment: Mapping[str, str]) -> Iterator[object]:
-    """Yield the handles that CUDA_VISIBLE_DEVICES names (number or UUID), up to the first invalid name."""
+    """Yield the NVML handles for CUDA_VISIBLE_DEVICES (numbers or UUIDs), up to the first invalid entry."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         yield from handles(nvml)
@@ -127,7 +127,7 @@ def visible(nvml: ModuleType, environment: Mapping[str, str]) -> Iterator[object
 
 
 def memory_of(nvml: ModuleType, handle: object, root: Path) -> GpuMemory:
-    """Return the memory of a GPU, of its first partition if it is divided, or of a partition."""
+    """Return the memory of a GPU or partition; of a divided GPU, that of its first partition."""
     name = nvml.nvmlDeviceGetName(handle)
     parent = handle
     if is_partition(nvml, handle):
@@ -148,7 +148,7 @@ def memory_of(nvml: ModuleType, handle: object, root: Path) -> GpuMemory:
 
 
 def memory_info(nvml: ModuleType, handle: object) -> Any:
-    """Return total, free and used bytes; used excludes the driver's reserve if the driver separates it."""
+    """Return total, free and used bytes; ``used`` excludes the driver's reserve if reported separately."""
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except nvml.NVMLError:
@@ -170,7 +170,7 @@ def is_divided(nvml: ModuleType, handle: object) -> bool:
 
 
 def first_partition(nvml: ModuleType, handle: object) -> object | None:
-    """Return the partition that CUDA gives to a process."""
+    """Return the MIG partition that CUDA gives to a process, if any."""
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             return nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -180,7 +180,7 @@ def first_partition(nvml: ModuleType, handle: object) -> object | None:
 
 
 def compute_processes(nvml: ModuleType, handle: object) -> list[int] | None:
-    """Return the host's ids of the compute processes; None if the driver does not report them."""
+    """Return the host's process ids on the GPU; None if the driver does not report them."""
     try:
         return [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)]
     except nvml.NVMLError:
@@ -188,7 +188,7 @@ def compute_processes(nvml: ModuleType, handle: object) -> list[int] | None:
 
 
 def holder_name(pid: int, root: Path) -> str:
-    """Return command and id of a process; "" unless it visibly has a GPU open."""
+    """Return a process's command and id; "" if ``/proc`` does not show it with a GPU open."""
     directory = root / "proc" / str(pid)
     try:
         opened = (str(link.readlink()) for link in (directory / "fd").iterdir())

@@ -1,8 +1,8 @@
 """Hourly price of a pod, from the profile, the node's instance type or the accelerator.
 
-``prices.toml`` has the prices of whole instances, each with source and date. A pod pays for the share of the instance
-that its GPUs are. Without a known price only hours are reported: nothing is guessed. Partial GPUs (partitions, shared
-ones) and pods without GPUs have the profile's price or none.
+``prices.toml`` has prices of whole instances, with source and date. A pod pays for its fraction of the instance's GPUs.
+Without a known price only hours are reported. For parts of GPUs (MIG, shared) and pods without GPUs, only the profile
+has prices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE = Path(__file__).with_name("prices.toml")
 ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 TABLES = ("sources", "instances", "accelerators", "cpu_instances")
 OLD_DAYS = 90
-#: Most GPUs or cores of an instance, and the range of dollars per hour; far from any real instance.
+#: Bounds that reject typing errors: GPUs or cores of an instance, and dollars per hour.
 MOST_PARTS = 100_000
 LEAST_DOLLARS, MOST_DOLLARS = Decimal("1e-6"), Decimal("1e6")
 
@@ -40,11 +40,11 @@ class PodPrice:
     #: Web address and date of the price; both empty for a price of the profile.
     source: str = ""
     dated: str = ""
-    #: Half the range of spot prices, as a share of ``spot``.
+    #: Half the range of spot prices, as a fraction of ``spot``.
     spot_spread: float = 0.0
 
     def paid(self, spot: bool) -> Decimal | None:
-        """Return the hourly price of this capacity."""
+        """Return the spot or on-demand price."""
         return self.spot if spot else self.on_demand
 
 
@@ -65,7 +65,7 @@ class Instance:
     spot_spread: float = 0.0
 
     def part(self, gpus: int) -> PodPrice:
-        """Return the price of a pod with ``gpus`` of the instance's GPUs."""
+        """Return the price of a pod with ``gpus`` of this instance's GPUs."""
         share = Decimal(gpus) / self.gpus
         spot = None if self.spot is None else self.spot * share
         of = f"{gpus} GPUs of {self.name} ({self.gpus} GPUs) in {self.region}"
@@ -76,8 +76,7 @@ class Instance:
 class CpuInstance:
     """Instance type without GPUs, for serving.
 
-    ``cpu`` is a word of the CPU name in Linux; ``cores`` have two hardware threads each where supported; ``on_demand``
-    is dollars per hour.
+    ``cpu`` is a word of the CPU name in Linux; ``cores`` are physical cores; ``on_demand`` is dollars per hour.
     """
 
     name: str
@@ -91,7 +90,7 @@ class CpuInstance:
 
 @dataclass(frozen=True)
 class PriceList:
-    """Instances by name, and the instance that represents an accelerator."""
+    """Instances by name, and the representative instance of every accelerator."""
 
     instances: Mapping[str, Instance]
     accelerators: Mapping[str, str]
@@ -103,8 +102,8 @@ def pod_price(
 ) -> PodPrice | None:
     """Return the hourly price of a pod of the placement; None if unknown.
 
-    ``instance_type`` comes from the node's metadata. ``gpus`` is the pod's number of GPUs if it differs from the
-    placement's: on one machine, all.
+    ``instance_type`` comes from the node's metadata. ``gpus`` overrides the placement's number of GPUs, such as all of
+    one machine.
     """
     if own := profile_price(placement):
         return own
@@ -121,7 +120,7 @@ def pod_price(
 
 
 def profile_price(placement: Placement) -> PodPrice | None:
-    """Return the placement's own price."""
+    """Return the price that the profile sets, if any."""
     given = [placement.price_per_hour, placement.spot_price_per_hour]
     if not any(given):
         return None
@@ -137,7 +136,7 @@ def built_in_prices() -> PriceList:
 def read_prices(path: Path) -> PriceList:
     """Read a price file.
 
-    Raises ``UserError`` that names the entry and the fault.
+    Raises ``UserError`` naming the invalid entry.
     """
     try:
         data = read_toml(path, parse_float=Decimal)
@@ -155,7 +154,7 @@ def read_prices(path: Path) -> PriceList:
 
 
 def over(below: PriceList, above: PriceList) -> PriceList:
-    """Return ``below`` overlaid with ``above``, whose entries win."""
+    """Return ``below`` updated with ``above``."""
     return PriceList(
         {**below.instances, **above.instances},
         {**below.accelerators, **above.accelerators},
@@ -164,7 +163,7 @@ def over(below: PriceList, above: PriceList) -> PriceList:
 
 
 def old_prices(dated: Mapping[str, str], today: date | None = None) -> Iterator[str]:
-    """Yield one line for every date whose prices are outdated; ``dated`` is the date by name."""
+    """Yield one line per date older than ``OLD_DAYS``; ``dated`` has ISO dates by name."""
     today = today or datetime.now(UTC).date()
     past = {name: on for name, on in dated.items() if (today - date.fromisoformat(on)).days > OLD_DAYS}
     for on in sorted(set(past.values())):
@@ -179,7 +178,7 @@ def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> Instance:
-    """Return a validated entry of the file."""
+    """Return the instance of a validated file entry."""
     required, optional = {"gpus", "region", "on_demand", "source"}, {"spot", "gpu"}
     if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
         raise UserError(f"{where}: expected {', '.join(sorted(required))} and, if known, spot and gpu")
@@ -196,7 +195,7 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
 
 
 def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> CpuInstance:
-    """Return a validated entry of an instance without GPUs."""
+    """Return the CPU instance of a validated file entry."""
     required = {"cpu", "cores", "region", "on_demand", "source"}
     if not isinstance(entry, dict) or entry.keys() != required:
         raise UserError(f"{where}: expected {', '.join(sorted(required))}")
@@ -209,7 +208,7 @@ def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any
 
 
 def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Decimal, str, str]:
-    """Return the on-demand price in dollars, and the web address and date of its source."""
+    """Return on-demand dollars per hour, and web address and date of the source."""
     on_demand = dollars(f"{where}: on_demand", entry["on_demand"])
     source = sources.get(words(f"{where}: source", entry["source"]))
     if not isinstance(source, dict) or set(source) != {"address", "date"}:
@@ -220,7 +219,7 @@ def priced(where: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> 
 
 
 def spot_range(where: str, value: object) -> tuple[Decimal, Decimal]:
-    """Return the lowest and the highest spot price of an entry; a single price stands for both."""
+    """Return lowest and highest spot price of an entry, equal for a single price."""
     if not isinstance(value, list):
         return dollars(where, value), dollars(where, value)
     if len(value) != 2:
@@ -246,7 +245,7 @@ def whole(where: str, value: object) -> int:
 def dollars(where: str, value: object) -> Decimal:
     """Return a positive price.
 
-    Raises ``UserError`` for prices that no instance has.
+    Raises ``UserError`` for implausible values.
     """
     price = Decimal(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else Decimal(0)
     if not price.is_finite() or price <= 0:

@@ -1,6 +1,6 @@
 """Export of an attempt's totals to a Prometheus Pushgateway, ``SLIPSTREAM_PUSHGATEWAY=URL``.
 
-A gateway never forgets a metric. So it gets only counters, which stay true; the gauges of an ended attempt would not.
+A gateway never forgets a metric. So only counters are pushed: they stay true after the attempt, gauges do not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slipstream.telemetry.totals import read_node, read_totals
 VARIABLE = "SLIPSTREAM_PUSHGATEWAY"
 JOB = "slipstream"
 WITHIN_S = 2.0
-#: Characters allowed unquoted in a path and a query; others, such as umlauts, are percent-encoded.
+#: Characters that stay unquoted in path and query; others, such as umlauts, are percent-encoded.
 SAFE = "!$%&'()*+,/:;=?@[]~-._"
 log = logger("telemetry")
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """Pushgateway with an address for messages; the secrets are kept separately."""
+    """Address of a Pushgateway for messages, and its secrets in separate fields."""
 
     address: str
     query: str = field(repr=False)
@@ -39,9 +39,9 @@ class Gateway:
     def of(cls, url: str) -> Gateway:
         """Parse a URL.
 
-        Raises ``ValueError``, whose message may quote the URL, if it is not the URL of a gateway. A / or ? in a
-        password ends the host name, so the rest would be shown as a path. Therefore an @ is refused unless it directly
-        precedes the host.
+        Raises ``ValueError``, whose message may quote the URL, if it is not a gateway's. An unquoted / or ? in a
+        password would end the host name and show the remainder as a path. Therefore an @ is allowed only directly
+        before the host.
         """
         parts = urlsplit(url)
         user, at, _ = parts.netloc.rpartition("@")
@@ -64,9 +64,9 @@ class Gateway:
 
 
 def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) -> None:
-    """Replace the totals of these labels by those in ``directory``.
+    """Replace the gateway's totals of these labels by those in ``directory``.
 
-    Failures, and more than ``within`` seconds, cause one warning.
+    Failure or timeout is logged as one warning.
     """
     try:
         gateway = Gateway.of(url)
@@ -84,7 +84,7 @@ def push(url: str, directory: Path, labels: Labels, within: float = WITHIN_S) ->
 
 
 def path_of(labels: Labels) -> str:
-    """Return the path of the totals' group; values that a path cannot hold are in base64."""
+    """Return the URL path of the labels; values with "/" and empty ones are in base64."""
     parts = ["/metrics/job", JOB]
     for name, value in asdict(labels).items():
         text = str(value)
@@ -98,9 +98,9 @@ def encoded(text: str) -> str:
 
 
 def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
-    """Send ``content`` and return the problem; "" on success.
+    """Send ``content`` and return a description of the failure; "" on success.
 
-    A thread that still waits is abandoned: name lookups and connections have their own limits.
+    A thread that is still waiting after ``within`` seconds is abandoned.
     """
     answers: list[str] = []
     url = f"{gateway.address}{path}{'?' if gateway.query else ''}{gateway.query}"
@@ -127,5 +127,5 @@ def put(gateway: Gateway, path: str, content: bytes, within: float) -> str:
 
 
 def phrase_of(code: int) -> str:
-    """Return the standard's phrase for a status; the server's own may repeat a secret."""
+    """Return the standard phrase of a status; the server's own phrase may repeat a secret."""
     return f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""

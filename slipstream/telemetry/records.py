@@ -1,22 +1,22 @@
 """Samples of devices and host, taken every second per pod, and totals of every rank.
 
-Totals only grow while their process lives. Values that a driver, kernel or cloud does not report are None.
+Totals never decrease while their process lives. Values that driver, kernel or cloud do not report are None.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Phases of a rank's training step, in seconds: waiting for a batch; from the batch to the last gradient; from there to
-#: the end of the backward pass, which waits for the exchange; the optimiser; the rest until the next batch.
+#: Phases of a training step: waiting for a batch; from the batch to the last gradient; from the last gradient to the
+#: end of the backward pass (waiting for the gradient exchange); the optimiser; everything else until the next batch.
 DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST = "data", "compute", "exchange", "optimizer", "rest"
-#: Phases between steps: evaluations, and time blocked by checkpoints.
+#: Phases between steps: evaluations, and steps blocked by checkpoints.
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
-#: Environment variable of a worker: seconds that its agent waited for the job's other pods.
+#: Environment variable with the seconds that a worker's agent waited for the job's other pods.
 WAITED_FOR_PODS = "SLIPSTREAM_WAITED_FOR_PODS"
 PHASES = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, EVALUATION, CHECKPOINT)
 
-#: Reasons for lower GPU clocks, in the order of NVML's bits; other GPUs report none.
+#: Reasons for lower GPU clocks, in the order of NVML's bits; only NVIDIA GPUs report them.
 THROTTLED = (
     "applications_clocks_setting",
     "sw_power_cap",
@@ -38,12 +38,12 @@ class DeviceReading:
     uuid: str
     index: int
     name: str
-    #: False if the driver timed out or lost the device; then only the names are known.
+    #: False if the driver timed out or lost the device; only uuid, index and name are then valid.
     up: bool = True
-    #: NVML's utilisation, 0 to 1: the share of its window in which any kernel ran, including kernels that wait for
+    #: NVML's utilisation, 0 to 1: the fraction of its window in which any kernel ran, including kernels that wait for
     #: NCCL.
     busy: float | None = None
-    #: Share of multiprocessors with work, 0 to 1, if the driver reports it (GPM, since Hopper).
+    #: Fraction of multiprocessors with work, 0 to 1, if the driver reports it (GPM, since Hopper).
     sm_active: float | None = None
     memory_used_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -54,20 +54,20 @@ class DeviceReading:
     sm_clock_hertz: float | None = None
     #: Current reasons for lower clocks, from :data:`THROTTLED`.
     throttled: tuple[str, ...] = ()
-    #: Byte counters by (link, direction): ("pcie" or "nvlink", "in" or "out").
+    #: Cumulative bytes by (link, direction): ("pcie" or "nvlink", "in" or "out").
     io_bytes: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class HostReading:
-    """Reading of this process's control group, or of the machine without one; counters in seconds."""
+    """Reading of this process's control group, else of the machine; seconds are cumulative."""
 
     cpu_seconds: float
     #: Usable CPUs.
     cpus: float
-    #: Seconds for which the watched processes were ready to run without a processor.
+    #: Seconds for which the training's processes were ready to run but had no processor.
     cpu_wait_seconds: float = 0.0
-    #: Seconds for which the group's quota throttled it, its throttled periods, and all its periods.
+    #: Seconds for which the CPU quota throttled the group, throttled periods, and all periods.
     throttled_seconds: float = 0.0
     throttled_periods: int = 0
     periods: int = 0
@@ -99,7 +99,7 @@ class RankTotals:
     steps_within: list[int]
     #: End of the last step, seconds since 1970, UTC; 0 before the first.
     last_step_at: float = 0.0
-    #: Shares, 0 to 1, of useful time and of every cause; rank 0 only.
+    #: Fractions of time, 0 to 1: useful, and lost to every cause; rank 0 only.
     goodput: float | None = None
     bottlenecks: dict[str, float] = field(default_factory=dict)
 
@@ -109,5 +109,5 @@ STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5
 
 
 def counted_since(before: float, now: float) -> float:
-    """Return a driver counter's increase; the counter restarts at 0 with the driver."""
+    """Return a driver counter's increase; a lower value means that the driver restarted it at 0."""
     return now - before if now >= before else now

@@ -1,8 +1,9 @@
-"""Samples on disk: per second for the last hour, per minute before.
+"""Samples on disk: one per second for the last hour, one per minute before.
 
-A directory holds ``seconds-<T>.ring``, the samples of the five minutes from T seconds after 1970, and ``minutes.ring``.
-When a file of seconds is older than an hour, it is appended to the latter as minutes (means; of counters and limits the
-last value) and removed. With 8 devices that is 4 MB after a day, and 1.3 MB for each further day.
+A directory holds files ``seconds-<T>.ring`` with five minutes of samples, from T seconds after 1970, and
+``minutes.ring``. A seconds file older than an hour is removed after its minutes were appended to ``minutes.ring``: the
+means of gauges, and the last values of counters and limits. With 8 devices this takes 4 MB after a day, and 1.3 MB for
+each further day.
 
 A file is a sequence of frames. Each is written by one call, so only the last can be incomplete after a kill. All
 numbers are little-endian:
@@ -15,7 +16,7 @@ numbers are little-endian:
 content
 =========  ============================================================================================
 
-Names are JSON: a list of ``[uuid, index, name]``. They are written at the start of a file, every minute, and with every
+Names are a JSON list of ``[uuid, index, name]``. They are written at the start of a file, every minute, and with every
 new device. A sample is a host (``HOST``) and any number of devices (``DEVICE``). Each device starts with the CRC-32 of
 its UUID; NaN stands for None. A reader skips damaged bytes up to the next intact frame.
 """
@@ -41,21 +42,22 @@ MAGIC = b"SLT1"
 NAMES, SAMPLE = b"N", b"S"
 HEAD = struct.Struct("<4ssHI")
 CHECKED = struct.Struct("<sH")
-#: Time, CPU seconds, CPUs, seconds waited, seconds throttled, throttled periods, periods, memory used, its limit.
+#: Fields of a host: time, CPU seconds, CPUs, seconds waited, seconds throttled, throttled periods, periods, memory
+#: used, memory limit.
 HOST = struct.Struct("<ddfddQQdd")
-#: UUID's CRC, up, reasons (bits of THROTTLED); busy, SM active, watts, degrees, hertz; memory used, its limit, joules,
-#: bytes of IO.
+#: Fields of a device: CRC-32 of the UUID, up, bits of THROTTLED; busy, SM active, watts, degrees, hertz; memory used,
+#: memory limit, joules, bytes of ``IO``.
 DEVICE = struct.Struct("<IBH5f7d")
 IO = (("pcie", "in"), ("pcie", "out"), ("nvlink", "in"), ("nvlink", "out"))
-#: Seconds per file, seconds until they become minutes, and seconds between two records of the names.
+#: Seconds per file; seconds until a file is condensed to minutes; seconds between two names frames.
 FILE_S, KEPT_S, NAMES_S = 300, 3600, 60
 #: Seconds without a sample after which the sampler counts as ended.
 SILENT_S = 10.0
-#: Bytes read for the last samples of a file: at its start, which names the devices, and at its end.
+#: Bytes read of a file for its last samples: at the start, with the device names, and at the end.
 BEGIN_BYTES, END_BYTES = 1 << 13, 1 << 15
 MINUTES = "minutes.ring"
 Names = dict[int, tuple[str, int, str]]
-#: Limits of valid values: times within the years of ``datetime``, everything else within 64 bits.
+#: Limits of valid values: times that ``datetime`` can represent, other numbers within 64 bits.
 LATEST, LARGEST = 253_402_300_800.0, float(1 << 63)
 
 
@@ -63,7 +65,7 @@ LATEST, LARGEST = 253_402_300_800.0, float(1 << 63)
 
 
 class Ring:
-    """Writer of samples to a directory, which it creates.
+    """Writer of samples to ``directory``, which is created.
 
     Every method may raise ``OSError``; later calls may succeed again.
     """
@@ -71,7 +73,7 @@ class Ring:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        #: File and time of the last names, and the devices they listed.
+        #: File and time of the last names frame, and the devices in it.
         self._path = directory
         self._names_at = 0.0
         self._named: set[str] = set()
@@ -89,7 +91,7 @@ class Ring:
             self._condense(sample.at - KEPT_S - FILE_S)
 
     def _condense(self, before: float) -> None:
-        """Convert the files that start before that time to minutes."""
+        """Convert files that start at or before the time ``before`` to minutes."""
         for begin, path in files_of(self._directory):
             if begin <= before:
                 samples = minutes_of(read_file(path, {}))
@@ -160,26 +162,26 @@ def written(value: float | None) -> float:
 
 
 def read(directory: Path) -> list[Sample]:
-    """Return all intact samples, the oldest first; empty without any.
+    """Return all intact samples, the oldest first.
 
-    The last hour has one sample per second; before it there is one per minute, dated as the minute's last second. For
-    equal times the second's sample wins.
+    The last hour has one sample per second; earlier there is one per minute, dated as its last second. If times are
+    equal, the seconds file's sample is returned.
     """
     return Reader(directory).read()
 
 
 class Reader:
-    """Incremental reader of a directory: reads only files that have grown."""
+    """Reader of a directory that, if called again, reads only files that have grown."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._named: Names = {}
-        #: Size when last read and samples, by file.
+        #: Size at the last read, and samples, by file.
         self._known: dict[Path, tuple[int, list[Sample]]] = {}
 
     def read(self) -> list[Sample]:
-        """Read like :func:`read`."""
-        # Seconds first: those that become minutes meanwhile are then found among the minutes.
+        """Return the samples like :func:`read`."""
+        # Seconds first, so that samples condensed meanwhile are found among the minutes.
         paths = [*(path for _, path in files_of(self._directory)), self._directory / MINUTES]
         self._known = {path: self._file(path) for path in paths}
         *seconds, minutes = ({sample.at: sample for sample in self._known[path][1]} for path in paths)
@@ -198,7 +200,7 @@ class Reader:
 
 
 def files_of(directory: Path) -> list[tuple[int, Path]]:
-    """Return the files of seconds with their start times, the oldest first."""
+    """Return the seconds files with their start times, the oldest first."""
     paths = {path.stem.removeprefix("seconds-"): path for path in directory.glob("seconds-*.ring")}
     begins = ((number_in_name(begin), path) for begin, path in paths.items())
     return sorted((begin, path) for begin, path in begins if begin is not None)
@@ -207,7 +209,7 @@ def files_of(directory: Path) -> list[tuple[int, Path]]:
 def read_file(path: Path, named: Names) -> list[Sample]:
     """Return the samples of a file as written.
 
-    ``named`` holds devices known from other files; those of this file are added.
+    ``named`` are devices known from other files, updated in place.
     """
     try:
         content = path.read_bytes()
@@ -224,9 +226,9 @@ def newest(directory: Path) -> Sample | None:
 
 
 def latest(directory: Path, count: int) -> list[Sample]:
-    """Return the last samples, the oldest first, at most ``count`` (with 8 devices at most 40).
+    """Return at most ``count`` last samples, the oldest first (with 8 devices at most 40).
 
-    Of the last file only start and end are read; earlier files only if that has too few.
+    Only start and end of the last file are read, and earlier files only if it has too few.
     """
     found: list[Sample] = []
     for path in [*(path for _, path in reversed(files_of(directory))), directory / MINUTES]:
@@ -280,7 +282,7 @@ def frames_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def sample_of(content: bytes, named: Names) -> Sample | None:
-    """Return the sample in a frame; None if of another version or with a number out of range.
+    """Return the sample in a frame; None if it has another version's size or a number out of range.
 
     Devices without known names are skipped.
     """
@@ -336,9 +338,9 @@ def minutes_of(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def mean_of(samples: Sequence[Sample]) -> Sample:
-    """Return the samples of a minute as one, dated as the last.
+    """Return a minute's samples as one, dated as the last.
 
-    Gauges are means; counters and limits are the last value.
+    Gauges are means; counters and limits are last values.
     """
     last = samples[-1]
     used = mean([sample.host.memory_used_bytes for sample in samples])
@@ -353,7 +355,7 @@ def mean_of(samples: Sequence[Sample]) -> Sample:
 def mean_device(readings: Sequence[DeviceReading]) -> DeviceReading:
     """Return the mean of the readings in which the device was up.
 
-    It counts as throttled for a reason if at least half of them do.
+    It is throttled for a reason if at least half of them are.
     """
     up = [reading for reading in readings if reading.up]
     if not up:

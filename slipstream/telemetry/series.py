@@ -15,9 +15,9 @@ NO_RANKS: Mapping[str, int] = {}
 def condense(
     samples: Sequence[Sample], attempt: int, node: str, ranks: Mapping[str, int] = NO_RANKS, points: int = POINTS
 ) -> PodSeries | None:
-    """Return at most ``points`` means of the samples; None for fewer than two samples.
+    """Return the samples as at most ``points`` means per series; None for fewer than two samples.
 
-    ``ranks`` are the ranks of devices by UUID, where known.
+    ``ranks`` are the devices' ranks by UUID, where known.
     """
     if len(samples) < 2:
         return None
@@ -38,7 +38,7 @@ def condense(
 
 
 def of_gpu(number: int, spans: Sequence[Sequence[Sample]], ranks: Mapping[str, int]) -> DeviceSeries:
-    """Return the series of the ``number``-th device."""
+    """Return the series of the device at index ``number``."""
 
     def means(value: Callable[[DeviceReading], float | None]) -> list[float | None]:
         return [
@@ -57,7 +57,7 @@ def of_gpu(number: int, spans: Sequence[Sequence[Sample]], ranks: Mapping[str, i
 
 
 def of_host(spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
-    """Return the CPU series of a pod without GPUs."""
+    """Return the CPU and memory series of a pod without GPUs."""
     busy = [cpu_use(span[0], span[-1]) for span in spans]
     memory = [
         mean(share(sample.host.memory_used_bytes, sample.host.memory_limit_bytes) for sample in span[1:])
@@ -67,14 +67,14 @@ def of_host(spans: Sequence[Sequence[Sample]]) -> DeviceSeries:
 
 
 def cpu_use(first: Sample, last: Sample) -> float | None:
-    """Return a pod's CPU utilisation between two samples, 0 to 1; None if no time lies between."""
+    """Return a pod's CPU utilisation between two samples, 0 to 1; None if they have the same time."""
     available = (last.at - first.at) * last.host.cpus
     used = last.host.cpu_seconds - first.host.cpu_seconds
     return min(1.0, max(0.0, used / available)) if available > 0 else None
 
 
 def energy(samples: Sequence[Sample]) -> float | None:
-    """Return the joules of all devices from first to last sample; None if no device counts them."""
+    """Return all devices' joules from first to last sample; None if no device counts them."""
     total, counted = 0.0, False
     for before, after in pairwise(samples):
         known = {device.uuid: device.energy_joules for device in before.devices}

@@ -1,4 +1,4 @@
-"""Step times of all ranks in a few hundred blocks of consecutive steps, whatever the training's length."""
+"""Step times of all ranks in at most 512 blocks of consecutive steps, whatever the training's length."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import numpy as np
 
 from slipstream.telemetry.records import COMPUTE, DATA, EXCHANGE, OPTIMIZER, REST
 
-#: Columns per step, in seconds: the phases, the time that the rank waited for a processor, and its thread's processor
-#: time from the batch to the last gradient.
+#: Seconds per step: the phases, the time the rank waited for a processor, and its thread's processor time from the
+#: batch to the last gradient.
 PER_STEP = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, "processor_wait", "compute_cpu")
-#: Columns since the last exchange: the loader's seconds by activity, the control group's counters (see
+#: Amounts since the ranks last exchanged times: the loader's seconds by activity, the control group's counters (see
 #: :class:`HostReading`), and seconds lost to lower GPU clocks.
 PER_EXCHANGE = (
     *("store", "verification", "gathering", "copy"),
     *("throttled_seconds", "throttled_periods", "periods", "clocked_down"),
 )
 LOADER = PER_EXCHANGE[:4]
-#: Least steps per block, and most blocks; beyond them, pairs of blocks are merged.
+#: Minimum steps per block, and maximum number of blocks; beyond it, pairs of blocks are merged.
 BLOCK_STEPS, BLOCKS = 16, 512
 
 
 @dataclass
 class Block:
-    """Block of consecutive steps.
+    """Sums over a block of consecutive steps.
 
-    ``sums`` is float64 ``[ranks, PER_STEP]``. A rank's local work is its step without the exchange. Figures across
-    ranks are added step by step.
+    ``sums`` is float64 ``[ranks, PER_STEP]``. A rank's local work is its step without the exchange. Other fields are
+    taken over the ranks step by step.
     """
 
     steps: int
     sums: np.ndarray
-    #: Local work of the slowest rank.
+    #: Seconds of local work of every step's slowest rank.
     slowest: float
-    #: The same without waiting for data.
+    #: The same without the wait for data.
     slowest_without_data: float
-    #: Exchange of the rank that waited least for the others.
+    #: Seconds of exchange of every step's rank that waited least for others.
     least_exchange: float
 
     def __add__(self, other: Block) -> Block:
@@ -44,16 +44,16 @@ class Block:
 
 
 class StepBlocks:
-    """Accumulator of the times that the ranks exchange."""
+    """Accumulator of the step times of all ranks."""
 
     def __init__(self, ranks: int) -> None:
         self.blocks: list[Block] = []
-        #: float64 ``[ranks, PER_EXCHANGE]``.
+        #: Sums of the ``PER_EXCHANGE`` amounts; float64 ``[ranks, PER_EXCHANGE]``.
         self.beside = np.zeros((ranks, len(PER_EXCHANGE)))
         self._least_steps = BLOCK_STEPS
 
     def add(self, times: np.ndarray, steps: list[int], beside: np.ndarray) -> None:
-        """Add ``times`` ``[ranks, groups, PER_STEP]``, the sums over groups of ``steps`` steps."""
+        """Add ``times`` ``[ranks, groups, PER_STEP]``, each group summed over as many steps as ``steps`` says."""
         self.beside += beside
         columns = {name: times[:, :, number] for number, name in enumerate(PER_STEP)}
         local = columns[DATA] + columns[COMPUTE] + columns[OPTIMIZER] + columns[REST]
@@ -77,7 +77,7 @@ class StepBlocks:
 
     @property
     def total(self) -> Block | None:
-        """All steps; None before the first."""
+        """Sum of all blocks; None without steps."""
         if not self.blocks:
             return None
         whole = self.blocks[0]

@@ -26,29 +26,29 @@ class NodeTotals:
     """Counters of an attempt's usage of this node since the sampler's start."""
 
     seconds: float = 0.0
-    #: Seconds of all devices together, up or not: all of them are paid for.
+    #: Seconds summed over all devices, up or not, since all are paid for.
     gpu_seconds: float = 0.0
     #: Joules by UUID, for devices that count them.
     energy_joules: dict[str, float] = field(default_factory=dict)
-    #: Seconds by UUID, then by reason.
+    #: Seconds of lower clocks, by UUID and reason.
     throttled_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     #: Dollars by price name, such as "spot".
     cost_dollars: dict[str, float] = field(default_factory=dict)
 
 
 class NodeCounter:
-    """Counter of node totals; ``prices`` are the node's dollars per hour, by name."""
+    """Counter of node totals; ``prices`` are the node's dollars per hour, by price name."""
 
     def __init__(self, prices: Mapping[str, float]) -> None:
         self._prices = prices
         self._seconds = self._gpu_seconds = 0.0
-        #: By UUID: the driver counter's last value, and joules since the first.
+        #: Last value of the driver's energy counter, and joules since the first, by UUID.
         self._last: dict[str, float] = {}
         self._joules: dict[str, float] = {}
         self._throttled: dict[str, dict[str, float]] = {}
 
     def add(self, sample: Sample, seconds: float) -> NodeTotals:
-        """Return the totals including a sample, ``seconds`` after the previous one."""
+        """Add a sample taken ``seconds`` after the previous one, and return the totals."""
         self._seconds += seconds
         self._gpu_seconds += seconds * len(sample.devices)
         for device in sample.devices:
@@ -77,7 +77,7 @@ def write_node(directory: Path, totals: NodeTotals) -> None:
 
 
 def read_node(directory: Path) -> NodeTotals:
-    """Return the node's totals; zeros if there are none."""
+    """Return the node's totals; zeros if there are no valid ones."""
     tree = tree_of(directory / NODE)
     try:
         totals = NodeTotals(**tree)
@@ -102,13 +102,13 @@ def write_totals(directory: Path, totals: RankTotals) -> None:
 
 
 def read_totals(directory: Path) -> list[RankTotals]:
-    """Return the totals of all ranks that wrote any, by rank."""
+    """Return the totals of all ranks that wrote any, in rank order."""
     found = (rank_of(tree_of(path)) for path in (directory / RANKS).glob("*.json"))
     return sorted((totals for totals in found if totals is not None), key=lambda totals: totals.rank)
 
 
 def rank_of(tree: dict[str, Any]) -> RankTotals | None:
-    """Return a rank's totals from a file's content; None if invalid."""
+    """Return a rank's totals from the JSON of its file; None if invalid."""
     try:
         totals = RankTotals(**tree)
     except TypeError:
@@ -128,7 +128,6 @@ def rank_of(tree: dict[str, Any]) -> RankTotals | None:
 
 
 def is_map(value: object) -> bool:
-    """Return True if ``value`` is a dictionary of numbers; JSON keys are always strings."""
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
@@ -143,7 +142,7 @@ def put_in_place(path: Path, tree: dict[str, Any]) -> None:
 
 
 def tree_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty if there is none.
+    """Return the object in a JSON file; {} if missing or invalid.
 
     The sampler calls this, so it must not load pydantic.
     """

@@ -1,4 +1,4 @@
-"""Sampler process of a pod: its start and end, and the push of the attempt's totals."""
+"""Start and end of a pod's sampler process, and the push of the attempt's totals."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from slipstream.logs import logger
 from slipstream.telemetry.metrics import Labels
 from slipstream.telemetry.push import VARIABLE, push
 
-#: Directory of all samples, with a subdirectory per stage.
+#: Name of the directory of samples, which has a subdirectory per stage.
 SAMPLES = "telemetry"
-#: Seconds that the agent waits for the sampler after SIGTERM, and for everything at the end of an attempt.
+#: Maximum seconds for the sampler to end after SIGTERM, and for everything at the end of an attempt.
 SAMPLER_S, END_S = 1.0, 2.0
 NO_PRICES: Mapping[str, float] = {}
 log = logger("telemetry")
@@ -34,7 +34,7 @@ def watching(
     """Sample this pod into ``directory`` while the body runs.
 
     Sampling starts after ``after_s`` seconds, so that shorter work starts no process. ``prices`` are the node's dollars
-    per hour, by name. Errors never reach the body, and at most two seconds are added to it.
+    per hour, by price name. Errors never reach the body, and at most two seconds are added to it.
     """
     samplers, ended, turn = list[subprocess.Popen[bytes] | None](), threading.Event(), threading.Lock()
 
@@ -63,8 +63,8 @@ def watching(
 def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
     """Start the sampler; log a warning and return None on failure.
 
-    It shares no open file with this process: while a driver blocks it in the kernel, readers of this process's output
-    would wait for it.
+    It inherits no open file: a sampler that a driver blocks in the kernel would keep this process's output open for its
+    readers.
     """
     named = [f"--{name}={value}" for name, value in asdict(labels).items()]
     priced = [f"--price={name}={dollars!r}" for name, dollars in prices.items()]
@@ -91,7 +91,7 @@ def relay(lines: IO[bytes]) -> None:
 
 
 def search_path() -> str:
-    """Return a PYTHONPATH that contains this package, however it was found here."""
+    """Return a PYTHONPATH that contains this package, however it was imported here."""
     root = str(Path(slipstream.__file__).parents[1])
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
 
@@ -99,7 +99,7 @@ def search_path() -> str:
 def stop(sampler: subprocess.Popen[bytes]) -> None:
     """Stop the sampler; kill it after a timeout.
 
-    There is no wait for a sampler that a driver blocks in the kernel; it ends once that returns.
+    A sampler that a driver blocks in the kernel is not waited for; it ends when the driver call returns.
     """
     sampler.terminate()
     try:

@@ -1,4 +1,4 @@
-"""Measurements by the workers of one launch, in their process group."""
+"""Measurements of one launch, executed by the workers in their process group."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from slipstream.interconnect.fingerprint import fingerprint_of
 from slipstream.interconnect.profile import Measurement, Mode, NetworkProfile, Overlap
 from slipstream.interconnect.topology import gather_from_ranks, topology_of
 
-#: Bytes that a pair of ranks exchanges, unless the largest size is smaller.
+#: Bytes that a pair of ranks exchanges; less if ``collectives.largest`` is smaller.
 PAIR_BYTES = 1 << 20
-#: Order of the matrices of the matmul that overlaps a collective. A small matmul does not fill a GPU and would hide
-#: nothing: launching it takes longer than running it.
+#: Matrix size n (n x n) of the matmul that overlaps a collective. On a GPU, launching a small matmul takes longer than
+#: running it, so it would hide nothing.
 CPU_ORDER, GPU_ORDER = 192, 4096
 TURNS = 5
 ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
 
 
 def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
-    """Return the group's profile without measurements.
+    """Return a profile of this process group without measurements.
 
-    Raises ``UserError`` for settings that cannot be measured in it.
+    Raises ``UserError`` for settings that cannot be measured here.
     """
     world = dist.get_world_size()
     asked, left_out = select_kinds(config, dist.get_backend(), world)
@@ -48,7 +48,6 @@ def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 
 
 def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
-    """Measure everything that the configuration requests in this process group."""
     several = dist.get_world_size() > 1
     warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
     measurements = tuple(measurements_of(worker, config))
@@ -67,7 +66,7 @@ def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 
 
 def measure_subgroup(worker: WorkerContext, config: CollectivesConfig) -> tuple[Measurement, ...]:
-    """Measure the data that models are fitted to and tested on, in a group of some of the ranks."""
+    """Measure, in a group of some of the ranks, the cases to which the communication models are fitted."""
     warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
     return tuple(measurements_of(worker, config.plain))
 
@@ -84,7 +83,7 @@ def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterato
 
 
 def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: float, in_flight: int = 1) -> Measurement:
-    """Measure one case of one launch."""
+    """Measure one case: an operation at one size in one mode."""
     worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
     cases = [prepare(kind, size, worker.device) for _ in range(in_flight)]
     launch = time_cases(cases, mode, budget, worker.device)
@@ -104,16 +103,16 @@ def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: fl
 
 
 def measure_pairs(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
-    """Measure every pair of ranks by itself, while the others wait."""
+    """Measure every pair of ranks in turn, while the other ranks wait."""
     for pair in combinations(range(dist.get_world_size()), 2):
         kind = Kind("send_recv", members=pair)
         yield measure(worker, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
 
 
 class MatrixProduct:
-    """Repeated matmul that lasts for a given time on the slowest rank.
+    """Repeated matmul, calibrated to last for a given time on the slowest rank.
 
-    In float32 on a CPU, and in the 16-bit type of training on a GPU.
+    Its dtype is float32 on a CPU and bfloat16 (or float16) on a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,7 +130,7 @@ class MatrixProduct:
             torch.mm(self._left, self._right, out=self._out)
 
     def calibrate(self, seconds: float) -> None:
-        """Choose the number of repetitions, equal on all ranks."""
+        """Set the number of repetitions so that they last ``seconds``; equal on all ranks."""
         self.times = 20
         once = float(np.median(slowest(np.array([self.seconds() for _ in range(FEWEST)]), self._device))) / self.times
         self.times = max(1, round(seconds / once))
@@ -145,7 +144,7 @@ class MatrixProduct:
 
 
 def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap:
-    """Measure the largest all_reduce, an equally long matmul, and both at once, in turns."""
+    """Measure the largest all_reduce, an equally long matmul, and both at once, alternately."""
     worker.set_activity(f"all_reduce of {config.largest} bytes during a matmul")
     case = prepare(ALL_REDUCE, config.largest, worker.device)
     case.clear()
@@ -176,10 +175,9 @@ def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap
 
 
 def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
-    """Return the seconds of the same matmul on every rank, to find ranks short of processor time.
+    """Return the mean seconds of the same matmul on every rank, to find ranks short of processor time.
 
-    The ranks of a host take turns, since they may share cores. The mean is used, because a delayed process may run at
-    full speed in between.
+    The ranks of a host run in turn, since they may share cores. A minimum or median would hide delays.
     """
     worker.set_activity("the same matmul on every rank")
     product = MatrixProduct(worker.device)
@@ -205,7 +203,10 @@ def measure_launch(
     groups: Sequence[Sequence[Sequence[int]]],
     environment: Mapping[str, str],
 ) -> NetworkProfile | None:
-    """Measure one launch of all ranks and one of each smaller group; None outside rank 0's process."""
+    """Measure one launch of all ranks and one of each smaller group.
+
+    Returns None outside rank 0's process.
+    """
     whole = workers.launch(measure_group, config, environment=environment)
     smaller = [
         workers.launch(measure_subgroup, config, environment=environment, ranks_by_host=hosts) for hosts in groups
@@ -216,15 +217,15 @@ def measure_launch(
 
 
 def subgroups_of(empty: NetworkProfile, config: CollectivesConfig) -> list[list[list[int]]]:
-    """Return the ranks by host for every ``collectives.worlds`` below the world of ``empty``."""
+    """Return, for every number in ``collectives.worlds`` below the world of ``empty``, its ranks by host."""
     hosts = [host.ranks for host in empty.topology.hosts]
     return [subgroup_ranks(hosts, world) for world in config.worlds if world < empty.fingerprint.world]
 
 
 def subgroup_ranks(hosts: Sequence[Sequence[int]], world: int) -> list[list[int]]:
-    """Return ``world`` ranks by host.
+    """Return ``world`` of the ranks, grouped by host.
 
-    They are taken from every host in turn, so that the slowest link is between them as between all.
+    They are taken from all hosts in turn, to include the slowest link.
     """
     turns = max(map(len, hosts))
     taken = set([host[turn] for turn in range(turns) for host in hosts if turn < len(host)][:world])

@@ -1,7 +1,7 @@
 """Benefit of binding ranks to NUMA nodes.
 
-The largest all_reduce runs in fresh processes, unbound and bound in turns. Measured only if every machine has at least
-two nodes.
+The largest all_reduce is timed in fresh processes, alternately without and with binding. Skipped unless every machine
+has at least two NUMA nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PCI = Path("/sys/bus/pci/devices")
 
 
 def reason_to_skip(profile: NetworkProfile) -> str:
-    """Return the reason why there is nothing to measure; empty otherwise."""
+    """Return why NUMA binding cannot be measured; "" if it can."""
     if profile.fingerprint.world == 1:
         return "NUMA binding: a single process has no link"
     single = [host.ranks[0] for host in profile.topology.hosts if host.numa_nodes < 2]
@@ -34,7 +34,7 @@ def reason_to_skip(profile: NetworkProfile) -> str:
 def all_reduce_bound(worker: WorkerContext, config: CollectivesConfig, bind: bool, nodes: str) -> float:
     """Return the median seconds of the largest all_reduce.
 
-    With ``bind``, this rank's threads stay on one of the ``nodes``.
+    With ``bind``, this rank is bound to a NUMA node from the directory ``nodes``.
     """
     if bind:
         bind_threads(node_of(worker.device, node_cpus(Path(nodes))))
@@ -42,9 +42,9 @@ def all_reduce_bound(worker: WorkerContext, config: CollectivesConfig, bind: boo
 
 
 def node_cpus(root: Path) -> list[set[int]]:
-    """Return the usable CPUs of every NUMA node; nodes without any are skipped.
+    """Return this process's CPUs on every NUMA node that has any.
 
-    Linux only, like ``root``: no other machine is known to have two nodes.
+    Reads Linux's directory ``root``, which other systems lack.
     """
     allowed = os.sched_getaffinity(0)
     nodes = sorted(root.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
@@ -52,13 +52,13 @@ def node_cpus(root: Path) -> list[set[int]]:
 
 
 def numbers(ranges: str) -> set[int]:
-    """Parse the kernel's lists such as ``0-3,8``."""
+    """Parse a CPU list of the kernel, such as ``0-3,8``."""
     pairs = [part.partition("-") for part in ranges.split(",") if part]
     return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}
 
 
 def node_of(device: torch.device, nodes: Sequence[set[int]]) -> set[int]:
-    """Return the node of this rank's GPU if known; otherwise a machine's ranks take the nodes in turn."""
+    """Return the CPUs of the NUMA node of this rank's GPU; if unknown, local ranks take nodes in turn."""
     if device.type == "cuda":
         its: Any = torch.cuda.get_device_properties(device)  # torch's type stubs lack the PCI address
         address = f"{its.pci_domain_id:04x}:{its.pci_bus_id:02x}:{its.pci_device_id:02x}.0"
@@ -69,6 +69,6 @@ def node_of(device: torch.device, nodes: Sequence[set[int]]) -> set[int]:
 
 
 def bind_threads(cpus: set[int]) -> None:
-    """Bind all threads of this process: the backend's are already running."""
+    """Bind every thread of this process, because the backend's threads are already running."""
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), cpus)

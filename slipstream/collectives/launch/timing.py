@@ -1,16 +1,15 @@
 """Timing of one case in the current process group.
 
-No clocks are compared across ranks: every rank times its own iterations, and the slowest rank's time counts. Buffers
-are not reset between iterations: the ranks' resets would differ inside the measured time, and caches would be cold. In
-mode "loop" iterations follow one another. In mode "barrier" each starts after a barrier, so it includes the skew with
-which ranks leave it (relevant at small sizes).
+Clocks are not compared across ranks: every rank times its own iterations, and the longest time over the ranks counts.
+Buffers are not reset between iterations, which would cool caches and add the ranks' different reset times. In mode
+"loop" iterations follow one another. In mode "barrier" a barrier precedes each, so its time includes the skew with
+which ranks leave the barrier (relevant at small sizes).
 
-A GPU works on one call while the host launches the next. Events around a single small call would time its launch and
-then its work, since the device is otherwise idle between them. So in mode "loop" a pair of events encloses as many
-calls as take ``READING_S``. Their mean counts as a GPU's iteration, as in nccl-tests.
+CUDA events around a single small call would include its launch, since the GPU is idle until then. So in mode "loop" a
+pair of events encloses as many calls as take ``READING_S``, and their mean counts as one iteration, as in nccl-tests.
 
-Iterations continue until the median is known to within ``NARROW`` or the time is over. All ranks decide by the same
-longest times.
+Iterations continue until the median is known to within ``NARROW`` or the time is over. All ranks decide alike, from the
+same longest times.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import Launch, Mode
 
-#: Runs before the measurement of a case: the first call of an operation opens connections and may take 50,000 times as
+#: Iterations before a case is measured: the first call of an operation opens connections and may take 50,000 times as
 #: long.
 WARM_UP = 3
-#: Seconds of warm-up in fresh processes. Their first few hundred iterations take up to three times as long: the
-#: processor's clock, the allocator and the sockets' buffers adapt.
+#: Seconds of warm-up in fresh processes. Their first few hundred iterations take up to three times as long, until clock
+#: rates, the allocator and socket buffers have adapted.
 WARM_UP_S = 0.3
-#: Below the resolution of any clock: with a single rank NCCL launches nothing.
+#: Lower bound in seconds for a measured time, below any clock's resolution: with a single rank NCCL launches nothing.
 SHORTEST_S = 1e-7
-#: Half of the median's 95 % interval, as a share of the median.
+#: Required half width of the median's 95 % interval, relative to the median.
 NARROW = 0.02
-#: Least iterations for that interval to be trusted; least and most iterations.
+#: Iterations from which the interval is trusted, and minimum and maximum number of iterations.
 BELIEVED, FEWEST, MOST = 20, 5, 5000
-#: Least seconds between two readings of a GPU's clock, and most calls.
+#: Minimum seconds between two CUDA events, and maximum calls between them.
 READING_S, MOST_CALLS = 0.001, 200
-#: Share of the budget between two decisions.
+#: Fraction of the time budget after which the ranks decide again whether to continue.
 BLOCK = 0.2
 
 
 def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device) -> Launch:
-    """Time the ``cases``, in flight together, for at most about ``budget`` seconds.
+    """Time the ``cases``, started together, for about ``budget`` seconds at most.
 
-    The result of a run is checked before and after. All ranks call this and get the same, except for ``by_rank``
-    rounding. Raises the same ``AgreedUserError`` on all ranks if a result is wrong.
+    All ranks call this and get the same result. Outputs are checked before and after; ``AgreedUserError`` is raised on
+    all ranks if one is wrong.
     """
     for _ in range(WARM_UP):
         run(cases)
@@ -75,7 +74,7 @@ def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.d
 
 
 def warm_up(case: Case, device: torch.device) -> None:
-    """Run ``case`` until ``WARM_UP_S`` seconds have passed on the slowest rank; all ranks call this."""
+    """Run ``case`` for ``WARM_UP_S`` seconds; all ranks call this."""
     case.clear()
     spent, count = 0.0, FEWEST
     while spent < WARM_UP_S:
@@ -94,7 +93,7 @@ def run(cases: Sequence[Case]) -> None:
 def is_narrow(seconds: np.ndarray) -> bool:
     """Return True if the median is known to within ``NARROW``.
 
-    Uses order statistics, which assume no distribution.
+    The interval comes from order statistics, without assuming a distribution.
     """
     count = len(seconds)
     if count < BELIEVED:
@@ -105,7 +104,7 @@ def is_narrow(seconds: np.ndarray) -> bool:
 
 
 def slowest(seconds: np.ndarray, device: torch.device) -> np.ndarray:
-    """Return the longest time over the ranks per iteration; equal on all ranks."""
+    """Return every iteration's longest time over the ranks; equal on all ranks."""
     longest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return longest.cpu().numpy()
@@ -120,16 +119,16 @@ def calls_of_a_reading(cases: Sequence[Case], mode: Mode, device: torch.device) 
 
 
 def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.device, calls: int = 1) -> list[float]:
-    """Return the seconds of ``count`` iterations by this rank's own clock.
+    """Return the seconds of ``count`` iterations by this rank's clock.
 
-    An iteration is a call; on a GPU it is the mean of ``calls`` calls.
+    An iteration is one call; on a GPU it is the mean of ``calls`` calls.
     """
     dist.barrier()
     return time_on_gpu(cases, mode, count, calls) if device.type == "cuda" else time_on_cpu(cases, mode, count)
 
 
 def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
-    """By the wall clock; with gloo an operation has finished when its wait returns."""
+    """Time by the wall clock: a gloo operation is complete when ``wait`` returns."""
     seconds = []
     for _ in range(count):
         if mode == "barrier":
@@ -141,9 +140,9 @@ def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
 
 
 def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int, calls: int) -> list[float]:
-    """Time iterations of ``calls`` calls with pairs of CUDA events on the current stream.
+    """Time iterations of ``calls`` calls with CUDA events on the current stream.
 
-    That stream waits for the communication stream.
+    The current stream waits for the communication stream, so the events include the communication.
     """
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for started, ended in events:
@@ -158,9 +157,9 @@ def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int, calls: int) -> li
 
 
 def check(cases: Sequence[Case]) -> None:
-    """Run the cases on fresh data and check the output.
+    """Run the cases on reference data and check this rank's output.
 
-    Raises ``AgreedUserError`` on all ranks unless the output is right on every rank.
+    Raises ``AgreedUserError`` on all ranks if the output of any rank is wrong.
     """
     for case in cases:
         case.fill()

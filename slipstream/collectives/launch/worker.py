@@ -1,7 +1,7 @@
 """Worker: a fresh process of one rank that joins the launch's process group and runs a function.
 
-It is forked from a server with torch loaded, see :mod:`slipstream.distributed.fork_server`. The workers' endings
-together identify the rank at fault if a launch fails.
+Workers are forked from a server with torch loaded, see :mod:`slipstream.distributed.fork_server`. If a launch fails,
+the outcomes of all workers together identify the rank at fault.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import torch
 
 #: "refused": user error; "failed": a bug; "died": the process ended without a message; "silent": it hung; "lost":
-#: another rank was gone or did not answer. The worst explains the others.
+#: another rank was gone or did not answer. ``WORST`` lists causes before consequences.
 Ending = Literal["done", "refused", "failed", "died", "silent", "lost"]
 WORST: tuple[Ending, ...] = ("refused", "failed", "died", "silent", "lost")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Ending of a rank, its reason and the activity at that time."""
+    """How a worker ended, the reason, and its activity at that time."""
 
     kind: Ending
     why: str = ""
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def raise_if_failed(outcomes: Mapping[int, Outcome], timeout: float) -> None:
-    """Raise the worst outcome, the same on all ranks.
+    """Raise the outcome that comes first in ``WORST``, the same on all ranks.
 
     ``UserError`` for a refusal, ``Interrupted`` naming the ranks that died or did not answer, ``RuntimeError`` for a
     bug.
@@ -64,7 +64,7 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-#: Function of a worker, called with its context and these arguments.
+#: Function that a worker runs, called with its ``WorkerContext`` and ``Arguments``.
 Work: TypeAlias = Callable[..., object]
 Arguments: TypeAlias = tuple[object, ...]
 PRELOADED = ("torch", "torch.distributed", "numpy", "slipstream.collectives.launch.measurements")
@@ -79,28 +79,28 @@ class WorkerSpec:
     local_rank: int
     #: Number of ranks on this machine, which share its cores.
     local_world: int
-    #: Address of the parents' store, and the key prefix of this process group.
+    #: Address of the parents' TCPStore, and the key prefix of this process group in it.
     host: str
     port: int
     prefix: str
-    #: Timeout for a peer, in seconds.
+    #: Seconds after which a peer that does not answer counts as lost.
     timeout: float
 
 
 class WorkerContext:
-    """Context of a worker's function: its device and activity reports."""
+    """Context passed to a worker's function: its device and activity reports."""
 
     def __init__(self, device: torch.device, pipe: Connection) -> None:
         self.device = device
         self._pipe = pipe
 
     def set_activity(self, activity: str) -> None:
-        """Report the activity, which the parent names if this worker fails or hangs."""
+        """Report the current activity; the parent names it if this worker fails or hangs."""
         self._pipe.send(("activity", activity))
 
 
 class WorkerProcess:
-    """Parent's handle of a worker."""
+    """Handle by which the parent controls a worker."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ def worker_main(
     work: Work,
     arguments: Arguments,
 ) -> None:
-    """Run a worker; its last message is "done", "refused", "lost", "died" or "failed"."""
+    """Run a worker and send its result or failure to the parent, see ``Ending``."""
     from slipstream.distributed.child_processes import end_with_parent
 
     end_with_parent()
@@ -179,7 +179,7 @@ def worker_main(
 
 
 def ending_of(call: Callable[[], object]) -> tuple[str, object]:
-    """Return the ending of ``call``, with its result or the reason of its failure."""
+    """Run ``call`` and return its ending, with the result or the reason of failure."""
     try:
         return "done", call()
     except UserError as error:

@@ -1,10 +1,10 @@
 """Worker group that launches fresh process groups, any number of times.
 
-Figures differ more between process groups than within one, and libraries read some variables only at process start. So
-the ranks of a measurement (one per process under torchrun and Flyte, otherwise all in one process) join no process
-group themselves. They are parents: for every launch they start a worker per rank. The workers form a process group
-through the parents' store, under their own prefix. The parents agree on the outcome, name the rank that died or does
-not answer, and kill the remaining workers.
+Timings differ more between process groups than within one, and libraries read some variables only at process start. So
+the measuring ranks (one per process under torchrun and Flyte, otherwise all in one process) are parents only: for every
+launch they start one worker process per rank. The workers form a process group through the parents' store, under a
+separate key prefix. The parents agree on the outcome, name the rank that died or does not answer, and kill the
+remaining workers.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from slipstream.collectives.launch.worker import Outcome, WorkerProcess, WorkerS
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.errors import Interrupted, UserError
 
-#: Seconds between two polls of the store, and a worker's time to end after another rank's has failed.
+#: Seconds between two polls of the store; seconds that workers get to end after one has failed.
 POLL, GRACE = 0.2, 5.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LeaderUnreachable(Interrupted):
-    """Rank 0's process cannot be reached, or does not answer."""
+    """Error of a rank that cannot reach rank 0's process."""
 
 
 @dataclass
 class WorkerGroup:
-    """This process's part of the group of parents."""
+    """Parents of the workers; every parent process holds one instance."""
 
     store: dist.Store
     host: str
     port: int
-    #: Number of ranks; the ranks whose workers this process starts; number of ranks on this machine.
+    #: Number of ranks; ranks whose workers this process starts; number of ranks on this machine.
     world: int
     ranks: tuple[int, ...]
     local_world: int
-    #: Timeout for a rank that does not arrive or answer, in seconds.
+    #: Seconds after which a rank that does not arrive or answer is an error.
     timeout: float
-    #: First of the local ranks, which choose the GPUs.
+    #: Local rank of this process's first worker; a worker uses the GPU of its local rank.
     first_local: int = 0
     prefix: str = ""
-    #: Closed after the rendezvous.
+    #: Name lookup that the store needs until all ranks have connected.
     _until_rendezvous: ExitStack = field(default_factory=ExitStack)
     _launches: int = field(default=0, init=False)
 
     @classmethod
     def local(cls, processes: int, timeout: float) -> WorkerGroup:
-        """Create all ranks on this machine, with this process as their only parent."""
+        """Create a group whose ranks are all on this machine, with this process as the only parent."""
         with names_of_this_machine("127.0.0.1"):
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return cls(store, "127.0.0.1", store.port, processes, tuple(range(processes)), processes, timeout)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], timeout: float) -> WorkerGroup:
-        """Create the rank that torchrun or Flyte's Elastic task started.
+        """Create the group from the variables that torchrun or Flyte's Elastic task sets.
 
         Raises ``UserError`` if a variable is missing, ``LeaderUnreachable`` if rank 0's machine cannot be reached in
         time.
@@ -115,7 +115,10 @@ class WorkerGroup:
         return json.loads(self.store.get(self.prefix + key))
 
     def broadcast(self, key: str, value: Callable[[], object]) -> Any:
-        """Return the leader's result of ``value`` (JSON) on all; a ``UserError`` there is raised on all."""
+        """Call ``value`` in rank 0's process and return its result (JSON) in all.
+
+        A ``UserError`` from ``value`` is raised in all.
+        """
         if self.is_leader:
             try:
                 message = {"value": value()}
@@ -128,7 +131,7 @@ class WorkerGroup:
         return message["value"]
 
     def gather(self, key: str, values: Mapping[int, object], patience: float) -> dict[int, Any]:
-        """Return the values of all ranks (JSON) that arrive within ``patience`` seconds."""
+        """Send ``values`` (JSON, by rank) and return all ranks' values that arrive in ``patience`` seconds."""
         for rank, value in values.items():
             self.send(f"{key}/{rank}", value)
         deadline, waiting = time.monotonic() + patience, set(range(self.world))
@@ -141,9 +144,9 @@ class WorkerGroup:
         return {rank: json.loads(self.store.get(f"{self.prefix}{key}/{rank}")) for rank in arrived}
 
     def rendezvous(self, versions: Mapping[str, str]) -> None:
-        """Wait for all ranks, and check that they have the same ``versions`` (by name).
+        """Wait for all ranks and check that they have the same ``versions`` (by name).
 
-        Raises ``Interrupted`` naming the ranks that did not arrive, ``UserError`` naming the first that differs.
+        Raises ``Interrupted`` naming the missing ranks, or ``UserError`` naming the first rank with another version.
         """
         with self._until_rendezvous:
             arrived = self.gather("hello", dict.fromkeys(self.ranks, versions), self.timeout)
@@ -159,7 +162,7 @@ class WorkerGroup:
 
     @contextmanager
     def exit_barrier(self) -> Iterator[None]:
-        """Make rank 0's process, which hosts the store, exit last."""
+        """Let rank 0's process, which hosts the store, exit last."""
         try:
             yield
         finally:
@@ -177,8 +180,8 @@ class WorkerGroup:
     ) -> Any:
         """Return ``work(worker_context, *arguments)`` of rank 0 of a fresh process group.
 
-        None in processes without rank 0. ``environment`` is added to that of the workers. ``ranks_by_host`` are the
-        participating ranks, rank 0 among them; all ranks if empty. Raises on all ranks: ``UserError`` if a rank
+        None in processes without rank 0. ``environment`` is added to the workers' environment. ``ranks_by_host`` are
+        the participating ranks, including rank 0; all ranks if empty. Raises on all ranks: ``UserError`` if a rank
         refused, ``Interrupted`` naming the rank that died or did not answer, ``RuntimeError`` for anything else.
         """
         self._launches += 1
@@ -202,7 +205,7 @@ class WorkerGroup:
         return workers[0].result if self.is_leader else None
 
     def _gather_outcomes(self, key: str, own: Mapping[int, Outcome]) -> dict[int, Outcome]:
-        """Return the outcomes of all ranks' workers, given this process's ``own``."""
+        """Return the outcomes of all ranks' workers; ``own`` are those of this process."""
         values = {rank: [outcome.kind, outcome.why, outcome.during] for rank, outcome in own.items()}
         succeeded = all(outcome.kind == "done" for outcome in own.values())
         received = self.gather(key, values, self.timeout if succeeded else 2 * GRACE)
@@ -210,7 +213,7 @@ class WorkerGroup:
         return {rank: Outcome(*received.get(rank, missing)) for rank in range(self.world)}
 
     def _worker_specs(self, ranks_by_host: Sequence[Sequence[int]], prefix: str) -> Iterator[tuple[WorkerSpec, int]]:
-        """Yield the specifications of this process's workers, each with its rank outside of their group."""
+        """Yield the specification of every worker of this process, with its rank among all ranks."""
         members = sorted(chain.from_iterable(ranks_by_host)) or list(range(self.world))
         for number, rank in enumerate(self.ranks):
             if rank in members:
@@ -225,7 +228,7 @@ class WorkerGroup:
     def _watch(self, workers: Mapping[int, WorkerProcess], failure: str) -> dict[int, Outcome]:
         """Return the outcomes of this process's workers.
 
-        Once any worker fails, the others get ``GRACE`` seconds.
+        Once a worker of any rank fails, the others are killed after ``GRACE`` seconds.
         """
         outcomes: dict[int, Outcome] = {}
         deadline: float | None = None

@@ -18,7 +18,7 @@ from slipstream.machine.torch_versions import all_gather_single, reduce_scatter_
 
 ROOT = 0
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
-#: Operations that reduce, and those that work both in and out of place.
+#: Operations that reduce; operations that work in and out of place; operations that work in place only.
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 IN_AND_OUT_OF_PLACE = ("all_gather", "reduce_scatter")
 ALWAYS_IN_PLACE = ("all_reduce", "broadcast", "reduce")
@@ -42,9 +42,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Span:
-    """Range of a buffer and the source of its values.
+    """Range of a buffer that holds the input of ``rank`` from ``position`` on.
 
-    The source is the input of ``rank`` (None: the reduced inputs of all) from ``position`` on.
+    With ``rank`` None it holds the reduced inputs of all ranks.
     """
 
     start: int
@@ -61,11 +61,11 @@ class Case:
     """One operation at one size on this rank, ready to run any number of times."""
 
     kind: Kind
-    #: By the convention, rounded down to whole elements per rank.
+    #: Size as nccl-tests defines it, rounded down to whole elements per rank.
     bytes: int
     start: Start
-    #: Buffers read and written (the same if in place), and their contents before and after. Empty on a rank that sends
-    #: or receives nothing.
+    #: Buffers read and written (the same if in place), and their contents before and after a checked run. Empty on a
+    #: rank that sends or receives nothing.
     source: Tensor
     target: Tensor
     before: tuple[Span, ...]
@@ -73,13 +73,13 @@ class Case:
     values: ReferenceData
 
     def run(self) -> None:
-        """Start the operation and wait for its end; on a GPU the current stream waits."""
+        """Run the operation and wait for it; on a GPU only the current stream waits."""
         for work in self.start():
             if work is not None:
                 work.wait()
 
     def fill(self) -> None:
-        """Write the inputs of a checked run."""
+        """Write the reference inputs of a checked run."""
         self.target.fill_(POISON)
         for span in self.before:
             for start, count in pieces(span.count):
@@ -87,12 +87,12 @@ class Case:
                 self.source[at : at + count].copy_(self.values_of(span, start, count))
 
     def clear(self) -> None:
-        """Write the inputs of timed runs: zeros, since repeated sums would soon overflow."""
+        """Write zeros as inputs of timed runs, since repeated sums of other values would overflow."""
         self.source.zero_()
         self.target.zero_()
 
     def first_wrong(self) -> tuple[int, str, str] | None:
-        """Return position, actual and expected value of this rank's first wrong output element."""
+        """Return index, actual and expected value of this rank's first wrong output element; None if none is."""
         for span in self.after:
             for start, count in pieces(span.count):
                 at = span.start + start
@@ -118,7 +118,7 @@ def elements(kind: Kind, size: int) -> int:
 
 
 class Buffer(NamedTuple):
-    """Buffer and its contents: the input of a run, or its expected output."""
+    """Tensor and its reference contents: a run's input or expected output."""
 
     tensor: Tensor
     contents: Sequence[Span]
@@ -211,9 +211,9 @@ def all_to_all(kind: Kind, rank: int, world: int, size: int, device: torch.devic
 
 
 def all_to_allv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
-    """Exchange shares of one, two and three units in turn.
+    """Exchange one, two or three units between two ranks, in turn.
 
-    A rank receives as much as it sends, but not the same amount from or to every peer.
+    A rank sends and receives the same total, but not the same amount to or from every peer.
     """
     parts = [[1 + (sender + receiver) % 3 for receiver in range(world)] for sender in range(world)]
     unit = max(1, elements(kind, size) // max(sum(line) for line in parts))
@@ -232,7 +232,7 @@ def exchange(kind: Kind, rank: int, world: int, counts: list[list[int]], device:
 
 
 def send_recv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
-    """Send to the next rank and receive from the previous one, in a ring of the members."""
+    """Send to the next rank and receive from the previous one, in a ring of ``kind.members`` or all ranks."""
     ring = kind.members or tuple(range(world))
     count = elements(kind, size)
     size = count * DTYPES[kind.dtype].itemsize

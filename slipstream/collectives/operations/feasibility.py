@@ -1,8 +1,7 @@
 """Limits of the measurements: unsupported operations, single processes, memory.
 
 Operations that a backend lacks are refused in advance: they may fail on some ranks only, give a wrong result, or break
-the group for later operations. Tests compare :func:`unsupported_reason` with fresh process groups of the installed
-torch.
+the group. Tests compare :func:`unsupported_reason` with the installed torch.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from slipstream.machine.limits import MEMORY, memory_limit, memory_used, quantit
 
 
 def unsupported_reason(backend: str, kind: Kind) -> str:
-    """Return the reason why the backend (torch 2.13) cannot run this; empty if it can."""
+    """Return why the backend (as of torch 2.13) cannot run ``kind``; "" if it can."""
     if backend == "gloo" and kind.reduction == "avg" and kind.dtype.startswith("int"):
         return "gloo cannot average integers: it raises when waited for, and the next operation fails, too"
     return ""
 
 
 def kinds(config: CollectivesConfig) -> list[Kind]:
-    """Return every requested operation on every type, by every reduction.
+    """Return every requested combination of operation, data type and reduction.
 
-    In and out of place where torch has both.
+    With ``collectives.in_place``, operations that work in and out of place appear twice.
     """
     found = []
     for operation in config.operations:
@@ -45,7 +44,7 @@ def kinds(config: CollectivesConfig) -> list[Kind]:
 
 
 def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[list[Kind], list[str]]:
-    """Return the measured kinds, and lines about kinds that a single process skips.
+    """Return the kinds to measure, and a line about kinds that a single process skips.
 
     Raises ``UserError`` for kinds that the backend lacks.
     """
@@ -63,7 +62,7 @@ def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[l
 def memory_needed(config: CollectivesConfig, asked: Iterable[Kind]) -> tuple[int, Kind]:
     """Return the bytes that a rank needs for the largest case, and that case's kind.
 
-    They include the buffers of every operation in flight, and the same again for the backend's copies.
+    Counted are the buffers of all operations in flight, and ``collectives.largest`` once more for the backend's copies.
     """
     in_flight = max(config.in_flight)
 
@@ -77,7 +76,8 @@ def memory_needed(config: CollectivesConfig, asked: Iterable[Kind]) -> tuple[int
 def refuse_too_large(config: CollectivesConfig, asked: Sequence[Kind], places: Mapping[int, tuple[str, int]]) -> None:
     """Raise ``UserError`` unless the largest case fits into the free memory.
 
-    ``places`` has for every rank the location of its memory (shared by the ranks of a host) and the free bytes there.
+    ``places`` has for every rank the name of its memory (a GPU, or a host shared by its ranks) and the free bytes
+    there.
     """
     needed, kind = memory_needed(config, asked)
     sharing: dict[str, list[int]] = defaultdict(list)
@@ -94,12 +94,12 @@ def refuse_too_large(config: CollectivesConfig, asked: Sequence[Kind], places: M
 
 
 def largest_that_fits(largest: int, needed: int, room: int) -> int:
-    """Return a power of two, in bytes."""
+    """Return the largest power of two bytes that fit into ``room``."""
     return 1 << max(6, int(largest * room / needed).bit_length() - 1)
 
 
 def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
-    """Return the location of every rank's buffer memory, and the free bytes there."""
+    """Return the name of every rank's memory, and the free bytes there."""
     if device.type == "cuda":
         place = f"{torch.cuda.get_device_name(device)} of {socket.gethostname()}, {device}"
         return dict(enumerate(gather_from_ranks((place, torch.cuda.mem_get_info(device)[0]))))
@@ -107,7 +107,7 @@ def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
 
 
 def free_memory() -> tuple[str, int]:
-    """Return this host (or pod), and the bytes that its processes may still allocate together."""
+    """Return the name of this host (or pod), and the bytes that its processes may still allocate."""
     available = next(
         (int(line.split()[1]) << 10 for line in read_meminfo() if line.startswith("MemAvailable:")), 1 << 62
     )

@@ -1,9 +1,9 @@
 """Reference data that proves a result: the inputs and expected outputs of every rank.
 
-Values encode rank and position, because a constant would hide misplaced data. They are integers that the type
-represents exactly, even a bfloat16 sum (8 bits of mantissa) over up to 32 ranks. Over more ranks than a type can add
-exactly, results are compared with the tolerance of nccl-tests. Data is built in chunks, so a check needs no memory of
-the buffers' size.
+Values depend on rank and position, because a constant would hide misplaced data. They are integers that the data type
+represents exactly, even a bfloat16 sum (8 bits of mantissa) over up to 32 ranks. For more ranks than the type can add
+exactly, results are compared with the tolerance of nccl-tests. Data are generated in chunks, so a check needs little
+memory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ DTYPES: dict[str, torch.dtype] = {
     "int32": torch.int32,
     "int64": torch.int64,
 }
-#: Largest integer up to which the type represents all integers.
+#: Largest n for which the data type represents all integers up to n.
 EXACT = {"float32": 1 << 24, "bfloat16": 1 << 8, "float16": 1 << 11, "int32": 1 << 31, "int64": 1 << 53}
-#: Relative; nccl-tests, `deltaMaxValue` in src/common.cu (until 2.12).
+#: Relative tolerance of nccl-tests, `deltaMaxValue` in src/common.cu (until 2.12).
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2, "int32": 0.0, "int64": 0.0}
-#: Period of a rank's values in elements; each period is rotated by ``TURN``. Only shifts by a multiple of the square of
-#: this prime go unnoticed.
+#: A rank's values repeat every ``PERIOD`` elements, rotated by ``TURN`` each time. Only data misplaced by a multiple of
+#: the square of this prime would go unnoticed.
 PERIOD, TURN = 1021, 389
 FEWEST_LEVELS, MOST_LEVELS = 8, 1 << 15
-#: Initial output of a checked run, so that an earlier result cannot pass as the new one.
+#: Value of all outputs before a checked run, so that an earlier result cannot pass as the new one.
 POISON = -1
 PIECE = 1 << 20
 
@@ -49,30 +49,30 @@ class ReferenceData:
 
     @property
     def levels(self) -> int:
-        """Upper bound (exclusive) of the input integers, which start at 0."""
+        """Number of distinct input values, the integers from 0."""
         ranks = self.world if self.reduction in ("sum", "avg") else 1
         return int(np.clip(EXACT[self.dtype] // ranks, FEWEST_LEVELS, min(MOST_LEVELS, EXACT[self.dtype])))
 
     @property
     def tolerance(self) -> float:
-        """Allowed relative error.
+        """Allowed relative error; 0 if results are exact.
 
-        An average is exact only if the division by the ranks is.
+        An average is exact only over a power of two ranks.
         """
         exact = self.reduction not in ("sum", "avg") or self.levels * self.world <= EXACT[self.dtype]
         exact &= self.reduction != "avg" or self.world & (self.world - 1) == 0
         return 0.0 if exact else TOLERANCE[self.dtype]
 
     def sent(self, rank: int, start: int, count: int) -> Tensor:
-        """Return the input of ``rank`` from position ``start`` on: ``[count]`` on the CPU."""
+        """Return ``count`` inputs of ``rank`` from position ``start`` on: ``[count]`` on the CPU."""
         return tabulated(row(rank, self.levels), start, count, self.dtype)
 
     def reduced(self, start: int, count: int) -> Tensor:
-        """Return all ranks' reduced inputs from position ``start`` on: ``[count]`` on the CPU."""
+        """Return ``count`` reduced inputs of all ranks from position ``start`` on: ``[count]`` on the CPU."""
         return tabulated(reduced_row(self.world, self.levels, self.reduction, self.dtype), start, count, self.dtype)
 
     def first_wrong(self, found: Tensor, expected: Tensor) -> int | None:
-        """Return the first position where ``found`` differs from the expected value; None without one."""
+        """Return the first index at which ``found`` differs from ``expected``; None if none does."""
         if self.tolerance == 0:
             wrong = found != expected
         else:
@@ -84,13 +84,11 @@ class ReferenceData:
 
 @cache
 def row(rank: int, levels: int) -> np.ndarray:
-    """Return one period of a rank's values; int64 ``[PERIOD]``."""
     return np.random.Generator(np.random.PCG64(rank)).integers(0, levels, PERIOD)
 
 
 @cache
 def reduced_row(world: int, levels: int, reduction: str, dtype: str) -> np.ndarray:
-    """Return one period of the reduced values; ``[PERIOD]``."""
     rows = [row(rank, levels) for rank in range(world)]
     if reduction == "max":
         return np.max(rows, axis=0)
@@ -101,7 +99,7 @@ def reduced_row(world: int, levels: int, reduction: str, dtype: str) -> np.ndarr
 
 
 def tabulated(values: np.ndarray, start: int, count: int, dtype: str) -> Tensor:
-    """Return ``values``, one period, extended to the positions from ``start`` on."""
+    """Return elements ``start`` to ``start + count`` of the sequence whose first period is ``values``."""
     first, offset = divmod(start, PERIOD)
     rows = -(-(offset + count) // PERIOD)
     # Row i of the periods is the first rotated by i times TURN: a window of the values, repeated often enough.

@@ -1,8 +1,8 @@
-"""Test whether a setting is faster than the one in use, from turns that time both in succession.
+"""Test whether a setting is faster than the current one, from turns that time both in succession.
 
-The load of a machine changes from second to second, so times are compared only within a turn. A winner must be faster
-by at least ``MATTERS``. The level is divided by the number of settings tried (Bonferroni). So at most ``FALSE_ALARMS``
-of all tunings without a better setting name a winner.
+A machine's load changes from second to second, so times are compared only within a turn. A setting wins only if it is
+faster by at least ``MATTERS``. The level is divided by the number of settings tried (Bonferroni). So at most
+``FALSE_ALARMS`` of all tunings without a better setting name a winner.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ FEWEST_TURNS = 5
 
 @dataclass(frozen=True)
 class Decision:
-    """Result of the turns; ``gain`` is the time in use over the other's, 1 for no difference."""
+    """Result of the test; ``gain`` is current time / time with the other setting, 1 for no difference."""
 
     #: True if the other setting wins.
     change: bool
     gain: float
-    #: Interval of the gain at the corrected level.
+    #: Confidence interval of the gain at the Bonferroni-corrected level.
     low: float
     high: float
     turns: int
-    #: A smaller gain may have been missed.
+    #: Smallest gain that would be found, as a fraction.
     unseen: float
 
     def __str__(self) -> str:
@@ -38,10 +38,10 @@ class Decision:
 
 
 def decide(in_use: Sequence[float], other: Sequence[float], tried: int) -> Decision:
-    """Decide from the seconds of every turn; ``tried`` is the number of settings tried altogether.
+    """Compare two settings by their seconds in every turn; ``tried`` is the number of settings tried in all.
 
-    The interval is Student's t for the mean of the logarithms of the turns' ratios. The test is one-sided at the level
-    ``FALSE_ALARMS / tried``; smaller gains than ``MATTERS`` do not count.
+    The interval is Student's t for the mean logarithm of the turns' ratios. The test is one-sided at the level
+    ``FALSE_ALARMS / tried``; gains below ``MATTERS`` do not count.
     """
     if len(in_use) != len(other) or len(in_use) < FEWEST_TURNS:
         raise ValueError(f"a decision takes {FEWEST_TURNS} turns of both settings, not {len(in_use)} and {len(other)}")

@@ -1,7 +1,7 @@
 """Table of a tuning for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``; nccl, ext-tuner/example).
 
-A size or operation without a row runs on a single channel, and so do rows without channels. So every row names its
-channels, and the rows cover all sizes of all operations.
+The plugin uses a single channel for sizes or operations without a row, and for rows without channels. So the rows cover
+all sizes of all operations, and each names its channels.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from slipstream.errors import UserError
 from slipstream.interconnect.tuning import FOR_ALL_REDUCE, Tuning
 
 HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
-#: Required columns of a table, and their variables.
+#: Required columns, and the environment variables with which the tuner sets them.
 NEEDED = {"algorithm": "NCCL_ALGO", "protocol": "NCCL_PROTO", "channels": "NCCL_MAX_CTAS"}
-#: The tuner times only all_reduce; NCCL has a ring for all of these.
+#: Operations that the tuner does not time; NCCL has the algorithm "ring" for all of them.
 OTHERS = ("broadcast", "reduce", "allgather", "reducescatter")
 LARGEST = 2**62
 
@@ -20,7 +20,7 @@ LARGEST = 2**62
 def plugin_csv(tuning: Tuning) -> str:
     """Return the table for the tuned hardware.
 
-    Raises ``UserError`` unless the tuner chose everything that a row needs.
+    Raises ``UserError`` unless the tuner chose algorithm, protocol and channels.
     """
     its = tuning.fingerprint
     if its.backend != "nccl":

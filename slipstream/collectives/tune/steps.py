@@ -1,4 +1,4 @@
-"""Distributed training steps with two settings in turns, run by a child of the tuner."""
+"""Timing of distributed training steps with two settings in turn; runs in the tuner's workers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from slipstream.models.factory import build, zeros
 
 WARM_UP, COMPUTE_STEPS = 3, 7
 MOST_TURNS = 60
-#: Least seconds per setting and turn: a single step may be too short for the clock.
+#: Minimum seconds per setting and turn, because a single step may be too short for the clock.
 SLOT_S = 0.05
 
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """Configured model on prepared data."""
+    """The user's model, with zeros as inputs."""
 
     model: ModelConfig
     signature: Signature
@@ -44,16 +44,16 @@ class ConfiguredModel:
         return f"model {self.model.name} with {self.rows} rows on each rank"
 
     def build(self) -> tuple[nn.Module, list[Tensor]]:
-        """Build the model and its inputs.
+        """Return the module and its inputs.
 
-        Raises ``UserError`` if that fails.
+        Raises ``UserError`` if the model cannot be built.
         """
         return build(self.model, self.signature, self.seed), zeros(self.signature, self.rows)
 
 
 @dataclass(frozen=True)
 class SyntheticModel:
-    """Linear layers with about ``megabytes`` of gradients, used without a model of the user's."""
+    """Linear layers with about ``megabytes`` of gradients, used without prepared data."""
 
     megabytes: int = 16
     width: int = 512
@@ -74,7 +74,7 @@ Built = tuple[nn.Module, list[Tensor]]
 
 
 class DdpTrainer:
-    """Copy of the ``built`` model with its own DDP settings, trained in its configured precision."""
+    """Copy of ``built`` under the given DDP settings and the model's configured precision."""
 
     def __init__(self, model: Model, built: Built, settings: DdpSettings, device: torch.device) -> None:
         module, inputs = copy.deepcopy(built[0]).to(device), built[1]
@@ -102,7 +102,7 @@ class DdpTrainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def seconds(self, steps: int) -> float:
-        """Return the seconds per step over ``steps`` steps, by this rank's clock."""
+        """Return the mean seconds per step over ``steps`` steps, by this rank's clock."""
         dist.barrier()
         started = now(self._device)
         for _ in range(steps):
@@ -111,9 +111,9 @@ class DdpTrainer:
 
 
 def measure_compute(worker: WorkerContext, model: Model) -> Compute:
-    """Return median times of single-rank steps without communication.
+    """Return median times of the phases of a step without communication.
 
-    All ranks run at once, as they compute in training.
+    All ranks compute at the same time, as in training.
     """
     worker.set_activity("steps without communication")
     module, inputs = model.build()
@@ -137,7 +137,7 @@ def measure_compute(worker: WorkerContext, model: Model) -> Compute:
 
 
 def gradients_of(module: nn.Module) -> tuple[int, ...]:
-    """Return the bytes of every gradient, in the order of the parameters."""
+    """Return the bytes of every gradient, in parameter order."""
     return tuple(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
 
 
@@ -150,10 +150,10 @@ def now(device: torch.device) -> float:
 def time_alternately(
     worker: WorkerContext, model: Model, in_use: DdpSettings, other: DdpSettings, budget: float
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of a step with each of two settings per turn, the longest over the ranks.
+    """Return the seconds per step in every turn, for both settings; the longest over the ranks.
 
-    Takes about ``budget`` seconds with the warm-up, or as long as ``FEWEST_TURNS`` take. The order alternates with
-    every turn, so that a rising or falling load favours neither.
+    Takes about ``budget`` seconds with warm-up, but at least ``FEWEST_TURNS`` turns. The order of the settings
+    alternates between turns, so that a rising or falling load favours neither.
     """
     worker.set_activity(f"steps with {other}")
     started = time.perf_counter()
@@ -180,7 +180,7 @@ def time_in_one_launch(
 ) -> tuple[float, float]:
     """Return the median seconds of an all_reduce of the largest bucket, and of a training step.
 
-    For settings that only fresh processes can take.
+    Used for variables that libraries read only at process start.
     """
     worker.set_activity(f"steps with {settings}")
     built = model.build()

@@ -1,12 +1,12 @@
-"""Tuner: coordinate descent over the candidates, measured on training steps.
+"""Tuner: coordinate descent over candidate settings, measured on training steps.
 
-Every candidate is compared with the best settings so far. All processes of a worker group run the tuner alike; rank 0's
-process decides for all. Settings that a running process can change are compared in turns within one launch. Settings
-that libraries read only at start are compared over interleaved launches of fresh processes, and must also be faster in
-a bare all_reduce. A failing candidate is dropped with the reason.
+Every candidate is compared with the best settings so far. All processes of a worker group run the tuner in step; rank
+0's process decides for all. Settings that a running process can change are compared in turns within one launch.
+Settings that libraries read only at start are compared over interleaved launches of fresh processes, and must also
+speed up a bare all_reduce. A failing candidate is dropped with the reason.
 
-Never tried: LL128, which can corrupt data where it is not supported. Values that yield the same buckets as an earlier
-value are skipped.
+Never tried: LL128, which can corrupt data where it is not supported. Bucket sizes that yield the same buckets as an
+earlier size are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from slipstream.interconnect.tuning import (
 from slipstream.logs import logger
 
 BUCKETS_MB = (5, 10, 50, 100, 250)
-#: Variables that are set together, and sane alternatives to their default. NCCL and RCCL read them once.
+#: Variables that are set together, and reasonable alternatives to their defaults. NCCL and RCCL read them once.
 NCCL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("NCCL_ALGO",), tuple(FOR_ALL_REDUCE + algorithm for algorithm in ("ring", "tree", "nvls"))),
     (("NCCL_PROTO",), ("Simple", "LL")),
@@ -54,12 +54,12 @@ NCCL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class TuningCandidate:
-    """Value of one coordinate, tried on top of the settings in use."""
+    """Values for some settings, tried on top of the best settings so far."""
 
     name: str
     #: Fields of :class:`~slipstream.interconnect.tuning.DdpSettings`.
     ddp: dict[str, Any] = field(default_factory=dict)
-    #: Variables for fresh processes; empty for settings that a running process can change.
+    #: Environment variables for fresh processes; empty if a running process can change the settings.
     environment: dict[str, str] = field(default_factory=dict)
 
     def may_change_numbers(self, world: int) -> bool:
@@ -72,9 +72,9 @@ class TuningCandidate:
 def candidates(
     backend: str, gradients: Sequence[int], interfaces: Iterable[str], used: Container[str]
 ) -> tuple[TuningCandidate, ...]:
-    """Return the candidates in the order of their possible gain, as the time may run out.
+    """Return the candidates, the largest possible gains first, as the time may run out.
 
-    ``gradients`` are bytes each, ``interfaces`` exist on all hosts, ``used`` are gloo's own choice.
+    ``gradients`` are the bytes of every gradient, ``interfaces`` exist on all hosts, ``used`` are gloo's own choice.
     """
     found = [
         TuningCandidate("fp16 compression hook", {"hook": "fp16"}),
@@ -108,10 +108,10 @@ LOG = logger("collectives")
 
 
 def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tuning | None:
-    """Find settings with which steps of ``model`` are faster; all processes of ``workers`` call this.
+    """Find settings with which training steps of ``model`` are faster; all processes of ``workers`` call this.
 
-    Returns the recommendation in rank 0's process, None in the others. Raises the same on all ranks: ``UserError``;
-    ``Interrupted`` naming a rank that is missing or died.
+    Returns the recommendation in rank 0's process, None in the others. Raises the same error on all ranks:
+    ``UserError``, or ``Interrupted`` naming a rank that is missing or died.
     """
     with workers.exit_barrier():
         rendezvous_and_check(workers)
@@ -146,15 +146,12 @@ def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tunin
 
 
 def share_of_time(ends: float, left: int) -> float:
-    """Return the seconds per remaining candidate; 0 when the time is over."""
+    """Return the seconds until ``ends`` per remaining candidate; 0 if the time is over."""
     return max(0.0, ends - time.monotonic()) / left
 
 
 def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[TuningCandidate, ...]:
-    """Return the candidates for the inspected group.
-
-    Its interfaces have the form ``eth0: 10000 Mbit/s, MTU 1500``.
-    """
+    """Return the candidates for an inspected group."""
     names = [{line.partition(":")[0] for line in host.interfaces} for host in empty.topology.hosts]
     shared = sorted(set.intersection(*names)) if names else []
     used = {line.partition(" ")[0] for line in empty.topology.transports}
@@ -167,7 +164,7 @@ class Tuner:
 
     workers: WorkerGroup
     model: Model
-    #: Number of candidates altogether.
+    #: Number of all candidates, for the Bonferroni correction.
     candidates: int
     may_change_numbers: bool
     ddp: DdpSettings = field(default_factory=DdpSettings)
@@ -178,7 +175,10 @@ class Tuner:
         self.environment |= candidate.environment
 
     def evaluate(self, candidate: TuningCandidate, seconds: float) -> Trial:
-        """Compare a candidate with the settings in use; only rank 0's process gets a meaningful trial."""
+        """Compare a candidate with the best settings so far, for ``seconds``.
+
+        The trial is meaningful only in rank 0's process.
+        """
         if not seconds:
             return Trial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
         try:
@@ -196,9 +196,9 @@ class Tuner:
         return [decide(turns[0], turns[1], self.candidates)] if turns else []
 
     def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
-        """Compare launches without and with the variables, in turns.
+        """Compare alternate launches without and with the candidate's variables.
 
-        Returns the decisions for a bare all_reduce and for a step.
+        Returns the decisions for a bare all_reduce and for a training step.
         """
         budget = seconds / (4 * FEWEST_TURNS)  # the other half starts processes
         found: list[list[tuple[float, float]]] = [[], []]
@@ -213,9 +213,9 @@ class Tuner:
         return [decide(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
 
     def _judged(self, candidate: TuningCandidate, decisions: list[Decision]) -> Trial:
-        """Return the trial's verdict: all decisions must favour it.
+        """Return the trial; the candidate is taken if all decisions favour it.
 
-        The figures are those of the last decision, the training step.
+        The figures are those of the last decision (training step).
         """
         verdict: TrialVerdict = "no change"
         if all(decision.change for decision in decisions):

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import onnx
 
 MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
-#: Tolerances for outputs on another machine: relative to the largest output, plus, for low-precision models, relative
-#: to the outputs' range.
+#: Tolerances for outputs on another machine: ``FINE`` times the largest output; for low-precision models also
+#: ``COARSE`` times the range of the outputs.
 FINE, COARSE = 1e-4, 0.05
 LOGITS = "logits of every next token; softmax gives probabilities"
 UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
@@ -44,10 +44,10 @@ UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)"
 def assemble(
     writer: ArtifactWriter, chosen: Path, deployed: ModelSignature, data: PreparedData, origin: Origin, real: bool
 ) -> DeployedSignature:
-    """Write ``model.onnx``, the sample rows and, if the columns allow it, ``model.raw.onnx`` into the artifact.
+    """Write ``model.onnx``, sample rows and, if the columns allow it, ``model.raw.onnx`` into the artifact.
 
-    ``chosen`` is the variant's file; ``real`` takes rows of the test split as tensor samples. Returns ``deployed``,
-    completed. Raises ``UserError`` if raw columns and tensors give different outputs.
+    ``chosen`` is the variant's file. With ``real``, sample tensors come from the test split. Returns ``deployed`` with
+    all fields set. Raises ``UserError`` if the two models differ.
     """
     import onnx
 
@@ -77,7 +77,10 @@ def assemble(
 def write_raw(
     writer: ArtifactWriter, model: onnx.ModelProto, columns: RawColumns, deployed: ModelSignature, origin: Origin
 ) -> RawSignature:
-    """Write ``model.raw.onnx`` and raw sample rows with their outputs."""
+    """Write ``model.raw.onnx`` and raw sample rows with its outputs.
+
+    Raises ``UserError`` if they differ from those of ``model``.
+    """
     raw, classes = raw_model(model, columns, deployed.classes), deployed.classes
     values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
@@ -108,7 +111,7 @@ def raw_outputs(model: onnx.ModelProto, deployed: ModelSignature) -> list[Deploy
 
 
 def holdout_of(data: PreparedData) -> Holdout | None:
-    """Return how the test rows were chosen; None if the prepared data lacks it."""
+    """Return how test rows were selected; None if the prepared data do not record it."""
     schema = data.artifact.read_json("schema.json")
     settings = schema.get("settings") or data.artifact.made_by.get("config")
     if not settings or "split" not in settings:
@@ -129,7 +132,7 @@ def holdout_of(data: PreparedData) -> Holdout | None:
 
 
 def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) -> dict[str, object]:
-    """Return the settings, besides the values, that row hashes of ``columns`` depend on.
+    """Return the settings that row hashes of ``columns`` depend on.
 
     See :mod:`slipstream.source.columns.identity`.
     """
@@ -151,7 +154,7 @@ def finish(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:
 
 
 def encode(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
-    """Return the drawn rows as the model's inputs."""
+    """Return randomly drawn raw rows, encoded as the model's inputs."""
     encoding = encoder(columns, opset)
     drawn = zip(names(encoding), draw_raw(columns).values(), columns.types.values(), strict=True)
     tensors = run(encoding, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})

@@ -21,18 +21,18 @@ from slipstream.storage import STORES, ObjectInfo, list_names, path_below, read_
 from slipstream.storage.local import local_path
 from slipstream.untrusted_files import RefusedFile, copy_untrusted
 
-#: Files that are in no manifest.
+#: Files of a package that its manifest does not list.
 UNLISTED = (MANIFEST, DIGEST, SIGNATURE)
 #: Number of parallel downloads.
 REQUESTS = 8
 
 
 def copy_package(address: str, directory: Path, below: str = "") -> None:
-    """Copy the package at ``address`` (or ``below`` it), local or in a store, into the fresh ``directory``.
+    """Copy the package at ``address``/``below``, local or in a store, into the fresh ``directory``.
 
     A local package is verified before it is copied. A store's listing is compared with the manifest before other files
-    are fetched. The copy is verified, too. Raises ``BadPackage`` with the file's name in the package if it is
-    incomplete or changed, ``UserError`` if there is none, ``OSError``, ``StorageUnavailable``.
+    are fetched. The copy is verified as well. Raises ``BadPackage`` naming a missing or changed file, ``UserError``
+    without a package, ``OSError``, ``StorageUnavailable``.
     """
     source = f"{address.rstrip('/')}/{below}" if below else address
     local = not address.startswith(STORES)
@@ -49,9 +49,9 @@ def copy_package(address: str, directory: Path, below: str = "") -> None:
 
 
 def copy_local(root: Path, below: str, directory: Path) -> None:
-    """Copy the package ``below`` a directory.
+    """Copy the local package at ``root``/``below``.
 
-    Raises as :func:`copy_package`.
+    Raises the errors of :func:`copy_package`.
     """
     package = root / below
     check_files(package)
@@ -67,7 +67,7 @@ def copy_local(root: Path, below: str, directory: Path) -> None:
 
 
 def fetch_listed(source: str, there: Mapping[str, ObjectInfo], directory: Path) -> None:
-    """Fetch a package from a store that lists the files ``there``.
+    """Fetch a package from a store; ``there`` lists its files.
 
     Raises as :func:`copy_package`.
     """
@@ -89,7 +89,7 @@ def fetch_listed(source: str, there: Mapping[str, ObjectInfo], directory: Path) 
 
 @contextmanager
 def named_within(root: str) -> Iterator[None]:
-    """Shorten paths below ``root`` to package names in a ``BadPackage`` from the block."""
+    """Make paths below ``root`` relative in the messages of ``BadPackage`` errors from the block."""
     try:
         yield
     except BadPackage as error:

@@ -1,4 +1,4 @@
-"""Decoding of prepared rows to typed raw columns, to run a model with another encoding on them."""
+"""Decoding of prepared rows to raw columns, in order to encode them for another model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import numpy as np
 from slipstream.export.package.raw_columns import BOOLEAN, FIRST, INTEGER, MISSING, TIME, UNSEEN, RawColumns
 from slipstream.export.package.samples import unbend
 
-#: Placeholder for a text that the encoding did not keep; no vocabulary holds it.
+#: Placeholder for a text outside the vocabulary, which the encoding cannot restore; no vocabulary contains it.
 LOST = "\ufffdlost"
-#: Time units in seconds to which times within single-precision error are rounded.
+#: Units in seconds to which a decoded time is rounded if single-precision error explains the difference.
 UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
 
 
 def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
     """Return every raw column as ``[rows]``: float64 with NaN for missing, or texts.
 
-    Numbers have single precision, except integers and times at a full minute, hour or day. A text that the vocabulary
-    lacks becomes ``LOST``.
+    Numbers have single precision, except integers and times at a full minute, hour or day. A text outside the
+    vocabulary becomes ``LOST``.
     """
     decoded: dict[str, np.ndarray] = {}
     indicators = {name: len(columns.numbers) + index for index, name in enumerate(columns.indicators)}
@@ -41,7 +41,7 @@ def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Round each time to the longest of ``UNITS`` within its ``error``."""
+    """Round each time to the largest of ``UNITS`` for which the change is within its ``error``."""
     left = np.ones(len(seconds), bool)
     rounded = seconds.copy()
     for unit in UNITS:
@@ -53,7 +53,7 @@ def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 
 def undecided(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
-    """Return the rows (bool ``[rows]``) with a text that ``columns`` lost and ``other`` may know."""
+    """Return a mask (bool ``[rows]``) of rows with a text that ``columns`` lost and ``other`` may encode."""
     vocabularies = {category.name: set(category.vocabulary) for category in other.categories}
     lost = np.zeros(len(records), bool)
     for index, category in enumerate(columns.categories):

@@ -1,7 +1,7 @@
-"""Distributions of raw columns and predictions over the training rows, for scoring later rows.
+"""Distributions of raw columns and predictions over the training rows, for drift checks in scoring.
 
-They come from a sample spread evenly over the training split. Numbers are decoded from the prepared rows in single
-precision, so a bin edge lies between two of them.
+The rows are a sample spread evenly over the training split. Numbers are decoded from prepared rows in single precision,
+so bin edges lie between two such numbers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from slipstream.export.package.decode import decode
 from slipstream.export.package.raw_columns import FIRST, MISSING, UNSEEN, Category, columns_of
 from slipstream.models.predict import ModelFunction, predict
 
-#: Limits of the sample in rows and bytes.
+#: Maximum rows and bytes of the sample.
 ROWS, BYTES = 1 << 16, 64 << 20
 
 
 def distributions_of(model: ModelFunction, data: PreparedData) -> Distributions | None:
-    """Return the distributions for a model exported with ``data``; None for tokens, which are not scored."""
+    """Return the distributions for a model exported with ``data``; None for next-token models, which are not scored."""
     signature = data.signature
     if signature.task == "next token":
         return None
@@ -38,7 +38,7 @@ def distributions_of(model: ModelFunction, data: PreparedData) -> Distributions 
 
 
 def of_columns(statistics: Mapping[str, Any], records: np.ndarray) -> dict[str, Bins]:
-    """Return the bins of every numeric or categorical column of a table."""
+    """Return the bins of every numeric or categorical column; empty if the data are no table."""
     if "types" not in statistics:
         return {}
     columns = columns_of(statistics)

@@ -1,6 +1,6 @@
-"""Files of a transformer for Hugging Face's libraries: ``hugging-face/`` and, with adapters, ``adapter/``.
+"""Transformer files for Hugging Face's libraries: ``hugging-face/`` and, with adapters, ``adapter/``.
 
-They are written whatever else is exported.
+They are written for every transformer, with or without ONNX variants.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ WEIGHTS = ".safetensors"
 def write_libraries(
     writer: ArtifactWriter, network: nn.Module, config: ModelConfig, data: PreparedData
 ) -> list[LibraryFiles]:
-    """Write the directories if ``network`` is our transformer.
+    """Write the directories if ``network`` is Slipstream's transformer, and describe them.
 
-    Returns an empty list if those libraries could load nothing.
+    Empty if Hugging Face's libraries could load nothing.
     """
     from slipstream.models.transformer import Transformer
 
@@ -42,9 +42,9 @@ def write_libraries(
 
 
 def write_hugging_face(writer: ArtifactWriter, network: Transformer, data: PreparedData) -> list[LibraryFiles]:
-    """Write the whole model with merged adapters, and the tokenizer if the data has one.
+    """Write the model with merged adapters, and the tokenizer if the data have one.
 
-    Returns an empty list if the library lacks such a model.
+    Returns an empty list if transformers has no such architecture.
     """
     from slipstream.models.hugging_face.files import files_of
 
@@ -83,7 +83,7 @@ def tokenizer_of(data: PreparedData) -> dict[str, bytes]:
 
 
 def write_adapter(writer: ArtifactWriter, network: Transformer, config: ModelConfig) -> LibraryFiles:
-    """Write the adapters in peft's format."""
+    """Write the LoRA adapters in peft's format."""
     from slipstream.models.adapters.layers import is_adapter
     from slipstream.models.adapters.peft_files import Adapter, peft_files
 

@@ -1,4 +1,4 @@
-"""Metadata in an ONNX file (``metadata_props``), for readers of the file alone."""
+"""Metadata in an ONNX file (``metadata_props``), for readers that have only this file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.artifacts.results.export import DeployedTensor, ModelSignature
 from slipstream.artifacts.versions import ROOT
 
 PREFIX = "slipstream."
-#: Operators whose results depend on how a processor rounds matmuls of small integers.
+#: Parts of the names of low-precision operators, whose results depend on how a processor rounds.
 COARSE = ("Quantize", "Integer", "NBits")
 COARSE_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -28,7 +28,7 @@ def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.Mo
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a model: the fingerprints of ``made_by``, its licence and its target CPUs."""
+    """Provenance of a model: the fingerprints in ``made_by``, its licence and target CPUs."""
 
     made_by: Mapping[str, object]
     licence: str
@@ -38,7 +38,7 @@ class Origin:
 def entries(
     deployed: ModelSignature, inputs: list[DeployedTensor], outputs: list[DeployedTensor], origin: Origin
 ) -> dict[str, str]:
-    """Return names, types and units of ``inputs`` and ``outputs``, the classes and the origin.
+    """Return the metadata: names, types and units of ``inputs`` and ``outputs``, classes and origin.
 
     Unknown entries are omitted.
     """
@@ -61,7 +61,7 @@ def described(tensor: DeployedTensor) -> dict[str, object]:
 
 
 def commit() -> str:
-    """Return the commit of this code's working tree, with ``-dirty`` if files differ; "" without git."""
+    """Return the commit of this code's working tree, with ``-dirty`` if files differ; "" if git fails."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
     try:
         return subprocess.run(git, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout.strip()
@@ -70,7 +70,7 @@ def commit() -> str:
 
 
 def is_coarse(model: onnx.ModelProto) -> bool:
-    """Return True if rounding on another processor may differ by more than single precision."""
+    """Return True if other processors' rounding may change outputs beyond single precision."""
     graph = model.graph
     return any(part in node.op_type for node in graph.node for part in COARSE) or any(
         tensor.data_type in COARSE_TYPES for tensor in graph.initializer

@@ -1,4 +1,4 @@
-"""Exported package in a directory, opened for later runs."""
+"""Exported package opened for scoring or serving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.storage import MissingObject, read_below
 
 @dataclass(frozen=True)
 class OpenedPackage:
-    """Signature of a package and the statistics of its preparation (empty if missing)."""
+    """Package with lazily read signature and preparation statistics ({} if missing)."""
 
     directory: Path
 
@@ -33,7 +33,7 @@ class OpenedPackage:
         return statistics
 
     def read_file(self, name: str) -> bytes | None:
-        """Return the content of a file, or None if it does not exist.
+        """Return the content of a file; None if it does not exist.
 
         Raises ``UserError``.
         """

@@ -1,7 +1,7 @@
 """Raw columns of a table and their encoding as model inputs, from ``statistics.json``.
 
-The file is :class:`slipstream.source.columns.transform.Transform` as JSON. Only the parts that an ONNX graph can
-express are read.
+The file holds :class:`slipstream.source.columns.transform.Transform`. Only the fields that an ONNX graph can apply are
+read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Types of raw columns; all but texts are float64, NaN where missing.
+#: Types of raw columns. Texts are strings; all others are float64 with NaN for missing.
 TEXT, TIME, BOOLEAN, INTEGER = "text", "time", "boolean", "integer"
 #: Codes of a categorical input: missing, unseen, and the vocabulary's first text.
 MISSING, UNSEEN, FIRST = 0, 1, 2
@@ -18,7 +18,10 @@ MISSING, UNSEEN, FIRST = 0, 1, 2
 
 @dataclass(frozen=True)
 class Number:
-    """Numeric input ``(f(part of column) - mean) / std``; f is "linear" or "log" with its ``scale``."""
+    """Numeric input ``(f(x) - mean) / std``; f is "linear", or "log" with its ``scale``.
+
+    x is the column or, for times, its ``part``: hour, weekday or month.
+    """
 
     name: str
     mean: float
@@ -31,7 +34,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """Categorical input: the code of a text."""
+    """Categorical input: the index of a text in the vocabulary, see ``FIRST``."""
 
     name: str
     vocabulary: tuple[str, ...]
@@ -39,7 +42,7 @@ class Category:
 
 @dataclass(frozen=True)
 class RawColumns:
-    """Encoding of raw columns, by name in ``types``, as the inputs ``numeric`` and ``categorical``."""
+    """Encoding of raw columns as the model inputs ``numeric`` and ``categorical``; ``types`` are by name."""
 
     types: dict[str, str]
     missing: tuple[str, ...]
@@ -48,7 +51,6 @@ class RawColumns:
 
     @property
     def numeric(self) -> list[str]:
-        """Columns that become numbers, without duplicates."""
         return list(dict.fromkeys(number.name for number in self.numbers))
 
     @property
@@ -57,12 +59,12 @@ class RawColumns:
 
     @property
     def mark(self) -> str:
-        """Text that marks a missing value."""
+        """Text that stands for a missing value in samples."""
         return "" if "" in self.missing or not self.missing else self.missing[0]
 
 
 def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
-    """Return the columns of ``statistics.json``, or the reason why a graph cannot encode them."""
+    """Return the columns of ``statistics.json``, or the reason why ONNX cannot encode them."""
     if "types" not in statistics:
         return "the data are not a table of typed columns"
     if statistics["documents"]:
@@ -72,7 +74,7 @@ def read_columns(statistics: Mapping[str, Any]) -> RawColumns | str:
 
 
 def columns_of(statistics: Mapping[str, Any]) -> RawColumns:
-    """Return the columns of a table that become numbers and categories."""
+    """Return the columns of a table that become numbers or categories."""
     numbers = tuple(Number(**column) for column in statistics["numeric"])
     categories = tuple(Category(c["name"], tuple(c["vocabulary"])) for c in statistics["categorical"])
     used = dict.fromkeys([n.name for n in numbers] + [c.name for c in categories])

@@ -1,8 +1,8 @@
 """``model.raw.onnx``: raw columns to label and probabilities, in plain ONNX and ai.onnx.ml operators.
 
-The graph applies :class:`slipstream.source.columns.transform.Transform`, in float64 and the same order of operations,
-and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times as float64
-seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
+The graph first applies :class:`slipstream.source.columns.transform.Transform`, in float64 and in the same order of
+operations, and then the model. Every raw column is an input ``[batch, 1]``: numbers and booleans as float64, times as
+float64 seconds since 1970 (UTC), NaN for missing, and texts already stripped of surrounding spaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from slipstream.export.package.raw_columns import FIRST, MISSING, TEXT, UNSEEN, 
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
 DAY = 86_400.0
-#: As in Transform: standard deviations at which outliers are clipped, and the last second with a month.
+#: As in Transform: outliers are clipped at ``FARTHEST`` standard deviations; ``LAST_SECOND`` is the last time whose
+#: month is computed.
 FARTHEST, LAST_SECOND = 1e4, 9e18
 BATCH = "batch"
 
@@ -54,11 +55,11 @@ class Graph:
 
 
 def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str]) -> onnx.ModelProto:
-    """Return ``model``, which takes tensors, with the encoding of raw columns before it.
+    """Return ``model`` preceded by the encoding of raw columns.
 
     With ``classes`` the outputs are ``label`` (text) and ``probabilities`` (float32 ``[batch, classes]``), otherwise
-    ``value`` (float32 ``[batch, 1]``). Inputs have the columns' names and order; a name that is also an output gets a
-    number.
+    ``value`` (float32 ``[batch, 1]``). Inputs have the columns' names and order; a number is appended to a name that is
+    also an output.
     """
     inner = onnx.compose.add_prefix(model, "model/")
     outer = Graph({value.name for value in inner.graph.input} | {o for node in inner.graph.node for o in node.output})
@@ -85,7 +86,7 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
 
 
 def encoder(columns: RawColumns, opset: int) -> onnx.ModelProto:
-    """Return the encoding alone: from raw columns to the tensors ``numeric`` and ``categorical``."""
+    """Return a model of the encoding only: from raw columns to the tensors ``numeric`` and ``categorical``."""
     graph = Graph({"numeric", "categorical"})
     inputs = {column: graph.name(column) for column in columns.types}
     tensors = encode(graph, columns, inputs)
@@ -105,7 +106,7 @@ def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
 
 
 def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str]) -> list[onnx.ValueInfoProto]:
-    """Append the output nodes and return the model's outputs."""
+    """Append nodes for label and probabilities, or the value, and return the graph outputs."""
     if not classes:
         graph.add("Identity", output, named=ends[0])
         return [helper.make_tensor_value_info(ends[0], TensorProto.FLOAT, [BATCH, 1])]
@@ -121,7 +122,7 @@ def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str
 
 
 def encode(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> dict[str, str]:
-    """Append the encoding and return the names of ``numeric`` and ``categorical``, if present."""
+    """Append the encoding and return the names of ``numeric`` and ``categorical``, if any."""
     tensors = {}
     if columns.numbers:
         tensors["numeric"] = encode_numbers(graph, columns, inputs)
@@ -144,9 +145,9 @@ def encode_texts(graph: Graph, texts: str, vocabulary: Sequence[str], missing: S
 
 
 def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> str:
-    """Append the float32 ``[batch, F]`` of all columns, with a node count independent of F.
+    """Append the float32 ``[batch, F]`` of all numeric inputs.
 
-    Inputs with the same function are computed together and reordered at the end.
+    Inputs with the same function are computed together, so the number of nodes does not grow with F.
     """
     places = {name: index for index, name in enumerate(columns.numeric)}
     raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)
@@ -201,7 +202,7 @@ def logarithm(graph: Graph, numbers: str, taken: list[Number]) -> str:
 
 
 def modulo(graph: Graph, numbers: str, divisor: float) -> str:
-    """Append the remainder with the divisor's sign, exactly as NumPy computes it: C's fmod, corrected."""
+    """Append the remainder with the sign of ``divisor``, as NumPy computes it: C's fmod, corrected."""
     by = graph.constant(divisor)
     rest = graph.add("Mod", numbers, by, fmod=1)
     negative = graph.add("Less", rest, graph.constant(0.0))
@@ -218,7 +219,7 @@ def weekday(graph: Graph, seconds: str, _: list[Number]) -> str:
 
 
 def month(graph: Graph, seconds: str, _: list[Number]) -> str:
-    """Append the month, 0 for January, in integers.
+    """Append the month, 0 for January, in integer arithmetic.
 
     Uses H. Hinnant's ``civil_from_days``, in which a year starts in March.
     """

@@ -8,7 +8,7 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.export.package.raw_columns import BOOLEAN, INTEGER, TEXT, TIME, Number, RawColumns
 
 ROWS = 16
-#: Share of missing values in columns that had any in training.
+#: Fraction of missing values in columns that had any in training.
 GAPS = 0.15
 #: Text outside every vocabulary.
 UNSEEN_TEXT = "unseen"
@@ -17,7 +17,7 @@ LARGEST = 2.0**53
 
 
 def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
-    """Draw inputs ``[ROWS, ...]``: standardised numbers, codes, pixels about the mean, or token ids."""
+    """Draw inputs ``[ROWS, ...]``: standard normal numbers, random codes, pixels or token ids."""
     rng = np.random.default_rng(SEED)
     drawn: dict[str, np.ndarray] = {}
     for spec in signature.inputs:
@@ -72,7 +72,7 @@ def draw_numbers(number: Number, kind: str, rng: np.random.Generator) -> list[fl
 
 
 def unbend(number: Number, curved: np.ndarray) -> np.ndarray:
-    """Return the raw numbers that a column's curve maps to ``curved``."""
+    """Return the raw numbers that a column's curve ("linear" or "log") maps to ``curved``."""
     if number.curve != "log":
         return curved
     with np.errstate(over="ignore"):

@@ -43,7 +43,7 @@ def private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def sign(directory: Path, key: Path) -> Path:
-    """Write the signature next to the manifest after checking every file.
+    """Verify every file and write the signature next to the manifest.
 
     Raises ``UserError``.
     """

@@ -1,8 +1,8 @@
 """Model repository for NVIDIA's Triton: ``slipstream triton``.
 
-``config.pbtxt`` is written from the signature and the measurements and checked by the rules below. Triton's own
-protobuf parses it, too, if tritonclient is installed (extra ``[triton]``): it knows the fields, but accepts a preferred
-batch above the largest one, and tensors that the model does not have.
+``config.pbtxt`` is written from the signature and measurements, and checked by :func:`flaws_of`. If tritonclient is
+installed (extra ``[triton]``), Triton's own protobuf parses it as well. It checks field names, but accepts a preferred
+batch above the maximum, and tensors that the model does not have.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TYPES = {
     "uint8": "TYPE_UINT8",
     "string": "TYPE_STRING",
 }
-#: Rows per second, relative to every smaller batch, from which a larger batch is preferred.
+#: Speedup in rows per second over every smaller batch from which a larger batch is preferred.
 WORTH = 1.05
 VERSION = "1"
 
 
 class Name(str):
-    """Enumerator of the protobuf, written without quotation marks."""
+    """Enum value of the protobuf, written without quotation marks."""
 
 
 Config = dict[str, Any]
@@ -47,7 +47,7 @@ Config = dict[str, Any]
 def write_repository(directory: Path, repository: Path, name: str = "") -> list[Path]:
     """Add the exported model in ``directory`` to a Triton repository, and its raw model as ``<name>_raw``.
 
-    Returns the new directories; all of them appear, or none. Raises ``UserError``.
+    Returns the new directories, which appear only if all are complete. Raises ``UserError``.
     """
     try:
         check_files(directory)
@@ -88,8 +88,8 @@ def configuration(
 ) -> Config:
     """Return the fields of ``config.pbtxt``.
 
-    Preferred batches are those worth waiting for by the chosen variant's measurements. A request waits for others as
-    long as a single row takes.
+    Preferred batches have more rows per second in the chosen variant's measurements. A request waits for others at most
+    as long as one row takes.
     """
     chosen = next(variant for variant in report.variants if variant.chosen)
     speeds = {int(rows): speed for rows, speed in chosen.rows_per_second.items()}
@@ -136,7 +136,7 @@ def dtype(spec: DeployedTensor) -> Name:
 
 
 def dims(spec: DeployedTensor) -> list[int]:
-    """Return the shape without the batch, which Triton prepends."""
+    """Return the shape without the batch dimension, which Triton prepends."""
     return [int(size) for size in spec.shape[1:]]
 
 
@@ -146,7 +146,7 @@ def dims(spec: DeployedTensor) -> list[int]:
 def flaws_of(
     config: Config, directory: str, inputs: Sequence[DeployedTensor], outputs: Sequence[DeployedTensor]
 ) -> Iterator[str]:
-    """Yield the flaws that would stop Triton from loading the model or applying the configuration."""
+    """Yield errors for which Triton would reject the model or ignore the configuration."""
     if config["name"] != directory:
         yield f"name: {config['name']!r} is not the directory's, {directory!r}"
     largest = config["max_batch_size"]
@@ -177,7 +177,7 @@ def flaws_of(
 
 
 def parse(text: str) -> Any:
-    """Return ``text`` as Triton's ``ModelConfig``, or None without tritonclient.
+    """Return ``text`` as Triton's ``ModelConfig``; None without tritonclient.
 
     Raises ``UserError`` if it does not parse.
     """
@@ -196,7 +196,7 @@ def parse(text: str) -> Any:
 
 
 def rendered(config: Config) -> str:
-    """Return the protobuf text format."""
+    """Return ``config`` in protobuf text format."""
     return "".join(f"{line}\n" for line in lines_of(config))
 
 

@@ -1,7 +1,7 @@
-"""FP16 and BF16 for GPUs: matmuls and convolutions in 16 bits, and the operators between them.
+"""FP16 and BF16 files for GPUs: matmuls, convolutions and the operators between them in 16 bits.
 
-As in torch's autocast, the rest stays in FP32: sums, normalisations and exponents, where 16 bits lose digits or
-overflow. Inputs and outputs keep their types, so callers only see other last digits.
+As in torch's autocast, other operators stay in FP32: in sums, normalisations and exponentials, 16 bits lose digits or
+overflow. Inputs and outputs keep their types, so for callers only the last digits differ.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     import onnx
 
 Half = Literal["fp16", "bf16"]
-#: Operators that lose nothing in 16 bits if their inputs are in 16 bits already.
+#: Operators that run in 16 bits without further loss if their inputs are 16-bit results already.
 PASSING = ("Relu", "MaxPool", "Add", "Concat", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 LARGEST_FP16 = 65504.0
-#: Rows for ONNX's reference implementation, which is slow but computes every type on any machine.
+#: Number of rows for ONNX's reference implementation, which is slow but supports every type on any machine.
 TRIED_ROWS = 4
 
 
 def write_half(prepared: Path, target: Path, kind: Half) -> None:
-    """Write the file ``prepared`` (of :class:`.quantise.Quantiser`) with matmuls in ``kind`` to ``target``.
+    """Write the file ``prepared`` with matmuls in ``kind`` to ``target``.
 
-    Raises ``UserError`` if the opset has no matmul of that type.
+    ``prepared`` comes from :meth:`.quantise.Quantiser.prepared`. Raises ``UserError`` if the opset has no matmul of
+    that type.
     """
     import onnx
 
@@ -40,9 +41,9 @@ def write_half(prepared: Path, target: Path, kind: Half) -> None:
 
 
 def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
-    """Return the largest difference of outputs from the file ``fp32`` on some rows of ``inputs``.
+    """Return the largest absolute difference between the outputs of ``path`` and ``fp32``.
 
-    Raises ``UserError`` if an output is not finite.
+    Uses the first ``TRIED_ROWS`` rows of ``inputs``. Raises ``UserError`` if an output is not finite.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -60,7 +61,7 @@ def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
 
 
 class Converter:
-    """Converter of one model: values have an FP32 name and, if needed, a 16-bit name joined by a cast."""
+    """Converter of one model; casts join the FP32 and 16-bit names of the same value."""
 
     def __init__(self, source: onnx.ModelProto, kind: Half) -> None:
         from onnx import TensorProto, shape_inference
@@ -72,7 +73,7 @@ class Converter:
         values = (*graph.input, *graph.output, *graph.value_info)
         self.floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
         self.floats |= {name for name, tensor in self.weights.items() if tensor.data_type == TensorProto.FLOAT}
-        #: 16-bit names by FP32 name; values computed in 16 bits, and those not yet cast to FP32.
+        #: 16-bit names by FP32 name; values computed in 16 bits; those of them that have no FP32 form yet.
         self.halves: dict[str, str] = {}
         self.computed: set[str] = set()
         self.only_half: set[str] = set()
@@ -99,7 +100,7 @@ class Converter:
         return converted
 
     def converted(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """Yield the casts that a node needs, then the node."""
+        """Yield the casts that a node needs, then the converted node."""
         import onnx
 
         copy = onnx.NodeProto()
@@ -133,7 +134,7 @@ class Converter:
         return node.op_type in PASSING and bool(values) and values <= self.computed
 
     def allowed(self, operator: str) -> bool:
-        """Return True if the opset has this operator for the type."""
+        """Return True if this operator exists in the opset for the 16-bit type."""
         from onnx import defs
 
         schema = defs.get_schema(operator, opset_of(self.source))
@@ -149,14 +150,14 @@ class Converter:
         return bool(np.abs(numpy_helper.to_array(self.weights[name])).max(initial=0) < LARGEST_FP16)
 
     def stored(self, name: str) -> onnx.TensorProto:
-        """Return a weight in 16 bits."""
+        """Return a weight in the 16-bit type."""
         from onnx import helper, numpy_helper
 
         values = numpy_helper.to_array(self.weights[name])
         return numpy_helper.from_array(values.astype(helper.tensor_dtype_to_np_dtype(self.type)), self.halves[name])
 
     def cast(self, name: str) -> Iterator[onnx.NodeProto]:
-        """Yield the cast to FP32 of a value that exists only in 16 bits."""
+        """Yield a cast to FP32 for a value that so far exists only in 16 bits."""
         from onnx import TensorProto
 
         self.only_half.discard(name)
@@ -169,7 +170,7 @@ class Converter:
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names read by subgraphs of the node."""
+    """Yield the names that subgraphs of the node read."""
     for attribute in node.attribute:
         for inner in attribute.g.node:
             yield from inner.input

@@ -1,4 +1,4 @@
-"""Quantised files of one FP32 file, by recipes with a shared preparation and calibration."""
+"""Quantised files made from one FP32 file, by recipes that share preparation and calibration."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     import onnx
 
 CALIBRATION_BATCH = 50
-#: Fewest calibration rows; ranges from fewer would clip later rows.
+#: Minimum calibration rows; ranges from fewer rows would clip later values.
 FEWEST_ROWS = 16
-#: Metadata key of an INT8 file: 7 bits give the same numbers on every CPU, 8 need VNNI on x86.
+#: Metadata key for the bits of the weights: 7 give the same numbers on every CPU, 8 need VNNI on x86.
 WEIGHT_BITS = "slipstream.weight_bits"
 INT4_BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Quantiser:
-    """Quantiser of the file ``fp32``; ``inputs`` are calibration rows in the order of its inputs.
+    """Quantiser of the file ``fp32``; ``inputs`` are calibration rows in the order of the model's inputs.
 
-    ``scratch`` is an empty directory that the recipes share. Weights of ``bits`` 7 cannot overflow 16 bits when their
-    products with 8-bit activations are summed, as happens on x86 CPUs without VNNI (onnxruntime#6004).
+    ``scratch`` is an empty directory that the recipes share. On x86 CPUs without VNNI, sums of 8-bit products overflow
+    16 bits (onnxruntime#6004), unless weights have ``bits`` 7.
     """
 
     fp32: Path
@@ -49,7 +49,7 @@ class Quantiser:
     bits: int
 
     def prepared(self, smooth: bool) -> Path:
-        """Return the file with inferred shapes and folded constants, made once."""
+        """Return the file with inferred shapes and folded constants, made once; ``smooth`` also smooths it."""
         import onnx
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -67,9 +67,9 @@ class Quantiser:
         return path
 
     def make(self, recipe: Recipe, target: Path, fp32: Sequence[str] = (), only: Sequence[str] = ()) -> None:
-        """Write the variant to ``target``; nodes in ``fp32``, or all but those in ``only``, stay in FP32.
+        """Write the recipe's file to ``target``; nodes in ``fp32``, or all but those in ``only``, stay in FP32.
 
-        Raises the errors of ONNX Runtime's tool and then leaves no ``target``.
+        Raises the errors of ONNX Runtime's tool, and then removes ``target``.
         """
         import onnx
 
@@ -143,7 +143,7 @@ class Quantiser:
 
 
 def operator_types(recipe: Recipe, model: onnx.ModelProto) -> list[str]:
-    """Return the operators that a static recipe quantises; empty for all that the tool knows."""
+    """Return the operators that a static recipe quantises; empty for all that ONNX Runtime's tool supports."""
     if recipe.operators == "all":
         return []
     products = list(CONVOLUTIONS if convolutional(model) else PRODUCTS)
@@ -151,10 +151,10 @@ def operator_types(recipe: Recipe, model: onnx.ModelProto) -> list[str]:
 
 
 def stacked_products(model: onnx.ModelProto) -> list[str]:
-    """Return the names of matmuls with a stack of matrices.
+    """Return the names of batched matmuls.
 
-    With a scale per channel they stay in FP32: ONNX Runtime's integer kernel takes the scales of one matrix only ("b
-    zero point is not valid").
+    With a scale per channel they stay in FP32: ONNX Runtime's integer kernel accepts the scales of a single matrix only
+    ("b zero point is not valid").
     """
     ranks = {weight.name: len(weight.dims) for weight in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
@@ -162,9 +162,9 @@ def stacked_products(model: onnx.ModelProto) -> list[str]:
 
 
 def calibration_rows(names: Sequence[str], inputs: Sequence[np.ndarray]) -> Any:
-    """Return a reader of the rows for ONNX Runtime's tool, batch by batch.
+    """Return a reader of calibration batches for ONNX Runtime's tool.
 
-    Raises ``UserError`` if there are too few.
+    Raises ``UserError`` for fewer than ``FEWEST_ROWS`` rows.
     """
     if len(inputs[0]) < FEWEST_ROWS:
         raise UserError(
@@ -190,9 +190,9 @@ NAME = "smoothing"
 
 
 def smooth_first_product(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
-    """Insert a multiplication before the first matmul with a weight matrix, if any, in place.
+    """Scale the first matmul's input columns and weights to equal ranges, in place (SmoothQuant).
 
-    ``feeds`` are calibration rows by the names of the model's inputs.
+    ``feeds`` are calibration rows by input name.
     """
     from onnx import helper, numpy_helper
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 PRODUCTS = ("MatMul", "Gemm")
 CONVOLUTIONS = ("Conv", *PRODUCTS)
 BETWEEN_CONVOLUTIONS = ("Add", "Relu", "MaxPool", "Concat")
-#: Input channels of a convolution that ONNX Runtime's integer kernel gathers one by one, more slowly than it computes
-#: them in FP32: at 32 grey images of 32 x 32 780 instead of 115 µs.
+#: Maximum input channels of a "narrow" convolution. ONNX Runtime's integer kernel gathers its input one by one, more
+#: slowly than FP32 computes it: 780 instead of 115 µs for 32 grey images of 32 x 32.
 NARROW = 4
 
 Operators = Literal["products", "between", "all"]
@@ -21,24 +21,25 @@ Operators = Literal["products", "between", "all"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Quantisation recipe with signed weights and the ranges of the calibration rows (MinMax)."""
+    """Quantisation recipe; static ones have signed weights and MinMax ranges from the calibration rows."""
 
     kind: Literal["static", "dynamic", "int4", "fp16", "bf16"]
     #: For static recipes: "u8" or "s8" activations, and a weight scale per channel or per tensor.
     activations: Literal["u8", "s8"] = "u8"
     per_channel: bool = True
-    #: "products" only, also the operators "between" convolutions, so that values stay in INT8, or "all".
+    #: "products": only matmuls and convolutions; "between": also the operators between convolutions, so that values
+    #: stay in INT8; "all": every operator.
     operators: Operators = "products"
-    #: Whether matmul outputs stay in FP32, which saves the last rounding.
+    #: If True, matmul outputs stay in FP32 and are not rounded to INT8.
     fp32_outputs: bool = True
-    #: Whether the first matmul's columns are scaled to one range before (``smooth_first_product``).
+    #: If True, the ranges of the first matmul's inputs are equalised (``smooth_first_product``).
     smooth: bool = False
-    #: Whether narrow convolutions, such as the first one of an image, stay in FP32.
+    #: If True, narrow convolutions, such as an image's first, stay in FP32.
     wide: bool = False
 
     @property
     def name(self) -> str:
-        """Name in words, such as "int8 static, per tensor", "int8 dynamic", "fp16"; defaults are omitted."""
+        """Name in words, such as "int8 static, per tensor" or "fp16"; defaults are omitted."""
         if self.kind != "static":
             return f"int8 {self.kind}" if self.kind == "dynamic" else self.kind
         words = {
@@ -54,7 +55,7 @@ class Recipe:
 
     @property
     def code(self) -> str:
-        """Name for files: ``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``fp16``."""
+        """Name for files, such as ``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``."""
         if self.kind != "static":
             return self.kind
         parts = [f"{self.activations}s8", *["tensor"] * (not self.per_channel)]
@@ -64,7 +65,7 @@ class Recipe:
 
 
 def narrow_convolutions(model: onnx.ModelProto) -> list[str]:
-    """Return the names of convolutions with at most ``NARROW`` input channels, except grouped ones."""
+    """Return the names of ungrouped convolutions with at most ``NARROW`` input channels."""
     channels = {weight.name: weight.dims[1] for weight in model.graph.initializer if len(weight.dims) > 2}
     names = []
     for node in model.graph.node:
@@ -83,11 +84,11 @@ FOR_GPUS = [Recipe("fp16"), Recipe("bf16")]
 
 
 def recipes_for(model: onnx.ModelProto) -> list[Recipe]:
-    """Return all recipes of a network for CPUs, the most promising first, so that little time finds a good one.
+    """Return all CPU recipes for a model, the most promising first, since the time may end early.
 
-    The order follows the figures of ``benchmarks/export.py``. For convolutions the outputs stay in INT8, and narrow
-    ones in FP32. For tables the first matmul is smoothed. ONNX Runtime's own defaults (S8S8, per tensor, all operators)
-    and dynamic quantisation follow, then the rest of the grid.
+    The order follows the measurements of ``benchmarks/export.py``. Convolutional models start with INT8 outputs and
+    FP32 narrow convolutions; others with a smoothed first matmul. ONNX Runtime's defaults (S8S8, per tensor, all
+    operators) and dynamic quantisation follow, then the remaining combinations.
     """
     if convolutional(model):
         scopes: tuple[Operators, ...] = ("between", "all", "products")

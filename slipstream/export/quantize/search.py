@@ -26,22 +26,22 @@ from slipstream.export.session import onnx_predictor
 from slipstream.export.variants import left_out
 from slipstream.models.predict import inputs_of, predict, targets_of
 
-#: A file's loss on the search rows: points of accuracy or percent of RMSE.
+#: Function that returns a file's loss on the search rows, in points of accuracy or percent of RMSE.
 LossOfFile = Callable[[Path], float]
 BATCHES = (1, 32, 256)
 MOST_FINALISTS = 3
-#: Validation rows for estimating a candidate's loss.
+#: Minimum and maximum number of validation rows that estimate a candidate's loss.
 FEWEST_ROWS, MOST_ROWS = 64, 5000
-#: Shares of the total time: the loss of one candidate, and the ends of making files, screening their speeds, making
-#: mixed-precision files, and ranking the fastest.
+#: Fractions of ``export.seconds``: duration of one loss estimate, then the ends of making files, screening their
+#: speeds, making mixed-precision files, and ranking the fastest.
 LOSS, MAKING, SCREENING, MIXING, RANKING = 0.01, 0.35, 0.5, 0.55, 0.65
-#: Size relative to FP32 above which too little of a file was quantised.
+#: Files above this fraction of FP32's size are dropped, as too little was quantised.
 SHRUNK = 0.9
 
 
 @dataclass
 class SearchResult:
-    """Finalists, and the entries of the other recipes."""
+    """Finalists, and the report entries of all other recipes."""
 
     finalists: list[ExportCandidate]
     others: list[VariantFigures]
@@ -52,8 +52,8 @@ def search(
 ) -> SearchResult:
     """Make candidates from the file ``fp32`` and choose at most three finalists.
 
-    The time is ``config.seconds`` after ``started`` (``time.perf_counter``). Only the finalists' files stay in
-    ``directory``.
+    The search ends before ``config.seconds`` after ``started`` (``time.perf_counter``). Only the finalists' files
+    remain in ``directory``.
     """
     records, others = search_rows(fp32, data, config), list[VariantFigures]()
     with TemporaryDirectory(dir=directory) as scratch:
@@ -86,14 +86,14 @@ def search(
 
 
 def calibration(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, ...]:
-    """Return the calibration inputs: rows of the training split."""
+    """Return calibration rows of the training split, as model inputs."""
     return inputs_of(data.signature, data.sample("train", config.calibration_rows))
 
 
 def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndarray:
     """Return rows of the validation split, or of the training split if that is empty.
 
-    There are as many as FP32 predicts in a small share of the time.
+    Their number is limited so that FP32 predicts them in ``LOSS`` of the time.
     """
     records = data.sample("validation", MOST_ROWS)
     if not len(records):
@@ -129,7 +129,7 @@ def make_all(
     started: float,
     others: list[VariantFigures],
 ) -> Iterable[ExportCandidate]:
-    """Yield the files that can be made in time, at least the first; ``others`` collects the rest."""
+    """Yield a candidate per recipe until the time is over, at least one; collect failures in ``others``."""
     import onnx
 
     fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
@@ -159,7 +159,7 @@ def make_all(
 
 
 def creation_failure(error: Exception) -> VariantVerdict:
-    """Return the entry for an error of any type from ONNX Runtime's tools."""
+    """Return the gate result of a variant whose creation raised ``error``."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return VariantVerdict("not made", f"could not be made: {reason[:300]}")
 
@@ -172,9 +172,9 @@ def make_mixed_precision(
     config: ExportConfig,
     started: float,
 ) -> list[ExportCandidate]:
-    """Return the fastest candidate with its most sensitive layers in FP32, if it loses too much.
+    """Return the fastest candidate, if it exceeds ``max_loss``, with its most sensitive layers in FP32.
 
-    The number of layers is doubled until it helps.
+    Their number is doubled until the loss is within the limit.
     """
     at = config.decide_at_batch
     ranked = fastest_first(candidates, at)
@@ -195,7 +195,7 @@ def make_mixed_precision(
 
 
 def choose_finalists(ranked: Mapping[int, Sequence[ExportCandidate]], config: ExportConfig) -> list[ExportCandidate]:
-    """Return the best at every batch size, the deciding one first, then the next best there."""
+    """Return the fastest at every batch size, then the next fastest at ``decide_at_batch``."""
     batches = sorted(ranked, key=lambda batch: batch != config.decide_at_batch)
     first = [ranked[batch][0] for batch in batches if ranked[batch]]
     ordered = {each.name: each for each in (*first, *ranked[config.decide_at_batch])}
@@ -215,7 +215,7 @@ def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> Va
 
 
 def products_of(path: Path) -> list[str]:
-    """Return the names of a file's convolutions and matmuls with a weight."""
+    """Return the names of convolutions and matmuls with a weight."""
     import onnx
 
     graph = onnx.load(path).graph
@@ -224,7 +224,7 @@ def products_of(path: Path) -> list[str]:
 
 
 def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict[str, float]:
-    """Return the mean absolute output error of quantising one layer alone, by name, largest first.
+    """Return the mean absolute output error of quantising only one layer, by name, largest first.
 
     Uses the calibration rows. Layers after ``deadline`` (``time.perf_counter``) are missing.
     """

@@ -1,6 +1,6 @@
-"""Estimated speeds of candidates for choosing finalists, by successive halving.
+"""Speed estimates of candidates by successive halving, to choose the finalists.
 
-All are timed briefly, then repeatedly the faster half for twice as long.
+All are timed briefly, then the faster half for twice as long, and so on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ExportCandidate:
 
     @property
     def code(self) -> str:
-        """Recipe code, with the number of FP32 layers of a mixed-precision file."""
+        """Recipe code; for mixed-precision files also the number of FP32 layers."""
         return self.path.name.removeprefix("model.").removesuffix(".onnx")
 
     @property
@@ -41,7 +41,7 @@ class ExportCandidate:
         return self.path.stat().st_size
 
 
-#: Speed relative to FP32 that a variant must reach once to stay at a batch size.
+#: A candidate that never reaches this speed, relative to FP32, at a batch size is dropped there.
 CLEARLY_SLOWER = 0.9
 FP32 = "onnx-fp32"
 
@@ -61,9 +61,9 @@ class SpeedRanking:
         return Workload(self.signature, self.records, self.config.threads)
 
     def screen(self, candidates: Sequence[ExportCandidate], deadline: float) -> None:
-        """Estimate the candidates' speeds; those clearly slower than FP32 at a batch size get none there.
+        """Set the candidates' speeds, except at batch sizes at which they are clearly slower than FP32.
 
-        Every batch size has at least one round, and none starts after ``deadline`` (``time.perf_counter``).
+        Every batch size gets at least one round; none starts after ``deadline`` (``time.perf_counter``).
         """
         if not candidates:
             return
@@ -75,10 +75,10 @@ class SpeedRanking:
                     candidate.speed[batch] = statistics.median(seen[candidate.name])
 
     def rank(self, candidates: Sequence[ExportCandidate], deadline: float) -> dict[int, list[ExportCandidate]]:
-        """Return by batch size the candidates with a speed there, fastest first.
+        """Return, by batch size, the candidates with a speed, fastest first.
 
-        The fastest of many short measurements is often only the luckiest. So the faster half is measured again for
-        twice as many rounds, until one is left or ``deadline`` (``time.perf_counter``) has passed.
+        The fastest of many short measurements may only be lucky. So the faster half is measured again for twice as many
+        rounds, until one is left or ``deadline`` (``time.perf_counter``) has passed.
         """
         runs, ranked = self.loaded(candidates), dict[int, list[ExportCandidate]]()
         for batch, until in self.shares(deadline):
@@ -96,7 +96,7 @@ class SpeedRanking:
         return ranked
 
     def shares(self, deadline: float) -> Iterator[tuple[int, float]]:
-        """Yield the batch sizes, smallest first, with the ends of their shares of the remaining time."""
+        """Yield the batch sizes, smallest first, with the time at which each should end."""
         for left, batch in zip(range(len(self.batches), 0, -1), sorted(self.batches), strict=True):
             now = time.perf_counter()
             yield batch, now + (deadline - now) / left

@@ -1,11 +1,11 @@
 """Message time by size: a latency and a time per byte (Hockney 1994), piecewise linear, with error bars.
 
 One latency and one bandwidth fit poorly over many sizes, because caches and protocols change with the size. So the time
-per byte may change at measured sizes; cross-validation over sizes decides how often.
+per byte may change at some of the measured sizes; cross-validation over sizes selects how many.
 
-Sizes are weighted by their precision: small messages wait for processors as well as for the link. Their medians may
-differ by a factor of 4 between launches whose large messages agree to 0.1 %. Over a link of 200 Mbit/s, 4 MB were
-predicted from 16 KB to 1 MB with an error of 4.4 % (root mean square) with equal weights, and of 0.4 % with these.
+Sizes are weighted by their precision. Small messages also wait for processors: their medians may differ by a factor of
+4 between launches in which large messages agree to 0.1 %. Over a link of 200 Mbit/s, a prediction of 4 MB from 16 KB to
+1 MB had a root mean square error of 4.4 % with equal weights, and of 0.4 % with these.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import t as student
 
-#: A break is added while the error on left-out sizes is above the first, if it reduces that by the second factor.
+#: A break is added while the error on held-out sizes is above ``GOOD_ENOUGH``, if that multiplies the error by less
+#: than ``WORTH_A_PIECE``.
 GOOD_ENOUGH, WORTH_A_PIECE = 0.02, 0.8
-#: Best relative precision that a size is trusted to have.
+#: Lower bound for the relative precision of a size.
 BEST_KNOWN = 0.01
 MOST_BREAKS = 2
 CONFIDENCE = 0.95
@@ -28,7 +29,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds, and the 95 % interval expected for the median of another launch."""
+    """Seconds, with the 95 % interval expected for the median of another launch."""
 
     seconds: float
     low: float
@@ -47,31 +48,31 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Hockney:
-    """Latency and time per byte between breaks, for every fitted launch."""
+    """Latency, and time per byte between breaks, fitted to every launch."""
 
-    #: Bytes at which the time per byte changes, ascending; empty for a single line.
+    #: Sizes in bytes at which the time per byte changes, ascending; empty for a straight line.
     breaks: tuple[float, ...]
-    #: By launch: latency in seconds, then seconds per byte between breaks.
+    #: For each launch: latency in seconds, then seconds per byte between breaks.
     launches: tuple[tuple[float, ...], ...]
-    #: Relative error of sizes left out of the fit: root mean square.
+    #: Root mean square of the relative errors of held-out sizes.
     error: float
-    #: Smallest and largest fitted size.
+    #: Smallest and largest fitted size in bytes.
     sizes: tuple[float, float]
 
     @property
     def latency(self) -> float:
-        """Seconds for no bytes: the median over launches."""
+        """Seconds of an empty message: the median over launches."""
         return float(np.median([launch[0] for launch in self.launches]))
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second for the last bytes of large messages: the median over launches."""
+        """Bytes per second beyond the last break: the median over launches."""
         return 1 / max(float(np.median([launch[-1] for launch in self.launches])), 1e-18)
 
     def seconds(self, size: float) -> Estimate:
         """Return the estimate for ``size`` bytes.
 
-        The interval combines the spread between launches with the error on left-out sizes.
+        Its interval combines the spread between launches with the error on held-out sizes.
         """
         row = basis([size], self.breaks)[0]
         logs = np.log([max(float(row @ launch), 1e-12) for launch in self.launches])
@@ -84,14 +85,14 @@ class Hockney:
 
 
 def basis(sizes: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
-    """Return the regressors: 1, and a size's bytes between breaks; float64 ``[sizes, 2 + breaks]``."""
+    """Return the regressors of every size: 1, and its bytes between breaks; float64 ``[sizes, 2 + breaks]``."""
     x = np.asarray(sizes, dtype=np.float64)[:, None]
     starts, ends = np.array([0.0, *breaks]), np.array([*breaks, np.inf])
     return np.hstack([np.ones_like(x), np.clip(np.minimum(x, ends) - starts, 0, None)])
 
 
 def weights_of(launches: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return the weight of each size: 1 / standard deviation of the logarithms of its launches' seconds."""
+    """Return every size's weight: 1 / standard deviation of the logarithms of its seconds over launches."""
     spreads = [np.log(seconds).std(ddof=1) if len(seconds) > 1 else 0.0 for seconds in launches]
     return 1 / np.maximum(BEST_KNOWN, spreads)
 
@@ -107,7 +108,7 @@ def least_squares(
 def left_out_error(
     sizes: Sequence[float], seconds: Sequence[float], weights: np.ndarray, breaks: Sequence[float]
 ) -> float:
-    """Return the relative error of sizes left out of the fit: the weighted root mean square."""
+    """Return the weighted root mean square of the relative errors in leave-one-out validation over sizes."""
     errors = []
     for out in range(len(sizes)):
         rest = [i for i in range(len(sizes)) if i != out]
@@ -117,7 +118,7 @@ def left_out_error(
 
 
 def fit(points: Mapping[float, Sequence[float]]) -> Hockney:
-    """Fit to the seconds of every launch by size; launches are matched across sizes by their order.
+    """Fit the seconds of every launch by size; the k-th seconds of all sizes belong to launch k.
 
     Raises ``ValueError`` for fewer than 3 sizes, or no launch.
     """

@@ -1,6 +1,6 @@
-"""Predictions from a profile as text: other operations and more ranks.
+"""Predictions from a profile as text, for other operations and more ranks.
 
-The scheme of all_reduce and its message time are fitted to the profile; the predictions follow from them.
+They follow from the scheme of all_reduce and its message time, both fitted to the profile.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RING = SCHEMES["all_reduce"][0]
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Scheme of all_reduce and its fitted message time."""
+    """Scheme of all_reduce, and its fitted message time."""
 
     scheme: Scheme
     message: Hockney
-    #: Test of the schemes on each number of processes, fitted to the others; None if only one was measured.
+    #: Test of the schemes on each number of processes, after a fit to the others; None if only one number was measured.
     tested: SchemeFit | None
 
     def seconds(self, world: int, size: float) -> Estimate:
@@ -44,10 +44,10 @@ class AllReduce:
 
 
 def model_of(profile: NetworkProfile) -> AllReduce | str:
-    """Return the all_reduce model fitted to every number of processes, or the reason for its absence.
+    """Return the all_reduce model fitted to all numbers of processes, or the reason why there is none.
 
-    With one measured number, a ring is assumed. Otherwise each is held out in turn from a fit to the others, which
-    selects the scheme of all_reduce.
+    With one measured number, a ring is assumed. Otherwise each number is held out in turn from a fit to the others,
+    which selects the scheme.
     """
     here = profile.fingerprint.world
     if here < 2:
@@ -68,7 +68,7 @@ def model_of(profile: NetworkProfile) -> AllReduce | str:
 
 
 def smaller_worlds(profile: NetworkProfile) -> list[int]:
-    """Return the measured numbers of processes of all_reduce below the whole group."""
+    """Return the numbers of processes below the whole group for which all_reduce was measured."""
     return sorted({m.world for m in profile.measurements if m.operation == "all_reduce"} - {profile.fingerprint.world})
 
 
@@ -81,7 +81,7 @@ NO_STEPS = "steps between more ranks are not predicted"
 
 
 def lines(profile: NetworkProfile) -> Iterator[str]:
-    """Yield the message model of all_reduce, every operation's scheme, and all_reduce between more ranks."""
+    """Yield the message model of all_reduce, the schemes of other operations, and predictions for more ranks."""
     here, model = profile.fingerprint.world, model_of(profile)
     if isinstance(model, str):
         if profile.of("all_reduce") and here > 1:
@@ -115,7 +115,7 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
 
 
 def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
-    """Return the all_reduce model between its smallest and largest size; empty without a model."""
+    """Return the modelled all_reduce times over the measured sizes; empty without a model."""
     model = model_of(profile)
     if isinstance(model, str):
         return []
@@ -126,9 +126,9 @@ def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
 
 
 def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str]:
-    """Yield the predicted steps between these and more ranks, or the reason why there are none.
+    """Yield predicted step times for the measured and larger numbers of ranks, or why there are none.
 
-    ``compute`` was measured; ``profile`` is None if there is none of this hardware.
+    ``compute`` was measured; ``profile`` is None if the history has none for this hardware.
     """
     if profile is None:
         yield f"{NO_STEPS}: the history has no profile of this hardware; run the benchmark first"

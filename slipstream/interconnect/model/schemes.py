@@ -1,8 +1,8 @@
 """Ring, tree and star schemes, which predict an operation's time for other numbers of ranks.
 
-A scheme gives an operation's number of rounds and the share of its size that a rank sends in each. For example, n ranks
-reduce in a ring in 2 (n - 1) rounds of 1/n each (Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005). A
-scheme is a hypothesis: it is used for predictions only after it has predicted held-out measurements.
+A scheme states the number of rounds of an operation and the fraction of its size that a rank sends per round. For
+example, n ranks reduce in a ring in 2 (n - 1) rounds of 1/n each (Patarasuk and Yuan 2009; Thakur, Rabenseifner and
+Gropp 2005). A scheme is used for predictions only after it has predicted held-out measurements.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from slipstream.interconnect.model.hockney import Estimate, Hockney, fit
 from slipstream.interconnect.profile import Measurement, NetworkProfile
 
-#: Largest relative error before a scheme is rejected.
+#: Relative error above which a scheme is rejected.
 TOLERATED = 0.2
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Communication scheme of ``rounds(n)`` rounds; a rank sends ``share(n)`` of the size per round."""
+    """Scheme with ``rounds(n)`` rounds for n ranks, in which a rank sends ``share(n)`` of the size."""
 
     name: str
     rounds: Callable[[int], int]
     share: Callable[[int], float]
 
     def seconds(self, message: Hockney, world: int, size: float) -> Estimate:
-        """Return the operation's time, given the message model."""
+        """Return the operation's time under the ``message`` model."""
         return message.seconds(size * self.share(world)).times(self.rounds(world))
 
 
@@ -36,7 +36,7 @@ def tree_depth(world: int) -> int:
 
 RING = Scheme("ring", lambda n: n - 1, lambda n: 1 / n)
 TREE = Scheme("tree", tree_depth, lambda n: 1.0)
-#: Sizes are those of nccl-tests, so an all_gather of S bytes moves S/n from each rank.
+#: Sizes follow nccl-tests, so an all_gather of S bytes moves S/n from each rank.
 SCHEMES: dict[str, tuple[Scheme, ...]] = {
     "all_reduce": (
         Scheme("ring", lambda n: 2 * (n - 1), lambda n: 1 / n),
@@ -45,7 +45,7 @@ SCHEMES: dict[str, tuple[Scheme, ...]] = {
     "all_gather": (RING,),
     "reduce_scatter": (RING,),
     "all_to_all": (RING,),
-    # A chain that is cut into small chunks takes as long as one message.
+    # A chain in which small chunks are pipelined takes as long as one message.
     "broadcast": (TREE, Scheme("ring", lambda n: 1, lambda n: 1.0)),
     "reduce": (TREE, Scheme("ring", lambda n: 1, lambda n: 1.0)),
     "gather": (Scheme("star", lambda n: n - 1, lambda n: 1 / n),),
@@ -55,10 +55,10 @@ SCHEMES: dict[str, tuple[Scheme, ...]] = {
 
 @dataclass(frozen=True)
 class SchemeFit:
-    """Result of an operation's schemes on held-out measurements."""
+    """Errors of an operation's schemes on held-out measurements."""
 
     operation: str
-    #: Scheme that predicted all of them to within ``TOLERATED``, or None.
+    #: Best scheme among those that predicted all of them to within ``TOLERATED``; None if there is none.
     scheme: Scheme | None
     #: Worst relative error of every scheme: (predicted - measured) / measured.
     errors: tuple[tuple[str, float], ...]
@@ -73,7 +73,7 @@ class SchemeFit:
 def message_model(scheme: Scheme, measured: Sequence[Measurement]) -> Hockney:
     """Fit the message model to measurements of an operation that is assumed to follow ``scheme``.
 
-    They may have one or more world sizes. Raises ``ValueError`` for fewer than 3 sizes of messages.
+    Several world sizes may be mixed. Raises ``ValueError`` for fewer than 3 message sizes.
     """
     points: dict[float, list[float]] = {}
     for each in measured:
@@ -88,10 +88,10 @@ def evaluate_schemes(operation: str, message: Hockney, held_out: Sequence[Measur
 
 
 def evaluate_schemes_by_world(operation: str, worlds: Sequence[Sequence[Measurement]]) -> SchemeFit:
-    """Test the operation's schemes by leaving out every number of processes in turn.
+    """Test the operation's schemes by holding out every number of processes in turn.
 
-    The largest size of each is predicted from the others. ``worlds`` has the measurements of each, by size. Raises
-    ``ValueError`` for fewer than 3 sizes of messages.
+    Its largest size is predicted from the other numbers. ``worlds`` has the measurements of every number, sorted by
+    size. Raises ``ValueError`` for fewer than 3 message sizes.
     """
 
     def errors(scheme: Scheme) -> Iterator[float]:
@@ -103,7 +103,7 @@ def evaluate_schemes_by_world(operation: str, worlds: Sequence[Sequence[Measurem
 
 
 def error_of(scheme: Scheme, message: Hockney, held_out: Sequence[Measurement]) -> float:
-    """Return the worst relative error: (predicted - measured) / measured."""
+    """Return the largest relative error by magnitude: (predicted - measured) / measured."""
     return max((scheme.seconds(message, m.world, m.bytes).seconds / m.p50 - 1 for m in held_out), key=abs)
 
 
@@ -114,7 +114,7 @@ def best_fit(operation: str, errors: Mapping[Scheme, float]) -> SchemeFit:
 
 
 def shared_cores(profile: NetworkProfile, world: int) -> str:
-    """Return the reason why processors would limit ``world`` such ranks, not a network; empty otherwise."""
+    """Return why cores instead of the network would limit ``world`` ranks; "" if they would not."""
     cores = sum(host.cores for host in profile.topology.hosts)
     if profile.topology.loopback and world > cores:
         return f"{world} ranks share {cores} cores over loopback"

@@ -1,7 +1,7 @@
 """Predicted training step time for other numbers of ranks, from compute, gradients and all_reduce.
 
-DistributedDataParallel fills buckets with gradients in the reverse order of the parameters. It reduces each bucket once
-all its gradients are there, while the backward pass continues (Li et al., VLDB 2020). Buckets are reduced one after the
+DistributedDataParallel fills buckets with gradients in reverse parameter order. It reduces a bucket once all its
+gradients are computed, while the backward pass continues (Li et al., VLDB 2020). Buckets are reduced one after the
 other. The step ends when the backward pass and the last bucket have ended and the optimiser has run.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slipstream.interconnect.model.hockney import Estimate
 
-#: torch.distributed's bucket sizes: the first is smaller, so that communication starts early.
+#: torch.distributed's bucket sizes in bytes; the first is smaller, so that communication starts early.
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 
 
@@ -23,7 +23,7 @@ class Compute:
     forward: float
     backward: float
     optimizer: float
-    #: In the order of the parameters.
+    #: Bytes of every gradient, in parameter order.
     gradients: tuple[int, ...]
 
     @property
@@ -33,14 +33,14 @@ class Compute:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, and the share of computation: 1 for perfect weak scaling."""
+    """Seconds of a step, and the fraction that is computation: 1 for perfect weak scaling."""
 
     step: Estimate
     efficiency: Estimate
 
 
 def buckets_of(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = BUCKET) -> list[int]:
-    """Return the bytes of every bucket, in the order of reduction."""
+    """Return the bytes of every bucket, in order of reduction."""
     buckets: list[int] = []
     filling = 0
     for size in reversed(gradients):
@@ -54,7 +54,7 @@ def buckets_of(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = B
 def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[[int], float]) -> float:
     """Return the seconds of a step.
 
-    Gradients are assumed to appear evenly over the backward pass, by their bytes.
+    Gradients are assumed to become ready evenly over the backward pass, by their bytes.
     """
     total, ready, ended = sum(buckets), 0, 0.0
     for size in buckets:
@@ -67,7 +67,7 @@ def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[
 def predict(compute: Compute, all_reduce: Callable[[int], Estimate]) -> StepTime:
     """Return the step time with DDP's buckets.
 
-    Its interval follows from the interval of ``all_reduce``.
+    Its interval follows from the intervals of ``all_reduce(bytes)``.
     """
     buckets = buckets_of(compute.gradients)
     step = Estimate(

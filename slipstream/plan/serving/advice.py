@@ -1,4 +1,4 @@
-"""Recommendation for serving, its savings, and changes that would reverse it."""
+"""Serving recommendation, its savings, and what would change it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
 
 
 def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str]:
-    """Yield whether a faster model is worth an engineer's time."""
+    """Yield whether the savings of a faster model are worth an engineer's time."""
     saved = saved_by_optimising(rows, best)
     if saved is not None:
         worth = f"in {MONTHS} months {money(MONTHS * saved)}"
@@ -120,12 +120,10 @@ def spread(replicas: Sequence[int]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as "12,345" or "12.3"."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def money(dollars: float) -> str:
-    """Return dollars as "$1,234", "$12.34" or "$0.0123"."""
     if dollars >= 1000:
         return f"${dollars:,.0f}"
     return f"${dollars:.2f}" if dollars >= 1 or not dollars else f"${dollars:.3g}"

@@ -21,7 +21,7 @@ from slipstream.plan.serving.table import by_hour, table
 from slipstream.plan.times import Time
 from slipstream.telemetry.prices import PriceList, built_in_prices, old_prices, over, read_prices
 
-#: Assumed seconds from an instance's order to its first answer: boot, image pull, model load.
+#: Assumed seconds from the request for an instance to its first answer: boot, image pull, model load.
 COLD_START_S = 120.0
 
 
@@ -70,10 +70,10 @@ def serve(  # noqa: PLR0913 - an argument for each option
     as_json: bool,
     prices: Path | None,
 ) -> None:
-    """Say on which instances the exported MODEL answers 99 % of the requests in time.
+    """Find the cheapest instances on which the exported MODEL answers 99 % of the requests in time.
 
-    Replicas by the hour of the day, dollars a month and per million requests; what scoring each night would take, and
-    whether an optimisation pays.
+    Prints replicas by hour of the day, dollars a month and per million requests, the cost of scoring each night
+    instead, and whether an optimisation pays.
 
     MODEL is runs/… or an exported model's directory. The load is a CSV with the column time, a line for each request,
     or with time and requests, a line for each interval.
@@ -89,9 +89,9 @@ def serve(  # noqa: PLR0913 - an argument for each option
 
 
 def effort_of(hours: float | None, rate: float | None) -> float | None:
-    """Return the dollars of an optimisation.
+    """Return the dollars of an optimisation, if both options are given.
 
-    Raises ``UserError`` if only one of both is given.
+    Raises ``UserError`` if only one is.
     """
     if hours is None and rate is None:
         return None
@@ -131,7 +131,7 @@ def make(exported: Exported, load: Load, prices: PriceList, only: Sequence[str],
 
 
 def times(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the sources of the times, a line for every source, with its processors."""
+    """Yield one line per source of the times, with the processors that it applies to."""
     hows: dict[str, list[str]] = {}
     for row in rows:
         hows.setdefault(row.time.how, []).append(row.host.computes_on)

@@ -1,6 +1,6 @@
-"""Cost of every variant on every instance, and of batch scoring, scaling to zero and optimisation.
+"""Monthly on-demand cost of every variant on every instance.
 
-Dollars are per average month, on demand.
+Also the cost of batch scoring, and the savings of scaling to zero and of optimisation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from slipstream.plan.times import milliseconds
 
 #: Days per month.
 DAYS = MONTH_S / DAY_S
-#: Seconds without a request after which KEDA removes the last replica by default (`cooldownPeriod`).
+#: Seconds without a request after which KEDA by default removes the last replica (`cooldownPeriod`).
 COOLDOWN_S = 300.0
-#: Months in which an optimisation has to pay.
+#: Months in which an optimisation has to pay for itself.
 MONTHS = 6
 
 
@@ -30,7 +30,8 @@ MONTHS = 6
 class Wanted:
     """Limits and assumptions of a serving plan.
 
-    Seconds of the p99, seconds from an instance's order to its first answer, and dollars of an optimisation, if known.
+    ``p99`` is seconds; ``cold_start`` is seconds from the request for an instance to its first answer; ``effort`` is
+    the dollars of an optimisation (None: unknown).
     """
 
     p99: float
@@ -40,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Replicas and instances of a variant by hour of the day, their largest p99 in seconds, and dollars."""
+    """Replicas and instances by hour of the day (24 each), largest p99 in seconds, and dollars a month."""
 
     replicas: tuple[int, ...]
     instances: tuple[int, ...]
@@ -50,10 +51,10 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Row:
-    """Variant on an instance.
+    """Variant on an instance type.
 
-    ``planned`` is None if a single request exceeds the p99. ``at_worst`` assumes the largest prediction error seen; it
-    equals ``planned`` if measured.
+    ``planned`` is None if a single request exceeds the p99. ``at_worst`` assumes the largest known prediction error; it
+    equals ``planned`` for measured times.
     """
 
     variant: str
@@ -61,7 +62,7 @@ class Row:
     time: ServingTime
     planned: Replicas | None
     at_worst: Replicas | None
-    #: Dollars of scoring a day's requests at night instead, on one instance.
+    #: Dollars a month of scoring each day's requests at night on one instance.
     nightly: float
 
     @property
@@ -76,10 +77,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Sleeping:
-    """Scaling to zero between requests.
+    """Effect of scaling to zero between requests.
 
-    The idle share from which it pays, with the recorded number of idle spells (one a day if none); the idle share;
-    dollars a month saved (may be negative); idle spells a month; and the share of requests that wait for a start.
+    ``pays_from`` is the idle fraction from which it pays, by the recorded number of idle periods (one a day if none);
+    ``idle`` is the recorded fraction; ``saves`` is dollars a month (may be negative); ``spells`` is idle periods a
+    month; ``late`` is the fraction of requests that wait for a start.
     """
 
     pays_from: float
@@ -94,7 +96,7 @@ def plan(
 ) -> list[Row]:
     """Return a row for every variant and instance with known times, the cheapest first.
 
-    Raises ``UserError`` if there is none, or a single request exceeds the p99 on all.
+    Raises ``UserError`` if there is none, or if a single request exceeds the p99 on all.
     """
     times = [(each, host, serving_time(model, each, host)) for each in variants for host in found]
     known = [(each, host, time) for each, host, time in times if isinstance(time, ServingTime)]
@@ -145,7 +147,7 @@ def row_of(
 
 
 def by_hour(service: Service, load: Load, limit: float) -> tuple[tuple[int, ...], float] | None:
-    """Return the replicas by hour of the day and the largest p99; None if no number keeps it."""
+    """Return the replicas by hour of the day and the largest p99; None if no number keeps ``limit``."""
     if service.p99 > limit:
         return None
     needed = {rate: servers_needed(rate, service, limit, load.cv2) for rate in set(load.rates)}
@@ -154,13 +156,13 @@ def by_hour(service: Service, load: Load, limit: float) -> tuple[tuple[int, ...]
 
 
 def paid_hours(instances: Sequence[int], cold_start: float) -> float:
-    """Return the paid hours of all instances in a day, including cold starts ahead of the hour."""
+    """Return a day's paid instance hours, including starts before the hour that needs them."""
     started = sum(max(0, now - before) for before, now in pairwise([instances[-1], *instances]))
     return sum(instances) + started * cold_start / HOUR_S
 
 
 def recommended(rows: Sequence[Row]) -> Row | None:
-    """Return the cheapest row that keeps the p99 even at the largest prediction error; else the cheapest."""
+    """Return the cheapest row that keeps the p99 even at the largest prediction error, else the cheapest."""
     kept = [row for row in rows if row.planned]
     return next((row for row in sorted(kept, key=lambda row: row.at_worst is None)), None)
 
@@ -168,7 +170,7 @@ def recommended(rows: Sequence[Row]) -> Row | None:
 def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
     """Return the effect of scaling to zero.
 
-    An idle period still costs an instance for the cooldown and for a start; an instance that stays needs neither.
+    An idle period still costs an instance's cooldown and start, which an instance that stays does not need.
     """
     spells = [spell for spell in load.idle if spell > COOLDOWN_S]
     a_month = len(spells) / load.seconds * MONTH_S
@@ -185,7 +187,7 @@ def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
 def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
     """Return the monthly dollars saved over the cheapest FP32 row.
 
-    None if the best is FP32 or FP32 cannot keep the p99.
+    None if FP32 is the best or cannot keep the p99.
     """
     if best.variant == FP32:
         return None
@@ -194,9 +196,9 @@ def saved_by_optimising(rows: Sequence[Row], best: Row) -> float | None:
 
 
 def p99_at_random(row: Row, load: Load) -> float:
-    """Return the p99 of the busiest minute with random routing to replicas.
+    """Return the p99 of the busiest minute if requests go to random replicas.
 
-    Every replica has its own queue, with arrivals closer to Poisson than their sum.
+    Arrivals at every replica's queue are then closer to Poisson than their sum.
     """
     assert row.planned
     rates = zip(load.rates, row.planned.replicas, strict=True)
@@ -204,7 +206,7 @@ def p99_at_random(row: Row, load: Load) -> float:
 
 
 def room(row: Row, load: Load, wanted: Wanted) -> float:
-    """Return the requests per second up to which the busiest hour's replicas keep the p99."""
+    """Return the requests per second up to which the busiest hour's instances keep the p99."""
     assert row.planned
     servers = max(row.planned.instances) * row.host.holds
     low = max(load.rates)

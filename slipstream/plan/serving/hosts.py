@@ -1,4 +1,4 @@
-"""Cloud instances for serving, from the price file, and the time of a request on them."""
+"""Cloud instances for serving, from the price file, and request times on them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slipstream.telemetry.prices import PriceList
 
 @dataclass(frozen=True)
 class Host:
-    """Instance with its GPU, or a word of its CPU's name, and the replicas that it holds.
+    """Instance type for serving, with its GPU or a word of its CPU's name.
 
-    One replica per GPU, or per as many cores as a measured call had threads.
+    It holds ``holds`` replicas: one per GPU, or one per as many cores as a measured call had threads.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Host:
 class ServingTime:
     """Time of a variant on one replica.
 
-    A request, rows per second in batch scoring, their source, and the share by which a prediction may be too short (0
-    if measured).
+    ``service`` is the time of a request, ``how`` its source. ``rows_per_second`` is for batch scoring. ``error`` is the
+    fraction by which a prediction may be too short (0 if measured).
     """
 
     service: Service
@@ -56,7 +56,7 @@ class ServingTime:
 
     @property
     def planned(self) -> Service:
-        """Request time with the usual difference of equal runs to spare."""
+        """Request time with a margin for the usual difference between equal runs."""
         return self.service.times_as_long(1 + ONE_RUN)
 
     @property
@@ -65,9 +65,9 @@ class ServingTime:
 
 
 def hosts(prices: PriceList, threads: int, only: Sequence[str]) -> list[Host]:
-    """Return the instances of the price file, or ``only`` the named ones.
+    """Return the instances of the price file, or only those named in ``only``.
 
-    Raises ``UserError`` if a name is missing there.
+    Raises ``UserError`` if the file lacks a name.
     """
     known = {
         **{
@@ -117,7 +117,7 @@ def serving_time(model: Exported, variant: VariantFigures, host: Host) -> Servin
 
 
 def is_measured(model: Exported, host: Host) -> bool:
-    """Return True if the host has the CPU or GPU that the model was measured on."""
+    """Return True if the host has the CPU or GPU on which the model was measured."""
     return host.gpu == model.gpu if host.gpu else host.cpu in model.cpu.split()
 
 
@@ -135,9 +135,9 @@ def unknown(model: Exported, host: Host) -> str:
 
 
 def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) -> float | None:
-    """Return the slowdown for ``rows`` rows as a ratio of two rooflines; None if one is unknown.
+    """Return the host's roofline time for ``rows`` rows relative to the measuring machine's; None if unknown.
 
-    From a CPU by operations alone, as in plans of trainings.
+    From a CPU by operations only, as in plans of trainings.
     """
     if model.cpu:
         own = model.core_peak and model.core_peak * model.report.machine.threads
@@ -160,7 +160,7 @@ def roof(flops: float, moved: float, peak: float, gpu: Gpu | None) -> float:
 
 
 def why_not(model: Exported, variants: Sequence[VariantFigures], found: Sequence[Host]) -> Iterator[str]:
-    """Yield why variants are not planned on instances, a line for every reason."""
+    """Yield one line per variant and reason for not planning it, with the instances' processors."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for variant in variants:
         for host in found:

@@ -1,4 +1,4 @@
-"""Recorded requests of a model: rates by hour of the day, and their burstiness."""
+"""Recorded requests to a model: rates by hour of the day, and their burstiness."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ EXPECTED = (
 HOUR_S, DAY_S = 3600, 86400
 HOURS = range(24)
 MONTH_S = DAY_S * 365 / 12
-#: Seconds over which rates are averaged; the plan uses an hour's busiest window.
+#: Seconds over which rates are averaged; an hour is planned for its busiest such window.
 MINUTE_S = 60
-#: Fewest windows in a minute for estimating burstiness from counts.
+#: Minimum windows per minute for estimating burstiness from counts.
 WINDOWS = 20
-#: Seconds of a whole day; its last minutes may lack requests.
+#: Minimum recorded seconds that count as a day, since its last minutes may lack requests.
 WHOLE_DAY_S = DAY_S - HOUR_S
-#: Squared coefficient of variation of Poisson arrivals, as of many independent users.
+#: Squared coefficient of variation of Poisson arrivals, as from many independent users.
 POISSON = 1.0
-#: Counting interval in seconds with a line for each request.
+#: Counting interval in seconds if the file has a line for each request.
 SECOND = 1
-#: Longest recording, as every minute is held in memory; and years that any time zone can represent.
+#: Longest recording, since every minute is held in memory; and years that any time zone can represent.
 LONGEST_DAYS = 3660
 YEARS = range(1970, 9999)
-#: Largest planned requests per second in the busiest minute.
+#: Maximum requests per second in the busiest minute.
 MOST_A_SECOND = 1e9
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests by hour of the day, with statistics of the recording."""
+    """Request rates by hour of the day, with statistics of the recording."""
 
     name: str
     #: Requests per second in the busiest minute (or longer interval) of every hour of the day.
     rates: tuple[float, ...]
-    #: Requests per average month, and recorded seconds.
+    #: Requests per average month, and seconds recorded.
     month: float
     seconds: float
     #: Squared coefficient of variation of the gaps between requests, and its source.
     cv2: float
     cv2_from: str
-    #: Seconds of idle spells, at the resolution of minutes or intervals.
+    #: Seconds of every idle period, at the resolution of minutes or intervals.
     idle: tuple[float, ...]
 
     @property
@@ -69,7 +69,7 @@ class Load:
 def read_load(path: Path) -> Load:
     """Read a recording.
 
-    Raises ``UserError`` with the wrong line.
+    Raises ``UserError`` naming the invalid line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -82,9 +82,9 @@ def read_load(path: Path) -> Load:
 
 
 def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
-    """Return the load from requests by the second at which their interval of ``length`` starts.
+    """Return the load from request counts by the start second of intervals of ``length`` seconds.
 
-    Raises ``UserError`` for less than a day, more than :data:`LONGEST_DAYS`, and an impossible request rate.
+    Raises ``UserError`` for less than a day, more than :data:`LONGEST_DAYS`, or an impossible rate.
     """
     block = max(length, MINUTE_S)
     begin, end = min(counts) // block * block, -(-(max(counts) + length) // block) * block
@@ -116,10 +116,11 @@ def load_of(name: str, counts: Mapping[int, float], length: int) -> Load:
 def unevenness(
     blocks: np.ndarray, block_of: np.ndarray, requests: np.ndarray, windows: int, length: int
 ) -> tuple[float, str]:
-    """Return the index of dispersion of counts within minutes, and its source.
+    """Return the index of dispersion of counts within minutes, and its source in words.
 
-    It equals the gaps' squared coefficient of variation if they are independent (Cox and Lewis 1966). ``blocks`` are
-    the requests per minute of ``windows`` windows, ``requests`` those of non-empty windows, ``block_of`` their minutes.
+    For independent gaps it equals their squared coefficient of variation (Cox and Lewis 1966). ``blocks`` are the
+    requests of every minute, which has ``windows`` windows; ``requests`` are those of non-empty windows, ``block_of``
+    their minutes.
     """
     if windows < WINDOWS:
         return POISSON, "Poisson arrivals assumed: intervals are too long to tell"
@@ -130,12 +131,12 @@ def unevenness(
 
 
 def said(second: int) -> str:
-    """Return the day of a second since 1970."""
+    """Return the ISO date of a second since 1970."""
     return (datetime(1970, 1, 1) + timedelta(seconds=second)).date().isoformat()
 
 
 def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
-    """Return the requests by their interval's start, in seconds on the first line's clock, and its length."""
+    """Return the requests by start second of their interval, on the first line's clock, and the interval's seconds."""
     reader = csv.reader(file)
     header = [name.strip().lower() for name in next(reader, [])]
     if header.count(TIME) != 1 or header.count(REQUESTS) > 1:
@@ -166,9 +167,9 @@ def second(where: str, at: datetime, first: datetime) -> int:
 
 
 def instant(where: str, text: str) -> datetime:
-    """Return a time from ISO 8601 or seconds since 1970.
+    """Parse ISO 8601 or seconds since 1970.
 
-    Raises ``UserError`` also for a time before 1970.
+    Raises ``UserError`` for anything else, including times before 1970.
     """
     text, at = text.strip(), None
     with suppress(ValueError, OverflowError, OSError):
@@ -193,7 +194,7 @@ def requests_of(where: str, text: str) -> float:
 
 
 def interval(path: Path, counts: Mapping[int, float]) -> int:
-    """Return the interval length in seconds from the starts; missing intervals had no requests."""
+    """Return the interval's seconds from its starts; missing intervals had no requests."""
     begins = np.array(sorted(counts))
     between = np.diff(begins)
     length = int(between.min(initial=2 * HOUR_S))

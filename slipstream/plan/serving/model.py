@@ -1,4 +1,4 @@
-"""Exported model as input of a plan: its variants, request times, and the measuring machine."""
+"""Exported model as input of a plan: variants, request times, and the measuring machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODEL = "model"
 FP32 = "onnx-fp32"
 #: Batch size of a request: one row.
 ONE = "1"
-#: Ratio of p99 to median of a single request that suggests a disturbed measurement.
+#: p99 / median of a single request above which the measurement was probably disturbed.
 DISTURBED = 10
 #: Standard normal quantiles of 90 and 99 %.
 AT_90, AT_99 = 1.2816, 2.3263
@@ -38,14 +38,12 @@ AT_90, AT_99 = 1.2816, 2.3263
 
 @dataclass(frozen=True)
 class Exported:
-    """Exported model and its machine."""
-
     name: str
     report: ExportReport
     #: FLOPs per row, and peak FLOP/s of a CPU core; None if unknown.
     flops: float | None
     core_peak: float | None
-    #: Why the run's training figures are missing; "" if they exist or the model has no run.
+    #: Why the run's training figures cannot be read; "" if they can or the model has no run.
     untold: str = ""
 
     @property
@@ -59,14 +57,14 @@ class Exported:
 
     @property
     def sums_exactly(self) -> bool:
-        """Return True if the CPU sums 8-bit matmuls like those of the price file, so quantised variants compare."""
+        """True if the CPU has VNNI, like the price file's CPUs, so that INT8 variants compute the same there."""
         return bool(set(VNNI) & set(self.report.machine.flags))
 
 
 def read_model(place: str) -> Exported:
     """Read an exported model.
 
-    Raises ``UserError`` if it is missing or incomplete, or its requests were not timed.
+    Raises ``UserError`` if it is missing or incomplete, or its latency was not measured.
     """
     directory = Path(place)
     if (directory / MODEL / REPORT).is_file():
@@ -87,10 +85,10 @@ def read_model(place: str) -> Exported:
 
 
 def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
-    """Return the training figures of the same run.
+    """Return the training figures of the same run, and "".
 
-    None for a model without a run, or with the reason if the run is of another version; measured times can still be
-    planned.
+    Without a run they are None. If another version wrote the run, they are None with the reason; measured times can
+    still be planned.
     """
     summary = directory.parent / SUMMARY
     if directory.name != MODEL or not summary.is_file():
@@ -103,19 +101,19 @@ def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
 
 @cache
 def cpus() -> dict[str, float]:
-    """Return the FLOP/s of a core, by the word that names the CPU."""
+    """Return the peak FLOP/s of a core, by the word that names the CPU."""
     data = read_toml(CPUS)
     return {word: entry["gflops"] * 1e9 for word, entry in data.items()}
 
 
 def cpu_peak(name: str) -> float | None:
-    """Return the FLOP/s of a core for Linux's CPU name; None if unknown."""
+    """Return the peak FLOP/s of a core for Linux's CPU name; None if unknown."""
     words = name.split()
     return next((peak for word, peak in cpus().items() if word in words), None)
 
 
 def served(report: ExportReport) -> list[VariantFigures]:
-    """Return the timed variants whose loss is within the limit."""
+    """Return the timed variants that passed the gate or are FP32."""
     return [each for each in report.timed if each.file and may_serve(each) and service_of(each.latency_ms.get(ONE))]
 
 
@@ -126,7 +124,7 @@ def may_serve(variant: VariantFigures) -> bool:
 
 
 def not_served(report: ExportReport) -> Iterator[str]:
-    """Yield why other timed variants are skipped, a line each."""
+    """Yield a line for every other timed variant, with the reason."""
     for variant in report.timed:
         if variant.file and not may_serve(variant):
             answer = variant.quality.answer if variant.quality else "not compared"
@@ -136,7 +134,7 @@ def not_served(report: ExportReport) -> Iterator[str]:
 
 
 def disturbed(report: ExportReport) -> Iterator[str]:
-    """Yield a line on variants whose tail latency suggests CPU contention."""
+    """Yield a line about variants whose tail latency suggests CPU contention."""
     services = {each.name: service_of(each.latency_ms.get(ONE)) for each in served(report)}
     tails = {name: service.p99 / service.median for name, service in services.items() if service}
     if long := [f"{name} ({tail:.0f})" for name, tail in tails.items() if tail > DISTURBED]:
@@ -149,8 +147,8 @@ def disturbed(report: ExportReport) -> Iterator[str]:
 def service_of(figures: LatencyFigures | None) -> Service | None:
     """Return the distribution of request times from percentiles; None without p90.
 
-    Logarithms are linear between percentiles, times below the median equal it, and times above p99 equal it. A missing
-    p99 is that of a lognormal distribution. Mean and variation are those of all calls, if recorded.
+    Logarithms are interpolated linearly between percentiles. Times below the median are set to it, times above p99 to
+    p99. A missing p99 is that of a lognormal distribution. Mean and variation are those of all calls, if recorded.
     """
     if figures is None or figures.p50 is None or figures.p90 is None:
         return None
@@ -164,5 +162,5 @@ def service_of(figures: LatencyFigures | None) -> Service | None:
 
 
 def between(low: float, high: float, steps: int) -> list[float]:
-    """Return a geometric sequence from above ``low`` to ``high``."""
+    """Return ``steps`` geometric values from above ``low`` to ``high``."""
     return [min(high, low * (high / low) ** (step / steps)) for step in range(1, steps + 1)]

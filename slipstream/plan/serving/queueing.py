@@ -1,9 +1,8 @@
-"""Latency of replicas that share one queue, and the replicas that a p99 needs.
+"""Latency of replicas that share one queue, and the number of replicas for a p99.
 
-The probability of waiting is Erlang's C. The waiting time is taken to be exponential, with the mean of M/M/c times (ca²
-+ cs²)/2, from the coefficients of variation of gaps between arrivals and of service times (Allen and Cunneen; Allen,
-"Probability, Statistics, and Queueing Theory", 1990). Times are seconds; loads are arrivals per second times mean
-service seconds.
+The probability of waiting is Erlang's C. The waiting time is assumed exponential, with the mean of M/M/c times (ca² +
+cs²)/2, from the coefficients of variation of interarrival and service times (Allen and Cunneen; Allen, "Probability,
+Statistics, and Queueing Theory", 1990). Times are seconds; a load is arrivals per second times mean service seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from itertools import count
 
 import numpy as np
 
-#: Share of requests above the percentile.
+#: Fraction of requests above the p99.
 BEYOND = 0.01
-#: Largest planned utilisation of replicas: the formula was compared with simulated queues up to here, and above it the
-#: queue never ends at a 10 % higher load.
+#: Maximum planned utilisation of replicas. The formula was compared with simulated queues up to here, and beyond it a
+#: 10 % higher load makes the queue grow without end.
 MOST_BUSY = 0.9
 HALVINGS = 60
 #: Log probability that is negligible against :data:`BEYOND` in floating point.
@@ -27,10 +26,10 @@ NEVER = -40.0
 
 @dataclass(frozen=True)
 class Service:
-    """Distribution of service times without waiting.
+    """Distribution of service times, without waiting.
 
-    Ascending ``times`` with their ``shares`` of requests, and the mean and squared coefficient of variation, which may
-    differ from those of the few times.
+    ``times`` ascend, with their ``shares`` of the requests. Mean and squared coefficient of variation are separate,
+    because they may come from more times.
     """
 
     times: tuple[float, ...]
@@ -52,7 +51,7 @@ class Service:
 
     @classmethod
     def weighted(cls, times: Sequence[float], shares: Sequence[float]) -> Service:
-        """Return the distribution of exactly these times."""
+        """Return the distribution of these times and fractions."""
         mean = float(np.dot(times, shares))
         cv2 = max(0.0, float(np.dot(np.square(times), shares)) / mean**2 - 1)
         return cls(tuple(times), tuple(shares), mean, cv2)
@@ -63,7 +62,7 @@ class Service:
 
     @property
     def p99(self) -> float:
-        """Least time that at most :data:`BEYOND` of the requests exceed."""
+        """Smallest time that at most :data:`BEYOND` of the requests exceed."""
         return self.quantile(1 - BEYOND)
 
     def quantile(self, share: float) -> float:
@@ -74,11 +73,11 @@ class Service:
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """Return the probability that a request of M/M/c waits; 1 if the load exceeds the servers.
+    """Return the probability that a request of M/M/c waits; 1 if the load is at least ``servers``.
 
-    It is at most about the probability of ``servers`` or more Poisson arrivals with the mean ``load`` (Chernoff's
-    bound), divided by the share of idle servers. If that is negligible the result is 0, which limits the loop to some
-    thousands of steps at the shares of :data:`MOST_BUSY`.
+    It is at most about the probability of ``servers`` or more Poisson arrivals with mean ``load`` (Chernoff's bound),
+    divided by the idle fraction. If that is negligible the result is 0, which limits the loop to some thousands of
+    steps up to the utilisation :data:`MOST_BUSY`.
     """
     if load >= servers:
         return 1.0
@@ -94,7 +93,7 @@ def erlang_c(servers: int, load: float) -> float:
 
 
 def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> float:
-    """Return the p99 of waiting and service at ``rate`` arrivals per second; infinite if the queue never ends."""
+    """Return the p99 of waiting plus service at ``rate`` arrivals per second; infinite if overloaded."""
     load = rate * service.mean
     if load >= servers:
         return math.inf
@@ -105,7 +104,6 @@ def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> flo
     times, shares = np.array(service.times), np.array(service.shares)
 
     def longer(than: float) -> float:
-        """Return the share of requests that take longer."""
         left = np.maximum(than - times, 0.0)
         return float(np.dot(np.where(times > than, 1.0, waits * np.exp(-left / mean_wait)), shares))
 
@@ -117,9 +115,9 @@ def p99(rate: float, service: Service, servers: int, arrivals_cv2: float) -> flo
 
 
 def servers_needed(rate: float, service: Service, limit: float, arrivals_cv2: float) -> int:
-    """Return the fewest servers with a p99 within ``limit`` and at most :data:`MOST_BUSY` utilisation.
+    """Return the fewest servers, at least 1, with a p99 within ``limit`` and utilisation within :data:`MOST_BUSY`.
 
-    At least one. Raises ``ValueError`` if service alone takes longer.
+    Raises ``ValueError`` if service without waiting exceeds ``limit``.
     """
     if service.p99 > limit:
         raise ValueError(f"a p99 of {limit:g} s is less than service alone takes, {service.p99:g} s")

@@ -17,7 +17,7 @@ COLUMNS = ("variant", "instance", "replicas", "of each", "one request", "p99", "
 MORE = ("nightly $", "time")
 LEFT = ("", "variant", "instance", "time")
 HOURS = ("hours", "requests/s", "replicas", "instances")
-#: Most printed rows; JSON has all.
+#: Maximum printed rows; JSON has all.
 SHOWN = 16
 
 
@@ -60,7 +60,7 @@ def cells(row: Row, load: Load) -> list[str]:
 
 
 def request(service: Service) -> str:
-    """Return the median of a single request and its p99."""
+    """Return a single request's median and p99 as text."""
     return f"{milliseconds(service.median)} ({milliseconds(service.p99)})"
 
 
@@ -69,7 +69,7 @@ def cash(dollars: float) -> str:
 
 
 def by_hour(row: Row, load: Load) -> str:
-    """Return a line per run of hours with equal replicas."""
+    """Return a line per range of hours with equal replicas."""
     assert row.planned
     return aligned(HOURS, list(hour_lines(row.planned.replicas, row.planned.instances, load)), left=("hours",))
 

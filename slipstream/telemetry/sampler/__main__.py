@@ -2,8 +2,8 @@
 
     python -m slipstream.telemetry.sampler DIRECTORY --execution … --task … --attempt … --node … --parent PID
 
-A child of the agent (:mod:`slipstream.telemetry.watch`). It ends on SIGTERM, and when its parent is gone. It loads
-neither torch nor NumPy; measure every new import: 5 ms of CPU a second, 40 MB.
+The agent starts it (:mod:`slipstream.telemetry.watch`). It ends on SIGTERM, or when its parent is gone. It loads
+neither torch nor NumPy, to use only 5 ms of CPU a second and 40 MB.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def end_of_process() -> int:
     """Return a file descriptor that becomes readable on SIGTERM.
 
-    SIGINT is ignored: the agent handles Ctrl-C and then ends this process.
+    SIGINT is ignored, because on Ctrl-C the agent ends this process.
     """
     ended, end = os.pipe()
     os.set_blocking(end, False)

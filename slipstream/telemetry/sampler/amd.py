@@ -1,6 +1,6 @@
 """AMD GPU readings from the kernel's files: utilisation, memory, power, temperature and clock.
 
-In a pod ``/sys`` shows all GPUs of the node. Those of the pod have a readable compute topology (kfd).
+In a pod ``/sys`` shows all GPUs of the node. The pod's own GPUs have a readable compute topology (kfd).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path("/")
 
 
 class AmdDevices:
-    """GPUs in ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; ``root`` contains /sys."""
+    """GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES select; ``root`` contains /sys."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._cards = cards(root)
@@ -26,7 +26,7 @@ class AmdDevices:
     def read(self) -> tuple[DeviceReading, ...]:
         """Return the current reading of every GPU.
 
-        A file that is missing or unreadable leaves its field None.
+        Fields whose file is missing or unreadable are None.
         """
         return tuple(map(reading, self._cards))
 
@@ -42,7 +42,6 @@ class Card:
 
 
 def cards(root: Path) -> list[Card]:
-    """Return the visible GPUs."""
     found = [path for path in (root / "sys/class/drm").glob("card*/device") if read(path / "vendor") == AMD]
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     minors = {numbers(node).get("drm_render_minor", 0) for node in nodes} - {0}
@@ -59,7 +58,7 @@ def cards(root: Path) -> list[Card]:
 
 
 def card(index: int, path: Path) -> Card:
-    """Return the GPU with ROCm's UUID; without a unique id, the UUID contains its index."""
+    """Return the GPU with ROCm's UUID; without a unique id, it contains the index."""
     name = read(path / "product_name") or f"AMD GPU {read(path / 'device')}".strip()
     return Card(path, f"GPU-{read(path / 'unique_id') or index}", index, name)
 

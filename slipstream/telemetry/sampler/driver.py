@@ -1,4 +1,4 @@
-"""GPU driver in its own thread: if it hangs, only the fields of its devices are lost."""
+"""GPU driver queried in its own thread, so that a hanging driver costs only its devices' fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logger("telemetry")
 
 
 class Driver:
-    """Driver queried in a thread through ``read``, which may block or fail."""
+    """Driver that a thread queries through ``read``, which may block or fail."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
         self._read = read
@@ -25,7 +25,7 @@ class Driver:
         threading.Thread(target=self._work, daemon=True).start()
 
     def ask(self) -> bool:
-        """Request readings and return True, unless an earlier answer is still pending."""
+        """Request readings and return True; return False while an earlier request is pending."""
         if self._is_asked:
             try:
                 self._answers.get_nowait()  # an answer after its timeout
@@ -38,7 +38,7 @@ class Driver:
     def answer(self, within: float) -> Readings:
         """Return the requested readings, waiting at most ``within`` seconds.
 
-        Missing devices are returned with ``up=False``.
+        Known devices without a reading are returned with ``up=False``.
         """
         try:
             readings = self._answers.get(timeout=within) if within > 0 else self._answers.get_nowait()

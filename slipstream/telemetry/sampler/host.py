@@ -1,4 +1,4 @@
-"""Host usage of the pod's control group, and the time its processes waited for a processor."""
+"""Usage of the pod's control group, and the time its processes waited for a processor."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slipstream.telemetry.records import HostReading
 ROOT = Path("/")
 #: Seconds between reads of the limits, which hardly change.
 LIMITS_S = 60.0
-#: Most of a processor that counting the waits may take: with thousands of threads it runs less often.
+#: Maximum fraction of a processor for counting waits; with thousands of threads they are counted less often.
 SHARE = 0.001
-#: Columns of /proc/stat that are work: all but "idle", "iowait" and guests, which "user" includes.
+#: Columns of /proc/stat that count as busy: all but "idle", "iowait" and guests, which "user" includes.
 WORKING = (0, 1, 2, 5, 6, 7)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Host:
-    """Reader of the pod; waits of descendants of ``watched`` are counted."""
+    """Reader of the pod's usage; waits are those of descendants of the process ``watched``."""
 
     def __init__(self, watched: int, root: Path = ROOT) -> None:
         self._root = root
@@ -48,13 +48,13 @@ class Host:
 
 
 def memory_limit_of(root: Path) -> int | None:
-    """Return the memory limit in bytes, of the pod or else the machine."""
+    """Return the memory limit of the pod, else of the machine, in bytes."""
     allowed = memory_allowed(root)
     return machine_memory(root).get("MemTotal") if allowed is None else int(allowed)
 
 
 def memory_used_of(root: Path) -> int | None:
-    """Return the memory in use in bytes, of the control group or else the machine."""
+    """Return the memory in use by the control group, else by the machine, in bytes."""
     used = memory_used(root)
     if used:
         return used
@@ -63,7 +63,7 @@ def memory_used_of(root: Path) -> int | None:
 
 
 def machine_memory(root: Path) -> dict[str, int]:
-    """Return bytes by the names of /proc/meminfo."""
+    """Return /proc/meminfo in bytes, by name."""
     lines = (line.split() for line in read(root / "proc/meminfo").splitlines())
     return {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) == 3}
 
@@ -75,9 +75,9 @@ def machine_seconds(root: Path) -> float:
 
 
 class Waits:
-    """Seconds that a process's descendants, except this process, were ready without a processor.
+    """Counter of the seconds that a process's descendants were ready without a processor.
 
-    The kernel counts them per thread and forgets ended threads; seconds already counted are kept.
+    This process is excluded. The kernel counts per thread and forgets ended threads; counted seconds are kept.
     """
 
     def __init__(self, ancestor: int, root: Path = ROOT) -> None:
@@ -88,7 +88,7 @@ class Waits:
         self._next = 0.0
 
     def seconds(self) -> float:
-        """Return the seconds, recounted at intervals proportional to the cost of counting."""
+        """Return the seconds, recounted the less often the more counting costs."""
         if time.monotonic() >= self._next:
             began, cost = time.monotonic(), time.thread_time()
             self._count()
@@ -112,7 +112,7 @@ class Waits:
 
 
 def descendants(ancestor: int, processes: str) -> list[str]:
-    """Return the processes below ``ancestor``, without this process and its descendants."""
+    """Return the ids of processes below ``ancestor``, without this process and its descendants."""
     children: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):  # a system without /proc
         for process in os.scandir(processes):
@@ -131,7 +131,7 @@ def descendants(ancestor: int, processes: str) -> list[str]:
 def first_bytes(path: str) -> bytes:
     """Return up to 1,024 bytes of a file; empty if it is gone.
 
-    This takes a tenth of the time of ``Path``.
+    Takes a tenth of the time of ``Path.read_bytes``.
     """
     try:
         file = os.open(path, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """Readings of NVIDIA GPUs and partitions (MIG) from NVML.
 
-The driver or device may not support a call, which leaves the field None. A call may also never return, so callers that
-must not block use a separate thread.
+Fields that driver or device do not support are None. A call may also never return, so callers that must not block use a
+separate thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from slipstream.machine.gpus import named_devices
 from slipstream.telemetry.records import THROTTLED, DeviceReading
 
 T = TypeVar("T")
-#: NVML's bit of the first reason in THROTTLED; the others follow. The bit below means idle, which is no reason.
+#: Bit of the first reason of THROTTLED in NVML; the others follow. Bit 0 means idle, which is no reason.
 FIRST_REASON = 1
-#: NVML's counter fields: link, direction from the GPU's view, field, scope, bytes per unit. The scope of all NVLinks
-#: together is the largest number. The call for PCIe throughput is not used: it blocks for 20 ms.
+#: NVML's counter fields: link, direction from the GPU's view, field, scope, bytes per unit. The largest number as scope
+#: means all NVLinks together. NVML's call for PCIe throughput is not used, because it blocks for 20 ms.
 ALL_LINKS = 0xFFFFFFFF
 FIELDS = (
     ("pcie", "out", pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
@@ -29,7 +29,7 @@ FIELDS = (
     ("nvlink", "out", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, 1024),
     ("nvlink", "in", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, 1024),
 )
-#: Union member that holds a field's value, by NVML's value type.
+#: Member of NVML's value union, by value type.
 MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 #: NVML's errors for a device that is lost until a reset or reboot.
 GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
@@ -38,7 +38,7 @@ AGAIN_S = 30.0
 
 
 class Gone(Exception):
-    """Device lost by the driver."""
+    """Error for a lost device."""
 
 
 @dataclass
@@ -50,11 +50,11 @@ class Device:
     uuid: str
     index: int
     name: str
-    #: Handle and UUID of the whole GPU, and the partition's GPU instance.
+    #: Handle and UUID of the whole GPU, and the partition's GPU instance id (None for a GPU).
     card: Any = None
     card_uuid: str = ""
     instance: int | None = None
-    #: NVML samples that bound the measured multiprocessor activity; None where unsupported.
+    #: Pair of NVML samples between which multiprocessor activity is measured; None where unsupported.
     earlier: Any = None
     later: Any = None
 
@@ -63,7 +63,7 @@ class Device:
 
 
 class NvidiaDevices:
-    """GPUs in CUDA_VISIBLE_DEVICES."""
+    """GPUs that CUDA_VISIBLE_DEVICES selects."""
 
     def __init__(self) -> None:
         self._devices: list[Device] = []
@@ -78,7 +78,7 @@ class NvidiaDevices:
 
 
 def look() -> list[Device]:
-    """Return the driver's visible devices."""
+    """Return the visible devices."""
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
@@ -93,7 +93,7 @@ def look() -> list[Device]:
 
 
 def devices_of(index: int) -> Iterator[Device]:
-    """Yield a GPU, or its partitions if there are any."""
+    """Yield the GPU with number ``index``, or its partitions if it has any."""
     try:
         card = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = pynvml.nvmlDeviceGetUUID(card)
@@ -155,7 +155,10 @@ def reading(device: Device) -> DeviceReading:
 
 
 def present(device: Device) -> DeviceReading:
-    """Return the reading of a device that answers."""
+    """Return a device's reading.
+
+    Raises ``Gone``.
+    """
     handle = device.handle
     memory = answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2))
     memory = memory or answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
@@ -221,7 +224,7 @@ def take_sample(device: Device, sample: object) -> None:
 
 
 def sm_active(device: Device) -> float | None:
-    """Return the share of multiprocessors with work since the last call, 0 to 1."""
+    """Return the fraction of multiprocessors with work since the last call, 0 to 1; None if unsupported."""
     if device.later is None:
         return None
     asked = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=1)

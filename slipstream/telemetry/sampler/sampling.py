@@ -22,14 +22,14 @@ log = logger("telemetry")
 
 @dataclass(frozen=True)
 class State:
-    """Latest sample and totals, for the metrics server."""
+    """Latest sample and node totals, which the metrics server reads."""
 
     sample: Sample | None = None
     node: NodeTotals = NodeTotals()
 
 
 class Sampler:
-    """Sampler that writes to ``directory``; ``prices`` are the node's dollars per hour, by name."""
+    """Sampler that writes to ``directory``; ``prices`` are the node's dollars per hour, by price name."""
 
     def __init__(self, directory: Path, watched: int, prices: dict[str, float]) -> None:
         self.state = State()
@@ -42,7 +42,7 @@ class Sampler:
         self._is_told = False
 
     def sample(self) -> None:
-        """Take and store a sample; log a failing disk only once."""
+        """Take and store a sample; a failure to store is logged once."""
         until = time.monotonic() + DRIVER_S
         asked = [driver.ask() for driver in self._drivers]
         host = self._host.read()

@@ -1,4 +1,4 @@
-"""HTTP server of the metrics in a thread: ``GET /metrics`` at ``SLIPSTREAM_METRICS=host:port``."""
+"""HTTP server for metrics, in a thread: ``GET /metrics`` at ``SLIPSTREAM_METRICS=host:port``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logger("telemetry")
 
 
 def serve(address: str, text: Callable[[], str]) -> None:
-    """Start serving the result of ``text`` and return at once.
+    """Serve the result of ``text`` in a new thread.
 
     An address that cannot be bound causes one warning.
     """
@@ -51,9 +51,9 @@ def warn(address: str, problem: str) -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server with a thread for every connection, and a bounded number of both."""
+    """HTTP server with a bounded number of connections, each in its own thread."""
 
-    #: Backlog; the system drops further connections, and their clients retry after a second.
+    #: Backlog: the system drops further connections, and their clients retry after a second.
     request_queue_size = 64
 
     def __init__(self, where: Any, family: socket.AddressFamily, text: Callable[[], str]) -> None:
@@ -75,7 +75,7 @@ class Server(ThreadingHTTPServer):
         self.free.release()
 
     def server_bind(self) -> None:
-        """Bind without the DNS lookup of ``HTTPServer``."""
+        """Bind without ``HTTPServer``'s DNS lookup."""
         super(HTTPServer, self).server_bind()
         self.server_name, self.server_port = "", 0  # unused
 
@@ -114,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer unsupported methods with 404, too."""
+        """Answer unsupported methods with 404 instead of 501."""
         super().send_error(404 if code == 501 else code, message, explain)
 
     def log_message(self, format: str, *args: object) -> None:

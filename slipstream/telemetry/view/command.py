@@ -20,7 +20,7 @@ from slipstream.telemetry.watch import SAMPLES
 from slipstream.text_table import age
 
 REFRESH_S = 1.0
-#: Terminal codes: to the upper left corner, clear to the end of the line, clear to the end of the screen.
+#: Terminal codes: move to the upper left corner, clear to the end of the line, clear to the end of the screen.
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -33,9 +33,9 @@ class Stage:
 
 
 def stages_in(directory: Path) -> list[Stage]:
-    """Return the directory itself if it has samples, else its subdirectories with samples, newest first.
+    """Return the stages with samples, newest first.
 
-    Raises ``UserError`` if there are none.
+    This is the directory itself if it has samples, else its subdirectories. Raises ``UserError`` without any.
     """
     expected = "expected one stage's samples, or a directory of such: .slipstream/telemetry where a workflow was run"
     if not directory.is_dir():
@@ -61,9 +61,9 @@ def main(directory: Path) -> None:
 
     On a terminal the page is refreshed every second until the stage has ended; otherwise it is printed once.
 
-    DIRECTORY holds the samples of one stage, or of several stages; the newest is shown. Default: .slipstream/telemetry,
-    where a workflow runs on this machine. In a pod the samples lie in the task's working directory, whose name only
-    Flyte knows: kubectl exec -it POD -- sh -c with the example in quotes finds it.
+    DIRECTORY holds the samples of one stage, or of several stages; the newest is shown. The default is
+    .slipstream/telemetry, where workflows on this machine write. In a pod the samples lie in the task's working
+    directory, whose name only Flyte knows; find it with kubectl exec -it POD -- sh -c and the example in quotes.
 
     Example: slipstream telemetry /tmp/flyte*/sandbox/local_flytekit/*/telemetry
     """
@@ -76,7 +76,7 @@ def main(directory: Path) -> None:
 
 
 def follow(stage: Stage, others: Sequence[Stage]) -> None:
-    """Redraw the stage in place until it has ended, or until Ctrl-C."""
+    """Redraw the stage's page in place until the stage has ended, or until Ctrl-C."""
     try:
         while not draw(stage, others):
             time.sleep(REFRESH_S)
@@ -87,7 +87,7 @@ def follow(stage: Stage, others: Sequence[Stage]) -> None:
 def draw(stage: Stage, others: Sequence[Stage]) -> bool:
     """Draw the current page and return True if the stage has ended.
 
-    Until then the page is cut to the terminal, which would otherwise scroll.
+    A running stage's page is cut to the terminal's size, so that it does not scroll.
     """
     shown, size = look_at(stage), shutil.get_terminal_size()
     lines = [*page(shown, size.columns), *listed(others, shown.now)]
@@ -101,7 +101,7 @@ def draw(stage: Stage, others: Sequence[Stage]) -> bool:
 def look_at(stage: Stage) -> Snapshot:
     """Return a current snapshot.
 
-    Raises ``UserError`` if the directory was removed meanwhile.
+    Raises ``UserError`` if the samples were removed meanwhile.
     """
     shown = Snapshot.of(stage.directory, time.time())
     if not shown.samples:

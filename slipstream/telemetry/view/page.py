@@ -15,7 +15,7 @@ from slipstream.telemetry.ring import SILENT_S, latest
 from slipstream.telemetry.totals import read_totals
 from slipstream.text_table import age, aligned
 
-#: Samples over which the host's usage is averaged.
+#: Number of samples over which the host's usage is averaged.
 SAMPLES = 6
 GIB = 1 << 30
 UNKNOWN = "-"
@@ -45,7 +45,6 @@ class Snapshot:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last sample."""
         return max(0.0, self.now - self.samples[-1].at)
 
     @property
@@ -54,7 +53,7 @@ class Snapshot:
 
 
 def page(shown: Snapshot, width: int | None = None) -> list[str]:
-    """Return the lines; columns of tables beyond ``width`` continue below."""
+    """Return the lines of the page; table columns beyond ``width`` continue below."""
     parts = [[head(shown)], devices_lines(shown, width), host_lines(shown, width)]
     parts += [ranks_lines(shown, width), cause_lines(shown.ranks, width)]
     return [line for part in parts if part for line in ("", *part)][1:]
@@ -96,7 +95,7 @@ def device_row(device: DeviceReading) -> list[str]:
 
 
 def host_lines(shown: Snapshot, width: int | None) -> list[str]:
-    """Return the host's usage over the last samples; unknown with a single sample."""
+    """Return the host's usage over the last samples; "-" with a single sample."""
     first, last = shown.samples[0], shown.samples[-1]
     passed, before, host = last.at - first.at, first.host, last.host
     used = waiting = UNKNOWN
@@ -118,7 +117,7 @@ def ranks_lines(shown: Snapshot, width: int | None) -> list[str]:
 def rank_row(rank: RankTotals, now: float) -> list[str]:
     """Return a rank's figures since the start of the attempt.
 
-    Shares are of the time of steps, evaluations and checkpoints.
+    Percentages are of the time of steps, evaluations and checkpoints.
     """
     seconds = rank.phase_seconds
     steps_s = sum(seconds.get(phase, 0.0) for phase in STEP)
@@ -143,7 +142,7 @@ def rank_row(rank: RankTotals, now: float) -> list[str]:
 
 
 def cause_lines(ranks: Sequence[RankTotals], width: int | None) -> list[str]:
-    """Return rank 0's bottlenecks; empty in other ranks' pods and before the first analysis."""
+    """Return rank 0's bottlenecks; empty in pods without rank 0 and before the first analysis."""
     known = next((rank for rank in ranks if rank.goodput is not None), None)
     if known is None:
         return []
@@ -173,9 +172,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
 
 
 def parts_of(widths: Sequence[int], width: int | None) -> Iterator[list[int]]:
-    """Yield the column indices of every part of a table.
+    """Yield the column indices of every part of a table split at ``width``.
 
-    All parts have the first column; columns wider than ``width`` are not split.
+    All parts have the first column; wider columns than ``width`` are not split.
     """
     part, taken = [0], widths[0]
     for place, its in enumerate(widths[1:], 1):
