@@ -1,6 +1,6 @@
 """Stall of the training loop during a save: our checkpoints, torch.save and DCP's asynchronous checkpoints.
 
-    python benchmarks/checkpoint.py [--quick] [--json FILE] [--megabytes 300] [--rounds 11] [--place DIRECTORY]
+    python benchmarks/checkpoint.py [OPTIONS]
 
 Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each method saves
 once, and a save ends before the next one starts. The methods are ``torch.save`` and fsync by rank 0 while rank 1 waits,
@@ -182,7 +182,6 @@ def measure(scratch: str, layers: int, rounds: int) -> dict[str, list[Figures]]:
 
 
 def summary(found: dict[str, list[Figures]]) -> dict[str, Figures]:
-    """Return every method's medians without the first round, its first stall, and its stall over torch.save's."""
     rows = {name: {**settled(rounds), "first_stall_ms": rounds[0]["stall_ms"]} for name, rounds in found.items()}
     for row in rows.values():
         row["of_torch_save"] = row["stall_ms"] / rows[WAYS[0]]["stall_ms"]

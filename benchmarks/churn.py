@@ -1,6 +1,6 @@
 """Cost of preparing a customer table of 200 columns, by number of rows.
 
-    python benchmarks/churn.py [--quick] [--rows N] [--keep DIR] [--json FILE]
+    python benchmarks/churn.py [OPTIONS]
 
 The table is generated from a seed, in files of 500,000 rows. A file depends only on its number, so 50 M rows start with
 the same 500,000 as 2 M. 150 columns are amounts (normal and log-normal, some with gaps), 29 are counts, 19 are texts of
@@ -45,7 +45,6 @@ OFFSET = -1.5
 
 
 def file_of(number: int, rows: int) -> pa.Table:
-    """Return the table of file ``number``, with ``rows`` customers."""
     draw = np.random.default_rng([number, 200])
     made: dict[str, pa.Array] = {"customer": pa.array(number * FILE_ROWS + np.arange(rows))}
     logit = np.full(rows, OFFSET)

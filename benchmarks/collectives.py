@@ -1,6 +1,6 @@
 """Our measurement of collectives, compared with a bare torch loop and with the memory bandwidth.
 
-    python benchmarks/collectives.py [--quick] [--json FILE]
+    python benchmarks/collectives.py [OPTIONS]
 
 Every launch of a process group measures each operation and size three times: by our timing code, by a bare loop of
 equally many iterations that is timed as a whole, and by a memcpy of equally many bytes in one process. Figures are
@@ -84,7 +84,6 @@ def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
 
 
 def summary(launches: Sequence[Figures]) -> Figures:
-    """Return medians over the launches and their ratios, for one operation and size."""
     row = medians(launches)
     p50 = [launch["p50_us"] for launch in launches]
     return {

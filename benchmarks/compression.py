@@ -1,6 +1,6 @@
 """Pruned and distilled models, compared with models of the same size that are trained on labels only.
 
-    python benchmarks/compression.py [--quick] [--json FILE] [--part NAME ...]
+    python benchmarks/compression.py [OPTIONS]
 
 The teacher is a plain MLP 200-512-256-64, trained by our own trainer on a seeded table of 200 features and 40,000 rows.
 Speeds are ONNX Runtime's with one thread, measured in turns in random order; accuracies are of the test rows.
@@ -60,8 +60,6 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the data, the models and the trainings."""
-
     rows: int = 40_000
     features: int = 200
     hidden: tuple[int, ...] = (512, 256, 64)
@@ -196,7 +194,6 @@ def rows_of(
     accuracies: Mapping[str, Sequence[float]],
     speeds: Mapping[str, Estimate],
 ) -> dict[str, dict[str, float]]:
-    """Return the table's rows: parameters, accuracies over the seeds, and speedup over the teacher."""
     rows: dict[str, dict[str, float]] = {}
     for name, found in accuracies.items():
         size = sum(p.numel() for p in models[name].load().parameters())

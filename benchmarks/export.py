@@ -1,6 +1,6 @@
 """Speed and size of the variants chosen by our export, compared with other quantisation tools.
 
-    python benchmarks/export.py [--quick] [--json FILE] [--part NAME ...]
+    python benchmarks/export.py [OPTIONS]
 
 Our own trainer trains the models: the default table model and a plain MLP 200-512-256-64 on a seeded table of 200
 features and 40,000 rows, the ResNet with group and with batch normalisation on the handwritten digits enlarged to 32 x
@@ -303,7 +303,6 @@ def bars(
 
 
 def size_bar(chosen: Path, peers: Sequence[Path]) -> str:
-    """Describe whether the chosen file meets the size bar against the smallest peer."""
     ours = chosen.stat().st_size
     theirs = min((path.stat().st_size for path in peers), default=ours)
     return f"size: {ours / theirs:.2f} of the smallest peer's, asked at most {SIZE_BAR}: " + held(

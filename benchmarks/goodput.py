@@ -1,6 +1,6 @@
 """Goodput of a run on spot machines: four preemptions in 1,600 steps, modelled on Ray's nightly test.
 
-    python benchmarks/goodput.py [--quick] [--json FILE]
+    python benchmarks/goodput.py [OPTIONS]
 
 Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % useful steps with a checkpoint every 400
 steps and 94.6 % with a checkpoint on notice. Here two ranks of ``slipstream.train.run`` train a model whose steps take

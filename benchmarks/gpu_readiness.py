@@ -1,6 +1,6 @@
 """Work that the trainer gives a GPU, counted on a CPU: operations, casts, and memory in float32.
 
-    python benchmarks/gpu_readiness.py [--quick] [--json FILE]
+    python benchmarks/gpu_readiness.py [OPTIONS]
 
 *loss*: the cross-entropy of a language model's logits in bf16, forward and backward. The trainer computes it in chunks.
 The alternatives convert all logits to float32 at once, in their layout or transposed: torch's own function expects the
@@ -77,7 +77,6 @@ def timed(work: Callable[[], object]) -> Figures:
 
 
 def figures(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Figures]:
-    """Return the operation counts and the median CPU time of every function."""
     times = in_turns({name: partial(timed, work) for name, work in works.items()}, turns)
     found = {}
     for name, work in works.items():

@@ -1,6 +1,6 @@
 """The training loader, compared with other loaders and with the memory bandwidth.
 
-    python benchmarks/loader.py [--quick] [--json FILE] [--part bound|peers|shuffle] [--runs N]
+    python benchmarks/loader.py [OPTIONS]
 
 One process reads 2 M rows of 200 float32 in shuffled segments from a warm page cache, in batches of 1024, with one
 thread per library. ``bound``: our loader, with and without verification, takes turns in one process with contiguous
@@ -84,7 +84,6 @@ def ours(directory: Path) -> Iterator[Any]:
 
 
 def tensors(directory: Path) -> Any:
-    """Return features and targets as tensors in memory."""
     import torch
 
     return tuple(torch.from_numpy(np.load(directory / f"{name}.npy")) for name in "xy")
@@ -227,7 +226,6 @@ def rate(batches: Iterator[Any], most: int, seconds: float = float("inf")) -> fl
 
 
 def bound_part(directory: Path, rows: int, runs: int) -> Table:
-    """Measure epochs of our loader and of plain copies in turns."""
     import torch
 
     torch.set_num_threads(1)
@@ -279,7 +277,6 @@ def one_loader(name: str, directory: Path, rows: int, seconds: float) -> Figures
 
 
 def peers_part(directory: Path, rows: int, runs: int) -> Table:
-    """Measure every installed loader in a fresh process, in turns."""
     contenders = {}
     for name, loader in LOADERS.items():
         if importlib.util.find_spec(loader.module) is None:

@@ -1,6 +1,6 @@
 """Overhead of the trainer's fault tolerance in runs without faults.
 
-    python benchmarks/overhead.py [--quick] [--json FILE]
+    python benchmarks/overhead.py [OPTIONS]
 
 *With*: the guard's checks, the watcher for preemption notices, the goodput record, and a checkpoint every second or
 two; the stall of a snapshot is counted separately. *Without*: the same ``TrainLoop`` on the same model and process
@@ -41,8 +41,6 @@ SAVES = 2
 
 
 class NoGoodputRecorder(GoodputRecorder):
-    """Goodput recorder that records nothing."""
-
     def __init__(self) -> None:
         pass
 
@@ -58,8 +56,6 @@ class NoGoodputRecorder(GoodputRecorder):
 
 
 class NoGuard(Guard):
-    """Guard that neither checks nor saves."""
-
     def __init__(self) -> None:
         self.recorder, self.times = NoGoodputRecorder(), StepTimes(0, 1)
 
@@ -117,7 +113,6 @@ def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
 
 
 def summary(rounds: list[Figures]) -> Figures:
-    """Return medians over the pairs: step time, its ratio with/without and the 95 % interval, and stall."""
     ratio, low, high = interval_of_median([round_["ratio"] for round_ in rounds])
     rest = medians(rounds)
     return {

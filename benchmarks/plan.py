@@ -1,6 +1,6 @@
 """Accuracy of ``slipstream plan`` for the duration of a training that is killed repeatedly.
 
-    python benchmarks/plan.py [--quick] [--runs N] [--json FILE]
+    python benchmarks/plan.py [OPTIONS]
 
 Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Undisturbed trainings alternate
 with trainings that are killed (SIGKILL) at times drawn from a seed until they finish. As with ``--measured``, the plan
@@ -82,14 +82,12 @@ def killed(job: Job, seed: int, mean_s: float) -> Killed:
 
 
 def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) -> Measured:
-    """Run an undisturbed training and return its figures as a plan reads them."""
     job = Job(place, name, steps, STEP_S, saving)
     attempt(job, None)
     return measured(name, read_figures(job.model))
 
 
 def compare(its: Killed, around: list[Measured], mean_s: float, seed: int) -> dict[str, float | str]:
-    """Return the duration of a killed training and the plan's predictions, in seconds."""
     planned, time_s = around[0], time_of(around[0], around)
     job = job_of(planned, time_s.seconds, mean_s / HOUR_S)
     told = Told([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])

@@ -1,6 +1,6 @@
 """Preparation of a table, compared with Polars (streaming).
 
-    python benchmarks/prepare.py [--quick] [--json FILE] [--part parquet|csv|linear] [--runs N]
+    python benchmarks/prepare.py [OPTIONS]
 
 ``parquet``: 2 M rows of 150 float64, 30 int64 (one of them the id) and 20 texts become standardised float32 and codes,
 with statistics of the training rows, split by the id. No contender computes medians. Ours also shuffles, hashes and
@@ -123,7 +123,6 @@ def proportional_bytes(pid: int) -> int:
 
 @contextmanager
 def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.BaseProcess]:
-    """Run a contender in a fresh process, and wait for its end."""
     with tempfile.TemporaryDirectory(dir=data.parent) as out:
         process = multiprocessing.get_context("spawn").Process(target=CONTENDERS[contender], args=(data, Path(out)))
         with no_main_module():

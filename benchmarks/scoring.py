@@ -1,6 +1,6 @@
 """Scoring of a table, compared with the sum of its parts and with pandas and one call of the model.
 
-    python benchmarks/scoring.py [--quick] [--json FILE] [--part 13|200] [--runs N]
+    python benchmarks/scoring.py [OPTIONS]
 
 Parquet of 13 columns (8 floats, 2 integers, 2 texts, an id) and of 200 (150, 29, 20, an id) goes through the raw model
 (which takes unprepared columns) of an MLP of the default size, FP32, with one thread. "ours" is the whole scoring: the

@@ -1,6 +1,6 @@
 """Start-up costs: imports of the workflows, pods, and the main job with and without reuse.
 
-    python benchmarks/startup.py [--quick] [--json FILE] [--part imports|pods|job]
+    python benchmarks/startup.py [OPTIONS]
 
 *imports*: fresh interpreters import ``workflows.training``, with or without the cached digests of its sources, or only
 flytekit, its PyTorch plugin and torch. They take turns. Reported are CPU seconds, and the median of the paired ratios
@@ -120,7 +120,6 @@ def beside(command: str) -> str:
 
 
 def cost(command: Sequence[str], directory: Path) -> Figures:
-    """Return wall-clock seconds of a command, and CPU seconds of all its processes."""
     before, started = spent(), time.perf_counter()
     subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
     return {"wall": time.perf_counter() - started, "cpu": spent() - before}

@@ -1,6 +1,6 @@
 """Accuracy of ``slipstream rehearse PROFILE --storm``: its preemption simulation compared with real trainings.
 
-    python benchmarks/storm.py [--quick] [--runs N] [--json FILE]
+    python benchmarks/storm.py [OPTIONS]
 
 Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Every run is preempted at the times
 of its own Poisson process until it finishes, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM (*warned*).
@@ -41,8 +41,6 @@ MOST = 40
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training, and the figures for its simulation."""
-
     attempts: list[Ended]
     executed: int
     step_s: float
@@ -71,7 +69,6 @@ def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Courses:
 
 
 def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figures:
-    """Return observed and simulated figures, as means over the runs."""
     step_s = median(run.step_s for run in runs)
     ended = [each for run in runs for each in run.attempts]
     struck = [each for each in ended if not each.finished]

@@ -1,6 +1,6 @@
 """Quality of a sweep's decisions in virtual time, and overhead of a trial besides its steps.
 
-    python benchmarks/sweep.py [--quick] [--json FILE] [--part simulated|real]
+    python benchmarks/sweep.py [OPTIONS]
 
 *simulated*: synthetic trainings with learning curves that cross; the unit of virtual time is a whole training.
 ``slipstream.sweep.study`` proposes settings and stops trials; records are kept in memory. Every seed is another
@@ -69,7 +69,6 @@ COSTS = (
 
 
 def searches(seed: int, trials: int) -> dict[str, Found]:
-    """Return the results of every search for the problem of ``seed``."""
     problem, config = Problem(seed), config_of(seed, trials)
 
     def swept(workers: int, preemptions: Preemptions) -> Found:

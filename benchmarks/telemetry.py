@@ -1,6 +1,6 @@
 """Telemetry's diagnosis compared with TraceML's, and the overhead of telemetry.
 
-    python benchmarks/telemetry.py [--quick] [--json FILE] [--part peer|sampler|upload|marks|steps]
+    python benchmarks/telemetry.py [OPTIONS]
 
 *peer*: trainings of two processes on one table, each with one known fault. Ours is ``slipstream.train.run``. TraceML
 (the extra ``bench``) watches a plain DDP loop of the same model with the same fault, as its documentation shows. The

@@ -1,6 +1,6 @@
 """The trainer, compared with hand-written loops and libraries: same model, data, seed and optimiser, 2 processes.
 
-    python benchmarks/trainer.py [--quick] [--json FILE] [--part same|usual|libraries] [--model table|transformer]
+    python benchmarks/trainer.py [OPTIONS]
 
 Workloads: a table like the census (6 numbers, 8 categories, 22,784 rows, batches of 256) with the default MLP, and rows
 of 64 tokens in batches of 16 with a transformer of 4 layers. The trainer and a rival take turns of whole epochs (2 s or

@@ -295,7 +295,6 @@ class LightningTrainer(Usual):
 
 
 def tensors_of(data: PreparedData) -> tuple[list[Tensor], Tensor]:
-    """Return inputs and targets of the training split, in memory."""
     records = data.split("train")
     inputs = [torch.from_numpy(np.array(records[spec.name])) for spec in data.signature.inputs]
     return inputs, torch.from_numpy(np.array(records[TARGET])).long()

@@ -107,12 +107,10 @@ class Steady(nn.Module):
 
 
 def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
-    """Build the network (``model.name`` of the trainings)."""
     return Steady(math.prod(signature.inputs[0].shape), signature.outputs, counter, step_s)
 
 
 def rank_main(rank: int, port: int, job: Job) -> None:
-    """Run one rank of one attempt."""
     from slipstream.train.fault_tolerance.guard import Preempted
     from slipstream.train.run import run
     from slipstream.train.setup import TrainingRequest

@@ -164,13 +164,11 @@ def written_settings(provocation: Provocation, tables: Path, place: Path, steps:
 
 
 def machine_cpu_s() -> float:
-    """Return the busy seconds of all CPUs of this machine."""
     times = psutil.cpu_times()
     return float(times.user + times.system)
 
 
 def children_cpu_s() -> float:
-    """Return CPU seconds of this process and of its children that have ended."""
     own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime
 

@@ -24,7 +24,6 @@ def processor_seconds() -> float:
 
 
 def largest_memory() -> float:
-    """Return the peak resident memory of this process in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) * 1024
 

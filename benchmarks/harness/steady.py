@@ -108,7 +108,6 @@ class SteadyTrainer:
         return GoodputRecorder(home, attempt, WORLD, writes=self.group.rank == 0, started=time.perf_counter())
 
     def run(self, guard: Guard) -> Spent:
-        """Run a turn's steps under ``guard`` and return their times."""
         self.turns += 1
         # The history of the training would grow, but checkpoints must keep their size.
         self.state.progress.steps.clear()

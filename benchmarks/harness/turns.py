@@ -26,7 +26,6 @@ def in_turns(contenders: Mapping[str, Callable[[], Figures]], turns: int) -> dic
 
 
 def medians(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Return the median of each figure."""
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 

@@ -26,6 +26,5 @@ def noted_trial(link: Connection, job: TrialJob) -> None:
 
 
 def working(model: Path) -> float:
-    """Return the seconds of a model's training steps and evaluations."""
     seconds = read_attempt(model).ledger.seconds
     return seconds[STEPS] + seconds[EVALUATION]
