@@ -28,7 +28,7 @@ MOST_CLASSES_DRAWN = 20
 
 
 def charts_of(results: Results, store: Store | None) -> dict[str, Markup | None]:
-    """Return every chart by name, or None if the results lack it.
+    """Return every chart by name, or None if its data are missing from the results.
 
     Charts are cached in ``store`` if given.
     """
