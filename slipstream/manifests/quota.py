@@ -28,7 +28,7 @@ def namespaces(site: Site, serve: bool, operator: bool) -> File:
 
 
 def quota(site: Site) -> File:
-    """Return the resource quotas of both domains, with the sum of both queues for either.
+    """Return the resource quota of each of both domains, which is the sum of both queues.
 
     Kueue admits jobs on a quota that the other queue lends, and a lower quota would refuse their pods.
     """
