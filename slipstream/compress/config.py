@@ -10,7 +10,7 @@ from pydantic import Field
 from slipstream.models.config import STORABLE, TeachingConfig, is_storable
 from slipstream.settings import Natural, Settings, settings
 
-#: Most candidates that are trained: the search halves the rest every time.
+#: Number of trainings by which a bisection finds the best candidate, and maximum number of candidates.
 ROUNDS = 4
 MOST_CANDIDATES = 2**ROUNDS - 1
 
@@ -56,5 +56,5 @@ class CompressionConfig(Settings):
 
     @property
     def searches(self) -> bool:
-        """True if the size is searched; else one candidate was named, and is taken whatever it loses."""
+        """True if the size is searched; False if the user named one candidate, which is taken whatever it loses."""
         return not self.share if self.method == "prune" else len(self.students) != 1
