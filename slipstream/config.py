@@ -34,9 +34,9 @@ class RunConfig(Settings):
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def for_training(self) -> TrainingConfig:
-        """Return the training section, completed from ``collectives`` if it applies results of the tuner.
+        """Return the training section, with settings from ``collectives`` if it applies results of the tuner.
 
-        The results themselves are not part of it, so new results do not cause reruns.
+        It names where the results are, not their content, so new results do not cause reruns.
         """
         training = self.training
         if not training.network_profile:

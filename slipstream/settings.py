@@ -31,10 +31,10 @@ from slipstream.errors import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Schema = dict[str, Any]
-#: Largest integers: a count in Flyte, Kubernetes and the libraries below; and a seed or a number of bytes that is exact
-#: in JSON, whose numbers many programs read as floating-point ones.
+#: Largest integers: for counts, as in Flyte, Kubernetes and libraries; and for seeds and numbers of bytes, which stay
+#: exact in programs that read JSON's numbers as float64.
 LARGEST, LARGEST_EXACT = 2**31 - 1, 2**53 - 1
-#: Characters of a value that a message shows.
+#: Maximum number of characters of a value that a message shows.
 SHOWN = 100
 Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -155,9 +155,9 @@ class Settings:
 
 
 def whole(value: object) -> object:
-    """Return 3 for 3.0, also in a list; a field of type float accepts either.
+    """Return an integral float as an integer, also in a list; fields of type float accept integers.
 
-    Floats above the largest exact integer remain; records hold no integers of their size.
+    Floats above the largest exact integer remain; records hold no integers of that size.
     """
     if isinstance(value, list):
         return [whole(item) for item in value]
@@ -189,12 +189,11 @@ def settings(cls: type[S]) -> type[S]:
 
 
 def to_dict(value: Settings) -> dict[str, Any]:
-    """Return the settings as nested dictionaries that JSON can hold."""
     return asdict(value)
 
 
 def with_defaults(defaults: object, value: object) -> object:
-    """Return ``value`` with entries that its nested mappings lack taken from ``defaults``."""
+    """Return ``value``, with entries that its nested mappings lack taken from ``defaults``."""
     if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
         return value
     return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
