@@ -23,9 +23,9 @@ class DataFigures:
     rows_train: int
     rows_validation: int
     rows_test: int
-    #: Name of a row; "document" for text.
+    #: Word for a row on pages: "row", or "document" for text data.
     unit: str = "row"
-    #: Tokens of the training split of text.
+    #: Number of tokens of the training split; 0 unless the data are text.
     tokens: int = 0
 
 
@@ -44,8 +44,8 @@ class Quarantined:
 class NetworkFigures:
     """Interconnect figures by the conventions of nccl-tests.
 
-    The all_reduce figures are None if it was not measured. The whole profile, with the times of all iterations, is too
-    large for a workflow's result.
+    The all_reduce figures are None if all_reduce was not measured. The whole profile, with the times of all iterations,
+    is too large for a workflow's result.
     """
 
     #: Number of processes and nodes, "gloo" or "nccl", and the device.

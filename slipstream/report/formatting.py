@@ -18,7 +18,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def count(number: int) -> str:
-    """Return a number with thousands separators: 1,234,567."""
     return f"{number:,}"
 
 

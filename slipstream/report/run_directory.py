@@ -10,7 +10,7 @@ from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.results.export import DIGEST, ExportReport, digest_line
 from slipstream.artifacts.workspaces import workspace
 
-#: Contents of a run directory.
+#: Names of files and directories in a run directory.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
 CARD, CARD_DATA = "card.html", "card.json"
 ONNX = "model.onnx"

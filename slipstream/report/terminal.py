@@ -111,7 +111,7 @@ def trained_by(training: TrainingFigures | None) -> Iterator[str]:
 def variants(export: ExportReport, metric: str) -> Iterator[str]:
     """Yield a table of the measured variants and the reason for the choice, then files for other libraries.
 
-    Without variants, the reason for that is given instead of a table.
+    Without variants, yields the files and the reason why there are none.
     """
     if export.variants:
         yield from timed(export, metric)

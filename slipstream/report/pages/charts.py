@@ -205,7 +205,6 @@ def unit_square(axes: Axes) -> None:
 
 
 def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter: float = 6.0) -> None:
-    """Plot a ring with a tooltip."""
     ring: LineStyle = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
     axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
 

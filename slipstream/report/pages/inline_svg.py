@@ -25,7 +25,7 @@ VARIABLES |= {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)", CARD:
 
 #: Size in CSS pixels, as wide as a card on a phone. The drawing grows with the page, so its text stays readable.
 WIDTH, HEIGHT = 420, 260
-#: The larger of the style sheet's two font sizes, so that both fit.
+#: In CSS pixels: the larger of the style sheet's two font sizes, so that texts of either size fit.
 FONT_SIZE = 13
 PIXELS_PER_INCH = 72
 STYLE: dict[Any, Any] = {

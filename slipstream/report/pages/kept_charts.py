@@ -21,7 +21,7 @@ MODULES = (
     "slipstream.report.pages.network_charts",
     __name__,
 )
-#: Charts that some runs lack.
+#: Names of charts that are None for some runs.
 OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants")
 #: Largest number of classes for a readable confusion matrix. Above it, the page lists mistakes.
 MOST_CLASSES_DRAWN = 20

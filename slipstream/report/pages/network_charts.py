@@ -30,7 +30,7 @@ def drawn(
 ) -> dict[str, Markup | None]:
     """Return every chart by name, or None without data.
 
-    ``course`` are the earlier profiles, ``model`` is the model fitted to all_reduce, if known.
+    ``course`` is the history of bandwidths, ``model`` is the model fitted to all_reduce, if known.
     """
     series = {m.operation: moved for m in profile.measurements if (moved := moving(profile.of(m.operation)))}
     ranks = profile.fingerprint.world

@@ -27,7 +27,7 @@ from slipstream.report.run_directory import CARD
 from slipstream.report.stage_results import Results
 from slipstream.report.summary import RunSummary
 
-#: Names of the phases of a step.
+#: Names of a step's phases on the page.
 PHASES = {
     "data": "waiting for batches",
     "compute": "forward and backward pass",

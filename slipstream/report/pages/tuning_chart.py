@@ -13,7 +13,7 @@ from slipstream.report.pages.inline_svg import INK, PIXELS_PER_INCH, SERIES, SOF
 
 #: Height of a setting's text and interval, in lines of text.
 LINES = 2.2
-#: Speedups beyond these are cut off: such wide intervals carry no information.
+#: Speedups beyond these limits are cut off: such wide intervals carry no information.
 LEAST, MOST = 0.25, 4.0
 COLOURS = {"taken": SERIES[0], "may change numbers": SERIES[1]}
 
