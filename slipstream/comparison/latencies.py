@@ -87,7 +87,7 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-#: Minimum number of calls at one batch size: six variants, loaded three times, in turns of two calls.
+#: Minimum number of calls of all variants at one batch size: six variants, loaded three times, in turns of two calls.
 FEWEST_CALLS = 36
 #: Function that loads a fresh copy of a variant.
 Load = Callable[[], ModelFunction]
