@@ -17,7 +17,7 @@ KUEUE_WHY = (
     "kubeflow.org/pytorchjob, and waitForPodsReady; otherwise two jobs can each hold half of the nodes."
 )
 PRIORITIES = {PRODUCTION: 100_000, RESEARCH: 10_000}
-#: Serving is above all training, as callers wait for answers.
+#: PriorityClass of serving, which is above all training, as callers wait for answers.
 SERVING, SERVING_PRIORITY = "slipstream-serving", 200_000
 
 

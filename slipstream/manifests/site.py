@@ -17,7 +17,7 @@ DOMAINS = {PRODUCTION: "production", RESEARCH: "development"}
 @dataclass(frozen=True)
 class Site:
     profile: Profile
-    #: "aws", "gcp", "azure"; "" for nodes that are not created on demand.
+    #: Cloud that creates nodes on demand: "aws", "gcp" or "azure"; "" for existing nodes.
     cloud: str
     #: Flyte's project; namespaces are PROJECT-DOMAIN.
     project: str

@@ -31,7 +31,7 @@ LABELS = {"app.kubernetes.io/name": NAME}
 class Serving:
     #: Address of Triton's model repository, as ``slipstream triton`` writes it.
     models: str
-    #: Scale by Triton's queue with KEDA, not by the CPUs of the pods.
+    #: True to scale by Triton's queue with KEDA, False to scale by the pods' CPU use.
     keda: bool
 
 
