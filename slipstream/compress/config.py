@@ -10,16 +10,17 @@ from pydantic import Field
 from slipstream.models.config import STORABLE, TeachingConfig, is_storable
 from slipstream.settings import Natural, Settings, settings
 
-#: Number of trainings by which a bisection finds the best candidate, and maximum number of candidates.
+#: Maximum number of trainings of a search, which bisects the candidates: 4 trainings decide between 15 candidates.
 ROUNDS = 4
 MOST_CANDIDATES = 2**ROUNDS - 1
 
 
 @settings
 class CompressionConfig(Settings):
-    """Settings of making a trained model smaller.
+    """Settings of compression, which makes a trained model smaller.
 
-    The smaller model is trained with the larger as its teacher, by the settings of ``training`` except for those here.
+    The smaller model is trained with the trained model as its teacher, by the settings of ``training`` except for those
+    here.
     """
 
     section = "compression"

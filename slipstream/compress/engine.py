@@ -213,7 +213,7 @@ def passes(tried: CompressionTrial, config: CompressionConfig) -> bool:
 
 
 def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
-    """Return the most compressed candidate that loses little enough, or None."""
+    """Return the most compressed candidate that passes, or None."""
     return max((one for one in tried if passes(one, config)), key=lambda one: one.candidate, default=None)
 
 
