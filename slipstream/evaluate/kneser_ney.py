@@ -19,7 +19,8 @@ EDGE, SYMBOLS = 256, 257
 BITS = 9
 #: Longest context in bytes that fits uint64.
 MOST_CONTEXT = 6
-#: Count from which discounts are equal, and discounts if none can be estimated (as in KenLM, Heafield 2011).
+#: Count from which discounts are equal; and discounts by count if they cannot be estimated (as in KenLM, Heafield
+#: 2011).
 DISCOUNTED, FALLBACK = 3, np.array([0.0, 0.5, 1.0, 1.5])
 
 
@@ -50,7 +51,7 @@ class KneserNey:
             # A shorter one counts once per distinct symbol before it.
             grams, counts = np.unique(grams & mask(length + 1), return_counts=True)
             orders.append(order_of(grams, counts))
-        #: By context length, from 0 on.
+        #: Models by context length, from 0 bytes on.
         self.orders = orders[::-1]
 
     def bits(self, documents: Sequence[bytes]) -> np.ndarray:
