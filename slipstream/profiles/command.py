@@ -50,7 +50,7 @@ def devices(placement: Placement) -> str:
 @click.command()
 @click.argument("profile")
 def main(profile: str) -> None:
-    """Print the requests of every stage with PROFILE, a name or the path of a .toml; "open" is known where it runs.
+    """Print the requests of every stage with PROFILE, a name or the path of a .toml; "open" is decided where it runs.
 
     Example: slipstream profiles a100-spot
     """

@@ -1,4 +1,4 @@
-"""Training plan behind a profile: its table ``[plan]``, for the run's report."""
+"""Training plan of a profile that ``slipstream plan`` wrote: its table ``[plan]``, for the run's report."""
 
 from __future__ import annotations
 

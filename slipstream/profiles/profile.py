@@ -33,7 +33,7 @@ CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
 BUILT_IN = Path(__file__).parent / "built_in"
 TABLES = ("default", "distributed", "stages")
-#: Table of the training plan, for the report.
+#: Name of the table with the training plan, which the report compares with the training.
 PLAN = "plan"
 CPU_PROCESSES = 2
 #: Minutes for which the pods of a process group wait for each other.
@@ -109,7 +109,7 @@ def parse(name: str, data: Table) -> Profile:
 
 
 def placement(stage: str, data: Table) -> Placement:
-    """Build a placement from settings; unset ``retries`` follow from the preemptions."""
+    """Build a placement from settings; unset ``retries`` are derived from ``preemptions_per_day``."""
     asked = Placement.from_dict(data)
     if stage in DISTRIBUTED and asked.nodes > 1 and asked.timeout_minutes <= JOIN_MINUTES:
         raise asked.reject(

@@ -28,7 +28,7 @@ def retries_for(preemptions_per_day: float, hours: float, pods: int) -> int:
 
 
 def poisson_quantile(mean: float, probability: float) -> int:
-    """Return the smallest n that a Poisson variable with this mean exceeds with at most 1 - ``probability``.
+    """Return the smallest n with P(X <= n) >= ``probability`` for a Poisson variable X of this mean.
 
     Written out because scipy.stats would take longer to import than everything else that registers a workflow.
     """
