@@ -31,7 +31,7 @@ HELD_OUT_BY = {
     "types": "columns of the types",
     "type": "data.time of the type",
 }
-#: Values of settings that older packages did not record.
+#: Values of settings in packages that are too old to record them.
 UNTOLD = {"row_hash": 1, "type": "time"}
 
 
@@ -56,7 +56,7 @@ class Package(OpenedPackage):
 
     @property
     def tokenizer(self) -> dict[str, bytes]:
-        """Contents of its tokenizer's files, by name."""
+        """Contents of the tokenizer's files, by name."""
         found = {name: self.read_file(f"{HUGGING_FACE}/{name}") for name in FILES}
         return {name: content for name, content in found.items() if content is not None}
 
@@ -72,7 +72,7 @@ class PairedPredictions:
     truth: np.ndarray
     new: np.ndarray
     old: np.ndarray
-    #: Number of test rows on which the old model could not run as it would in service.
+    #: Number of skipped test rows, for which the old model's inputs in service cannot be reconstructed.
     left_out: int
 
 

@@ -48,7 +48,7 @@ def verdict(paired: PairedPredictions, task: str, served: Pointer, config: Promo
 def promote(
     package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: PromotionDecision
 ) -> Promotion:
-    """Store the model, and put it in service if ``passed`` is positive.
+    """Store the model, and put it in service if the decision ``passed`` is positive.
 
     If another run has promoted a model meanwhile, the comparison is repeated with that model. A retry of a killed
     attempt finds the model in service.

@@ -42,7 +42,7 @@ from slipstream.storage.names import number_as_name, number_in_name
 from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"
-#: Largest record of a promotion in bytes.
+#: Maximum size of a promotion's record in bytes.
 LONGEST_POINTER = 1 << 20
 POINTER = re.compile(rf"{PROMOTED}/([0-9]+)\.json")
 
