@@ -6,9 +6,9 @@ The teacher is a plain MLP 200-512-256-64, trained by our own trainer on a seede
 Speeds are ONNX Runtime's with one thread, measured in turns in random order; accuracies are of the test rows.
 
 pruned: half of the units of every layer are removed, and the rest is trained for 4 epochs with the teacher. The
-baseline is a network *built* with the pruned widths and trained for equally many steps in total. Bars: at least 0.95
-times the built network's speed, at least 1.8 times the teacher's at batch 32, and a mean accuracy over the seeds at
-most 0.3 points below the built network's.
+baseline is a network *built* with the pruned widths and trained for equally many steps in total. Acceptance limits
+(bars): at least 0.95 times the built network's speed, at least 1.8 times the teacher's at batch 32, and a mean accuracy
+over the seeds at most 0.3 points below the built network's.
 
 student: an MLP 96-48 is trained for 16 epochs, with the teacher and on labels only, from the same weights and with the
 same order of rows. Bars: the teacher increases the mean accuracy over the seeds (95 % interval above 0), and the
@@ -97,13 +97,12 @@ class Bench:
         return self.train("teacher", self.sizes.hidden, seed, self.sizes.epochs)
 
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
-        """Write the pruned or student model that training starts from, as the stage does; return its directory."""
+        """Write the model that training starts from, as the stage ``compress`` does; return its directory."""
         directory = self.directory / f"{name}-start-{seed}"
         propose(directory, CompressionRun(trained, self.data, config, seed), [], {})
         return directory
 
     def accuracy(self, model: TrainedModel) -> float:
-        """Return the accuracy on the test rows, in percent."""
         rows = self.data.split("test")
         outputs = predict(model_function(model.load()), self.data.signature, rows)
         return 100 * float(np.mean(outputs.argmax(axis=1) == targets_of(rows)))

@@ -10,10 +10,10 @@ recipe (per-channel U8S8 of matmuls; in convolutional models also of all operato
 on the same rows in shuffled turns. A peer counts if it does not fail our gate on the test rows. "copy" is a second copy
 of the FP32 file: its difference from speed 1 is the measurement error.
 
-Bars: at batches 1, 32 and 256, the chosen variant has at least 0.95 of the best peer's speed (lower end of the 95 %
-interval: 0.90) and is not slower than FP32. Optimised for size, it has at most 1.05 times the smallest peer's size. An
-export takes at most two minutes. On a CPU with VNNI at batch 32, the speedup over FP32 is 1.8 for the plain MLP, 2.4
-for the ResNet with batch normalisation and 1.4 for the transformer.
+Acceptance limits (bars): at batches 1, 32 and 256, the chosen variant has at least 0.95 of the best peer's speed (lower
+end of the 95 % interval: 0.90) and is not slower than FP32. Optimised for size, it has at most 1.05 times the smallest
+peer's size. An export takes at most two minutes. On a CPU with VNNI at batch 32, the speedup over FP32 is 1.8 for the
+plain MLP, 2.4 for the ResNet with batch normalisation and 1.4 for the transformer.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
 
 
 def failing(peers: Mapping[str, Path], fp32: Path, data: PreparedData, test: np.ndarray) -> set[str]:
-    """Return the peers whose loss of accuracy is shown to exceed :data:`MAX_LOSS`."""
+    """Return the peers whose loss of accuracy significantly exceeds :data:`MAX_LOSS`."""
     task, truth = data.signature.task, targets_of(test)
     before = predict(onnx_predictor(fp32, 1), data.signature, test)
     losses = {

@@ -41,7 +41,7 @@ MOST = 40
 
 
 class Told:
-    """Preemption trace of the observed hours with processes (``up``) and without (``wait``); then it is undisturbed."""
+    """Preemption trace of observed hours with (``up``) and without processes (``wait``), undisturbed afterwards."""
 
     def __init__(self, ups: Sequence[float], waits: Sequence[float]) -> None:
         self._ups, self._waits = iter(ups), iter(waits)

@@ -42,7 +42,7 @@ PORT = 29500
 class Links:
     """Network namespaces of ranks, joined by a bridge.
 
-    ``ranks`` are the process ids of the keepers of the ranks' namespaces, and ``switch`` is the keeper of the bridge's.
+    ``ranks`` are the process ids of the keepers of the ranks' namespaces, ``switch`` that of the bridge's keeper.
     """
 
     switch: int
@@ -217,7 +217,7 @@ def rank_main(rank: int, world: int, keeper: int, scratch: str, end: Connection,
 
 
 def enter_namespaces(keeper: int) -> None:
-    """Enter the keeper's namespaces.
+    """Enter the namespaces of the process ``keeper``.
 
     Only a process with a single thread may enter a user namespace; a newly forked one has a single thread.
     """

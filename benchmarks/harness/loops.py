@@ -123,7 +123,7 @@ class Contender(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Train ``epochs`` epochs; this is timed."""
+        """Train ``epochs`` epochs; only this method is timed."""
 
     def turn(self) -> Figures:
         """Run a turn and return its wall seconds, and CPU seconds of all ranks."""

@@ -37,7 +37,7 @@ STEPS_PER_EPOCH = 20
 
 @dataclass(frozen=True)
 class Job:
-    """Training of ``steps`` steps of at least ``step_s`` seconds, on ``prepared`` in the directory ``place``.
+    """Training of ``steps`` steps of at least ``step_s`` seconds, on the data ``prepared`` in ``place``.
 
     Names of files that it writes there start with ``name``; ``saving`` are its checkpoint settings.
     """

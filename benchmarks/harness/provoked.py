@@ -37,7 +37,7 @@ STEPS, EPOCH, VALIDATION = 160, 20, 8 * BATCH
 LINK_MBIT = 200.0
 #: CPUs used by other processes above which a run is repeated, and the largest number of runs.
 QUIET_CPUS, TRIES = 0.3, 3
-#: Ratio of a run's time to a healthy one's below which the fault had no effect.
+#: Ratio of a run's time to a healthy run's time below which the fault had no effect.
 BITES = 1.3
 
 
@@ -57,7 +57,7 @@ class Provocation:
     #: Seconds of additional work in the backward pass of rank 1.
     backward_s: float = 0.0
     mbit: float = 0.0
-    #: CPU quota of both processes together.
+    #: CPU quota of both processes together, in CPUs; 0 for none.
     cpus: float = 0.0
 
 
@@ -144,7 +144,7 @@ def run_with(provocation: Provocation, tables: Path, place: Path, steps: int = S
 
 
 def quiet_run(provocation: Provocation, tables: Path, place: Path, steps: int = STEPS) -> Outcome:
-    """Run with a fault, again while other processes used :data:`QUIET_CPUS`, at most :data:`TRIES` times."""
+    """Run with a fault; repeat while other processes used more than :data:`QUIET_CPUS`, at most :data:`TRIES` runs."""
     for number in range(TRIES):
         found = run_with(provocation, tables, place / str(number), steps)
         if found.others_cpus < QUIET_CPUS:

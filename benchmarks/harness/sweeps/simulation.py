@@ -15,7 +15,7 @@ from slipstream.sweep.records import Ended, Point, Reported, Trial
 from slipstream.sweep.space import parameters_of
 from slipstream.sweep.store import best_of
 
-#: Progress values at which trials are compared.
+#: Rungs: progress values, in thousandths of an epoch, at which trials are compared.
 RUNGS = study.rungs(EPOCHS, EPOCHS)
 
 
