@@ -20,7 +20,7 @@ from slipstream.train.config import TrainingConfig
 class RunConfig(Settings):
     """Settings of one run.
 
-    Every section goes only to the stage it names, so a change reruns only dependent stages.
+    Every section goes only to the stages that use it, so a change reruns only dependent stages.
     """
 
     data: DataConfig = field(default_factory=DataConfig)

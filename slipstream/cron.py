@@ -13,7 +13,7 @@ from itertools import islice
 NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-#: Every field's name, limits, and words for its numbers, from the lowest on.
+#: Name, lowest number, highest number and words (for the numbers from the lowest on) of every field.
 FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("minute", 0, 59, ()),
     ("hour", 0, 23, ()),
@@ -21,7 +21,7 @@ FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("month", 1, 12, MONTHS),
     ("day of the week", 0, 6, DAYS),
 )
-#: A value, a range or all, and a step.
+#: Part of a field: a value, a range or all (``*``, ``?``), with an optional step.
 ITEM = re.compile(r"(?:[*?]|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
 #: Years that Flyte's scheduler looks ahead.
 YEARS = 5

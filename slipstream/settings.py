@@ -207,8 +207,7 @@ def schema_of(cls: type[Settings]) -> Schema:
 def described_schema_of(cls: type[Settings]) -> Schema:
     """Return the JSON Schema with descriptions of the fields.
 
-    pydantic would read them from the sources whenever a class is made: a third of a second at the start of every
-    command.
+    pydantic itself would read the descriptions from the sources at the start of every command: a third of a second.
     """
     schema, classes = schema_of(cls), {each.__name__: each for each in Settings.__subclasses__()}
     for name, node in (schema["$defs"] | {cls.__name__: schema}).items():
@@ -218,7 +217,7 @@ def described_schema_of(cls: type[Settings]) -> Schema:
 
 
 def descriptions_of(cls: type[Settings]) -> dict[str, str]:
-    """Return the docstrings below the fields of a class."""
+    """Return the docstrings below the fields of a class, by field."""
     (tree,) = ast.parse(inspect.getsource(cls)).body
     found = {}
     for statement, below in pairwise(ast.iter_child_nodes(tree)):
@@ -271,7 +270,8 @@ def unknown(section: str, key: str, names: Sequence[str]) -> str:
 def walk(schema: Schema, location: Sequence[str | int]) -> tuple[Schema, list[str | int]]:
     """Return the schema's node for the setting at pydantic's ``location``, and the path in the user's terms.
 
-    pydantic also names the chosen member of a union. The node is empty where the schema does not restrict values.
+    The path lacks the members of unions, which ``location`` names. The node is empty where the schema does not restrict
+    values.
     """
     node, place = resolved(schema, schema), []
     for step in location:

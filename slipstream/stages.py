@@ -20,13 +20,14 @@ class Stage:
     figures: tuple[str, ...] = ()
     #: Stage in whose pods it runs, because both have the same inputs; "" if it has its own pods.
     pod_of: str = ""
-    #: Whether it is one process group. Pods of other stages with several nodes are preempted individually.
+    #: True if it is one process group, which ends if any of its pods is preempted. Pods of other stages with several
+    #: nodes are preempted individually.
     distributed: bool = False
-    #: Whether its pods work independently, on machines like those of a process group.
+    #: True if its pods train independently (trials of a sweep), on machines like those of a process group.
     trains_alone: bool = False
-    #: Whether its results are timings, which are invalid on other hardware.
+    #: True if its results are timings, which are invalid on other hardware.
     measured: bool = False
-    #: Whether it looks up earlier results itself, because only the running group knows the hardware that a result
+    #: True if it looks up earlier results itself, because only the running group knows the hardware that a result
     #: belongs to. Neither Flyte nor the local store keeps its results.
     finds_earlier: bool = False
 
