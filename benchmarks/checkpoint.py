@@ -1,13 +1,13 @@
 """Stall of the training loop during a save: our checkpoints, torch.save and DCP's asynchronous checkpoints.
 
-    python benchmarks/checkpoint.py [--quick] [--json FILE] [--megabytes 300] [--rounds 11] [--place DIRECTORY]
+    python benchmarks/checkpoint.py [OPTIONS]
 
 Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each method saves
-once, and each save ends before the next starts: ``torch.save`` and fsync by rank 0 while the other rank waits,
-``dcp.async_save`` with its defaults, the same with a cached stager, ours. The stall is the waiting time of the slower
-rank; for ours it includes the wait of the next optimiser step for the snapshot. The first round is reported separately;
-the figures are medians of the others. ``steps`` is the mean time of training steps during a save, divided by that
-without one.
+once, and a save ends before the next one starts. The methods are ``torch.save`` and fsync by rank 0 while rank 1 waits,
+``dcp.async_save`` with its defaults, ``dcp.async_save`` with a cached stager, and our checkpoints. The stall is the
+time that the slower rank's training loop is blocked; for our checkpoints it includes the wait of the next optimiser
+step for the snapshot. ``steps`` is the mean step time during a save over the mean step time without one. Figures are
+medians over all rounds but the first, which is reported separately.
 """
 
 from __future__ import annotations
@@ -46,19 +46,23 @@ WAYS = ("torch.save + fsync", "dcp.async_save", "dcp, cached stager", "ours")
 
 
 class Save(NamedTuple):
-    """A started save: wait for its end, whether it is running, and the seconds that later steps waited for it."""
+    """Handle of a started save.
+
+    ``wait()`` blocks until the save is stored, ``busy()`` tells whether it is running, and ``late()`` returns the
+    seconds that later steps waited for it.
+    """
 
     wait: Callable[[], Any] = lambda: None
     busy: Callable[[], bool] = lambda: False
     late: Callable[[], float] = lambda: 0.0
 
 
-#: Starts the save of a round.
+#: Function that starts the save of the round with the given number.
 Way = Callable[[int], Save]
 
 
 class Trainer:
-    """Plain data-parallel training with steps about as long as those of a small real model."""
+    """Stack of linear layers that AdamW trains on a fixed batch, the same on every rank."""
 
     def __init__(self, layers: int) -> None:
         torch.manual_seed(0)
@@ -128,7 +132,7 @@ def slowest(value: float) -> float:
 
 
 def steps_while(trainer: Trainer, busy: Callable[[], bool]) -> float:
-    """Return the mean milliseconds of the steps during a save; at least a few steps."""
+    """Train while ``busy()`` is true, at least a few steps, and return the mean step time in milliseconds."""
     started, done = time.perf_counter(), 0
     while done < STEPS_AT_LEAST or busy():
         trainer.step()
@@ -137,7 +141,7 @@ def steps_while(trainer: Trainer, busy: Callable[[], bool]) -> float:
 
 
 def measure(scratch: str, layers: int, rounds: int) -> dict[str, list[Figures]]:
-    """Return the figures of every round of each method; the same on all ranks."""
+    """Save ``rounds`` times with every method and return the figures of every round, as maxima over the ranks."""
     place = Path(scratch)
     trainer = Trainer(layers)
     trainer.step()
@@ -178,7 +182,6 @@ def measure(scratch: str, layers: int, rounds: int) -> dict[str, list[Figures]]:
 
 
 def summary(found: dict[str, list[Figures]]) -> dict[str, Figures]:
-    """Return medians over all rounds but the first, the first stall, and the stall over that of torch.save."""
     rows = {name: {**settled(rounds), "first_stall_ms": rounds[0]["stall_ms"]} for name, rounds in found.items()}
     for row in rows.values():
         row["of_torch_save"] = row["stall_ms"] / rows[WAYS[0]]["stall_ms"]
@@ -199,7 +202,7 @@ COLUMNS = (
 @click.option("--rounds", default=11, show_default=True, help="Saves of every method; the first is separate.")
 @click.option("--place", type=click.Path(path_type=Path), help="Directory on the disk to measure.")
 def main(quick: bool, megabytes: int, rounds: int, place: Path | None) -> Iterator[Table]:
-    """Measure how long each way of saving stops the steps."""
+    """Measure how long each method of saving blocks the training loop."""
     if quick:
         megabytes, rounds = 13, 1
     layers = max(1, round(megabytes * 1e6 / (3 * 4 * WIDTH * (WIDTH + 1))))

@@ -1,15 +1,16 @@
 """Cost of preparing a customer table of 200 columns, by number of rows.
 
-    python benchmarks/churn.py [--quick] [--rows N] [--keep DIR] [--json FILE]
+    python benchmarks/churn.py [OPTIONS]
 
-The table is made from a seed, in files of 500,000 rows. A file depends only on its number, so 50 M rows start with the
-same 500,000 as 2 M. 150 columns are amounts (normal and log-normal, some with gaps), 29 are counts, 19 are texts of 3
-to 2,000 values, and one is the customer's number. ``churned`` is drawn with a probability that depends on eleven
-columns, products of two and a text of 50 values: about 22 % of the customers churn, and no model can know more than
-that probability.
+The table is generated from a seed, in files of 500,000 rows. A file depends only on its number, so 50 M rows start with
+the same 500,000 as 2 M. 150 columns are amounts (normal and log-normal, some with gaps), 29 are counts, 19 are texts of
+3 to 2,000 values, and one is the customer's number. ``churned`` is drawn with a probability that depends on eleven
+numeric columns, products of two, and a text of 50 values. About 22 % of the customers churn, and even a perfect model
+can predict only the probability.
 
 A quarter, a half, and all of the rows are prepared in turns, each in a fresh process; the first turn is discarded. The
-figures are medians of wall time and of the CPU time of all processes, and each of them over a straight-line fit.
+figures are medians of wall time and of the CPU time of all processes. "Of a line" is a median divided by the value of a
+straight line fitted over the numbers of rows.
 """
 
 from __future__ import annotations
@@ -36,15 +37,14 @@ from slipstream.source.config import DataConfig
 
 FILE_ROWS = 500_000
 AMOUNTS, COUNTS, TEXTS = 150, 29, 19
-#: Numbers of values of the texts, in turn.
+#: Numbers of distinct values of the text columns, repeated cyclically.
 VALUES = (3, 8, 50, 400, 2_000)
 GAPS = 0.03
-#: Makes the mean probability about 22 %.
+#: Intercept of the logit, for a mean probability of about 22 %.
 OFFSET = -1.5
 
 
 def file_of(number: int, rows: int) -> pa.Table:
-    """Return the customers of one file."""
     draw = np.random.default_rng([number, 200])
     made: dict[str, pa.Array] = {"customer": pa.array(number * FILE_ROWS + np.arange(rows))}
     logit = np.full(rows, OFFSET)
@@ -83,7 +83,7 @@ def make(place: Path, rows: int, file_rows: int = FILE_ROWS) -> list[Path]:
 
 
 def prepared(data: str) -> Figures:
-    """Return the cost of preparing, in this process and its children."""
+    """Prepare ``data`` and return wall seconds, and CPU seconds of this process and its children."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         made_by = {"source": "benchmarks/churn.py"}
@@ -114,7 +114,7 @@ COLUMNS = (
 @click.option("--runs", default=3, show_default=True, help="Measured turns.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Only write the table to this directory.")
 def main(quick: bool, rows: int, runs: int, keep: Path | None) -> Iterator[Table]:
-    """Measure the cost of preparing a table of 200 columns by rows."""
+    """Measure how the cost of preparing a table of 200 columns grows with its rows."""
     file_rows = 300 if quick else FILE_ROWS
     if keep:
         keep.mkdir(parents=True)

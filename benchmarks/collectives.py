@@ -1,14 +1,14 @@
 """Our measurement of collectives, compared with a bare torch loop and with the memory bandwidth.
 
-    python benchmarks/collectives.py [--quick] [--json FILE]
+    python benchmarks/collectives.py [OPTIONS]
 
-Every launch of a process group runs, for every operation and size: our measurement, a bare loop of equally many
-iterations with one clock around it, and a copy of equally many bytes by one process. (Figures differ more between
-launches than within one.) Reported are medians over the launches of p10, p50 and the loop's mean. ``p50/loop`` below 1
-shows how much of the loop's mean is the tail that a median ignores. ``PARAM`` is the average that PARAM
-(github.com/facebookresearch/param, comms) computes from the same raw times: a rank's mean over its iterations, with
-percentiles over ranks. It includes the tail, which its "p50" cannot show. ``of memcpy`` is algbw over the bandwidth of
-the copy, the upper bound of any transfer through memory.
+Every launch of a process group measures each operation and size three times: by our timing code, by a bare loop of
+equally many iterations that is timed as a whole, and by a memcpy of equally many bytes in one process. Figures are
+medians over several launches, because they differ more between launches than within one launch. ``p50/loop`` is our
+median over the loop's mean; a value below 1 shows the tail of slow iterations, which a median ignores. ``PARAM`` is the
+mean over iterations, tail included, that PARAM (github.com/facebookresearch/param, comms) computes from the same raw
+times; its percentiles are over ranks and cannot show the tail. ``of memcpy`` is algbw over memcpy's bandwidth, the
+upper bound of any transfer through memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = tuple(
 
 
 def bare_loop_us(kind: Kind, size: int, iterations: int) -> float:
-    """Return the mean of a loop without checks or percentiles; the maximum over the ranks."""
+    """Return the mean microseconds per iteration of a loop that is timed as a whole, as the maximum over the ranks."""
     case = prepare(kind, size, CPU)
     case.clear()
     run([case])
@@ -64,7 +64,7 @@ def memcpy_us(size: int) -> float:
 
 
 def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
-    """Measure every operation at every size in one launch, on each of its ranks."""
+    """Measure every operation at every size on this rank of a launch; ``budget`` is in seconds per case."""
     rows = {}
     for kind in KINDS:
         for size in sizes:
@@ -84,7 +84,6 @@ def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
 
 
 def summary(launches: Sequence[Figures]) -> Figures:
-    """Return medians over the launches and their ratios, for one operation and size."""
     row = medians(launches)
     p50 = [launch["p50_us"] for launch in launches]
     return {

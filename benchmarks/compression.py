@@ -1,16 +1,18 @@
-"""Pruned and distilled models, compared with models that were built as small and trained on labels only.
+"""Pruned and distilled models, compared with models of the same size that are trained on labels only.
 
-    python benchmarks/compression.py [--quick] [--json FILE] [--part NAME ...]
+    python benchmarks/compression.py [OPTIONS]
 
 The teacher is a plain MLP 200-512-256-64, trained by our own trainer on a seeded table of 200 features and 40,000 rows.
 Speeds are ONNX Runtime's with one thread, measured in turns in random order; accuracies are of the test rows.
 
-pruned: half of the units of every layer are removed, then 4 epochs with the teacher, against a network *built* with
-those widths and trained for as many steps in total. Bars: 0.95 of its speed, at least 1.8 times the teacher's at batch
-32, and on average over the seeds at most 0.3 points of accuracy less.
+pruned: half of the units of every layer are removed, and the rest is trained for 4 epochs with the teacher. The
+baseline is a network *built* with the pruned widths and trained for equally many steps in total. Acceptance limits
+(bars): at least 0.95 times the built network's speed, at least 1.8 times the teacher's at batch 32, and a mean accuracy
+over the seeds at most 0.3 points below the built network's.
 
-student: 96-48, 16 epochs, with a teacher and on labels only, from the same weights and in the same order. Bars: more
-accurate on average over the seeds, interval above 0, and at least 4 times as fast as the teacher at batch 32.
+student: an MLP 96-48 is trained for 16 epochs, with the teacher and on labels only, from the same weights and with the
+same order of rows. Bars: the teacher increases the mean accuracy over the seeds (95 % interval above 0), and the
+student is at least 4 times as fast as the teacher at batch 32.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 BATCH = 32
-#: Fraction of the built model's speed, multiple of the teacher's, and points of accuracy below the built model's.
+#: Bars of ``pruned``: fraction of the built model's speed, speedup over the teacher, points of accuracy lost at most.
 SPEED_BAR, PRUNED_BAR, ACCURACY_BAR = 0.95, 1.8, 0.3
 STUDENT_BAR = 4.0
 COLUMNS = (
@@ -58,8 +60,6 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the data, the models and the trainings."""
-
     rows: int = 40_000
     features: int = 200
     hidden: tuple[int, ...] = (512, 256, 64)
@@ -77,7 +77,7 @@ QUICK = Sizes(2000, 20, (32, 16, 8), (8, 4), 1, 1, 1, 1, 1, 0.3)
 
 @dataclass(frozen=True)
 class Bench:
-    """The data, the directory of all files, and the trained models."""
+    """Prepared data and a directory for the trained models, with methods that train and measure them."""
 
     data: PreparedData
     directory: Path
@@ -91,25 +91,24 @@ class Bench:
         )
 
     def teacher(self, seed: int) -> TrainedModel:
-        """Return the unpruned network, from which both parts start."""
+        """Return the unpruned network of ``seed``, which is trained on the first call."""
         if (made := self.directory / f"teacher-{seed}").exists():
             return TrainedModel.open(made, PLAIN_MLP)
         return self.train("teacher", self.sizes.hidden, seed, self.sizes.epochs)
 
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
-        """Write the model from which a training starts, as the stage does, and return its directory."""
+        """Write the model that training starts from, as the stage ``compress`` does; return its directory."""
         directory = self.directory / f"{name}-start-{seed}"
         propose(directory, CompressionRun(trained, self.data, config, seed), [], {})
         return directory
 
     def accuracy(self, model: TrainedModel) -> float:
-        """Return the accuracy on the test rows, in percent."""
         rows = self.data.split("test")
         outputs = predict(model_function(model.load()), self.data.signature, rows)
         return 100 * float(np.mean(outputs.argmax(axis=1) == targets_of(rows)))
 
     def speeds(self, models: Mapping[str, TrainedModel], reference: str) -> dict[str, Estimate]:
-        """Return the speedups over ``reference``."""
+        """Return the models' speedups over ``reference`` at batch 32."""
         test, loads = self.data.split("test"), {}
         for name, model in models.items():
             path = self.directory / f"{name}.onnx"
@@ -178,7 +177,7 @@ def student(bench: Bench) -> Table:
 
 
 def gained(gains: Sequence[float]) -> str:
-    """Return the mean of the differences by seed as text, with Student's 95 % interval."""
+    """Describe the mean gain in accuracy over the seeds, with Student's 95 % interval."""
     mean = statistics.mean(gains)
     if len(gains) < 2:
         return f"with its teacher {mean:+.2f} points: one seed has no interval"
@@ -194,7 +193,6 @@ def rows_of(
     accuracies: Mapping[str, Sequence[float]],
     speeds: Mapping[str, Estimate],
 ) -> dict[str, dict[str, float]]:
-    """Return the rows of the table; ``speed`` is the speedup over the teacher, with the lower end of its interval."""
     rows: dict[str, dict[str, float]] = {}
     for name, found in accuracies.items():
         size = sum(p.numel() for p in models[name].load().parameters())
@@ -215,7 +213,7 @@ PARTS = {"pruned": pruned, "student": student}
 @part_option(PARTS)
 @benchmark
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """Compare pruned and distilled models with ones that were built as small."""
+    """Compare pruned and distilled models with models of the same size trained on labels only."""
     sizes = QUICK if quick else Sizes()
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)

@@ -1,18 +1,19 @@
-"""Variants chosen by our export, compared with other tools on the same model and rows, in shuffled turns.
+"""Speed and size of the variants chosen by our export, compared with other quantisation tools.
 
-    python benchmarks/export.py [--quick] [--json FILE] [--part NAME ...]
+    python benchmarks/export.py [OPTIONS]
 
 Our own trainer trains the models: the default table model and a plain MLP 200-512-256-64 on a seeded table of 200
 features and 40,000 rows, the ResNet with group and with batch normalisation on the handwritten digits enlarged to 32 x
-32, and the transformer (4 layers of width 256) on random walks of 16 tokens. Peers: ONNX Runtime's ``quantize_static``
-and ``quantize_dynamic`` with their defaults, NNCF's ``quantize`` (if it is installed), and a fixed recipe (U8S8 per
-channel, matmuls; between convolutions everything stays in INT8). A peer counts if it does not fail our gate on the test
-rows. "copy" is a second copy of the FP32 file: its difference from speed 1 is the measurement error.
+32, and the transformer (4 layers of width 256) on random walks of 16 tokens. Peers are ONNX Runtime's
+``quantize_static`` and ``quantize_dynamic`` with their defaults, NNCF's ``quantize`` (if it is installed), and a fixed
+recipe (per-channel U8S8 of matmuls; in convolutional models also of all operators between convolutions). All are timed
+on the same rows in shuffled turns. A peer counts if it does not fail our gate on the test rows. "copy" is a second copy
+of the FP32 file: its difference from speed 1 is the measurement error.
 
-Bars, at batches 1, 32 and 256: the chosen variant has at least 0.95 of the best peer's speed, lower end of the 95 %
-interval at least 0.90, and is not slower than FP32; optimised for size, it has at most 1.05 of the smallest peer's; the
-whole export takes at most two minutes. On a CPU with VNNI at batch 32, plain MLP 1.8, ResNet with batch normalisation
-2.4 and the transformer 1.4 times as fast as FP32.
+Acceptance limits (bars): at batches 1, 32 and 256, the chosen variant has at least 0.95 of the best peer's speed (lower
+end of the 95 % interval: 0.90) and is not slower than FP32. Optimised for size, it has at most 1.05 times the smallest
+peer's size. An export takes at most two minutes. On a CPU with VNNI at batch 32, the speedup over FP32 is 1.8 for the
+plain MLP, 2.4 for the ResNet with batch normalisation and 1.4 for the transformer.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 
 MAX_LOSS = 1.0
-#: Fractions of the best peer's speed (the estimate, the lower end of its interval); multiple of the smallest peer's
-#: size.
+#: Bars: fractions of the best peer's speed (the estimate, the lower end of its interval); multiple of the smallest
+#: peer's size.
 SPEED_BAR, LEAST_BAR, SIZE_BAR = 0.95, 0.90, 1.05
 #: Limits for the whole export and for its search, in seconds.
 TIME_BAR, SEARCH_SECONDS = 120.0, 100.0
-#: Search time of an export for size, in seconds.
+#: Search time of an export that is optimised for size, in seconds.
 SIZE_SECONDS = 40.0
-#: Tolerance for "not slower than FP32": the deviation of a copy.
+#: Speed over FP32 that still counts as "not slower", as a copy of FP32 deviates that much.
 COPY = 0.95
 #: Required speedups over FP32 at batch 32 on a CPU with VNNI.
 VNNI_BARS = {"plain-mlp": 1.8, "resnet-batch": 2.4, "transformer": 1.4}
@@ -90,7 +91,7 @@ CASES = {
 
 
 def write_digits(path: Path, side: int) -> None:
-    """Write scikit-learn's digits, with every pixel repeated."""
+    """Write scikit-learn's 8 x 8 digits, enlarged to ``side`` x ``side`` by repeating pixels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -99,7 +100,10 @@ def write_digits(path: Path, side: int) -> None:
 
 
 def walks(rows: int, length: int, tokens: int) -> np.ndarray:
-    """Return random walks: each token has four successors, the first with probability 0.6."""
+    """Return random walks over tokens, of shape ``(rows, length)``.
+
+    Every token has four successors, the first with probability 0.6.
+    """
     rng = np.random.default_rng(0)
     after, walked = rng.integers(0, tokens, (tokens, 4)), rng.integers(0, tokens, (rows, length))
     for place in range(1, length):
@@ -128,7 +132,10 @@ def trained_model(case: Case, data: PreparedData, directory: Path, quick: bool) 
 
 
 def make_peers(fp32: Path, data: PreparedData, config: ExportConfig, directory: Path) -> dict[str, Path]:
-    """Make the peers' variants of the file. A peer that fails is skipped, with a line on stderr."""
+    """Quantise ``fp32`` with every peer and return the files by the peer's name.
+
+    A peer that fails is skipped, with a line on stderr.
+    """
     inputs = calibration(data, config)
     makers = {"ort-static": ort_static, "ort-dynamic": ort_dynamic, "nncf": nncf_quantize, "fixed-recipe": fixed_recipe}
     made = {}
@@ -189,12 +196,12 @@ def fixed_recipe(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> None
 
 
 def compare(name: str, directory: Path, quick: bool) -> Table:
-    """Return the table and the bars of one model."""
+    """Export one model, time it against the peers, and return the table, with the bars as remarks."""
     case = CASES[name]
     data = prepared_data(case, directory, quick)
     trained = trained_model(case, data, directory, quick)
-    # The digits have too few test rows to show a loss of one point, so variants that do not fail are accepted, ours and
-    # others'.
+    # The digits have too few test rows to show a loss of one point, so variants are accepted unless they are
+    # shown to fail, ours and the peers'.
     searching = 1.0 if quick else SEARCH_SECONDS
     config = ExportConfig(seconds=searching, max_loss=MAX_LOSS, when_in_doubt="take", decide_at_batch=32)
     exported, started = directory / "exported", time.perf_counter()
@@ -242,7 +249,7 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
 
 
 def failing(peers: Mapping[str, Path], fp32: Path, data: PreparedData, test: np.ndarray) -> set[str]:
-    """Return the peers whose loss is shown to exceed the limit."""
+    """Return the peers whose loss of accuracy significantly exceeds :data:`MAX_LOSS`."""
     task, truth = data.signature.task, targets_of(test)
     before = predict(onnx_predictor(fp32, 1), data.signature, test)
     losses = {
@@ -263,7 +270,7 @@ def row_of(latency: Mapping[str, LatencyFigures], path: Path) -> Figures:
 
 
 def speedup_of(timed: Mapping[str, Mapping[str, LatencyFigures]], name: str, batch: str) -> Estimate:
-    """Return the speedup of a file that is not the reference."""
+    """Return the speedup of a file over the reference; the reference itself has none."""
     speedup = timed[name][batch].speedup
     assert speedup
     return speedup
@@ -272,7 +279,7 @@ def speedup_of(timed: Mapping[str, Mapping[str, LatencyFigures]], name: str, bat
 def bars(
     name: str, batch: str, chosen: str, against: Mapping[str, Mapping[str, LatencyFigures]], able: Sequence[str]
 ) -> Iterator[str]:
-    """Yield one line per bar. ``against`` has the speedups of the others over the chosen variant."""
+    """Yield one line of text per bar; the latencies ``against`` have the chosen variant as reference."""
 
     def chosen_over(other: str) -> Estimate:
         theirs = speedup_of(against, other, batch)
@@ -296,7 +303,6 @@ def bars(
 
 
 def size_bar(chosen: Path, peers: Sequence[Path]) -> str:
-    """Return the result of the size bar as text, against the smallest peer."""
     ours = chosen.stat().st_size
     theirs = min((path.stat().st_size for path in peers), default=ours)
     return f"size: {ours / theirs:.2f} of the smallest peer's, asked at most {SIZE_BAR}: " + held(
@@ -324,7 +330,7 @@ def columns() -> tuple[Column, ...]:
 @part_option(CASES)
 @benchmark
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """Compare the chosen variant with those of other tools for the same model."""
+    """Compare the chosen variant with other tools' variants of the same model."""
     for name in ["plain-mlp"] if quick else parts:
         with tempfile.TemporaryDirectory() as directory:
             yield compare(name, Path(directory), quick)

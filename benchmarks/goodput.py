@@ -1,6 +1,6 @@
-"""Goodput of a run on spot machines: four preemptions in 1,600 steps, after Ray's nightly test.
+"""Goodput of a run on spot machines: four preemptions in 1,600 steps, modelled on Ray's nightly test.
 
-    python benchmarks/goodput.py [--quick] [--json FILE]
+    python benchmarks/goodput.py [OPTIONS]
 
 Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % useful steps with a checkpoint every 400
 steps and 94.6 % with a checkpoint on notice. Here two ranks of ``slipstream.train.run`` train a model whose steps take
@@ -36,7 +36,7 @@ MODES = ("periodic", "auto", "notice")
 
 @dataclass(frozen=True)
 class Plan:
-    """A run of ``steps`` steps, each of at least ``step_s`` seconds, with ``faults``; its files are in ``place``."""
+    """Training of ``steps`` steps of at least ``step_s`` seconds with ``faults`` preemptions, in ``place``."""
 
     place: Path
     steps: int
@@ -50,7 +50,7 @@ class Plan:
 
 
 def measure(plan: Plan, mode: str, seed: int) -> Figures:
-    """Run one training to its end and return its goodput."""
+    """Run one training to its end and return its goodput (``apart``: without start-up)."""
     draw = random.Random(seed)
     # Exponential gaps; capped so that all faults fall into the run.
     mean = plan.steps / (plan.faults + 1) * plan.step_s
@@ -87,7 +87,7 @@ COLUMNS = (
 @click.option("--steps", default=1600, show_default=True, help=f"Number of steps, a multiple of {STEPS_PER_EPOCH}.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the faults' times.")
 def main(quick: bool, steps: int, seed: int) -> Iterator[Table]:
-    """Measure the goodput of three ways of saving."""
+    """Measure the goodput of the three modes of saving."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         plan = Plan(place, 20, 0.03, faults=1) if quick else Plan(place, steps, 0.05, faults=4)

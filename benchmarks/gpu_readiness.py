@@ -1,13 +1,13 @@
-"""Work that a GPU would get, counted without one: operations, casts, and memory in float32.
+"""Work that the trainer gives a GPU, counted on a CPU: operations, casts, and memory in float32.
 
-    python benchmarks/gpu_readiness.py [--quick] [--json FILE]
+    python benchmarks/gpu_readiness.py [OPTIONS]
 
 *loss*: the cross-entropy of a language model's logits in bf16, forward and backward. The trainer computes it in chunks.
-The others convert all logits to float32, in their layout or transposed: torch's own function expects the classes second
-and then takes the softmax over a strided dimension. Operations are those that torch dispatches, without views; CPU time
-is that of one core here, medians of runs in turns.
+The alternatives convert all logits to float32 at once, in their layout or transposed: torch's own function expects the
+classes in dimension 1, so the softmax runs over a strided dimension. Operations are those that torch dispatches,
+without views; CPU time is the median on one core of this machine.
 
-*clipping*: scaling the gradients of a sharded model, as the trainer does it, and one tensor at a time.
+*clipping*: scaling the gradients of a sharded model all at once, as the trainer does, and one tensor at a time.
 
 *forward pass*: a transformer with cached tables of rotary positions, or with tables made in every pass.
 
@@ -77,7 +77,6 @@ def timed(work: Callable[[], object]) -> Figures:
 
 
 def figures(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Figures]:
-    """Return the operations and the time of each way."""
     times = in_turns({name: partial(timed, work) for name, work in works.items()}, turns)
     found = {}
     for name, work in works.items():
@@ -99,7 +98,7 @@ def one_by_one(buffers: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def done_once(quick: bool) -> Iterator[Table]:
-    """Yield the tables of work that is done once for all passes or tensors, compared with repeating it."""
+    """Yield tables that compare work done once with work repeated for every pass or tensor."""
     blocks, length = (2, 32) if quick else (12, 512)
     signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next", buckets=500)
     model = build(ModelConfig("transformer", {"num_hidden_layers": blocks}), signature, 0)
@@ -124,7 +123,10 @@ def done_once(quick: bool) -> Iterator[Table]:
 
 
 def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) -> Table:
-    """Return a table of the costs of the works, after the first of them has run once."""
+    """Return a table of operations and CPU time.
+
+    The first function also runs once before, to fill caches.
+    """
     next(iter(works.values()))()
     found = figures(works, 1 if quick else 5)
     return Table(title, CALLS, {name: {key: each[key] for key in ("kernels", "cpu")} for name, each in found.items()})
@@ -132,7 +134,7 @@ def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) ->
 
 @benchmark
 def main(quick: bool) -> Iterator[Table]:
-    """Compare the trainer's work for a device with ways that cost a GPU more."""
+    """Compare the trainer's device work with alternatives that cost a GPU more."""
     torch.set_num_threads(1)
     turns = 1 if quick else 5
     rows, length, tokens = (2, 32, 500) if quick else (8, 512, 32_000)

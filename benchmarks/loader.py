@@ -1,14 +1,14 @@
 """The training loader, compared with other loaders and with the memory bandwidth.
 
-    python benchmarks/loader.py [--quick] [--json FILE] [--part bound|peers|shuffle] [--runs N]
+    python benchmarks/loader.py [OPTIONS]
 
-2 M rows of 200 float32 in shuffled segments are read in batches of 1024 by one process from a warm page cache, with one
-thread per library. ``bound``: one epoch of ours, with and without verification, and contiguous copies of 1024 rows from
-the memory map into one reused buffer take turns in one process; medians of 7. ``peers``: libraries, and the few lines
-that an engineer would write instead, each in a fresh process, in turns; the first turn is discarded; medians. Ours is
-compared with the fastest. Loaders that are not installed are skipped (litdata is not in ``[bench]``, as it needs
-torchvision; mosaicml-streaming needs older libraries than ours). ``shuffle``: the variance of batch means over that of
-drawing without replacement (1 is ideal), for a quantity that was sorted in the source.
+One process reads 2 M rows of 200 float32 in shuffled segments from a warm page cache, in batches of 1024, with one
+thread per library. ``bound``: our loader, with and without verification, takes turns in one process with contiguous
+copies of 1024 rows from the memory map into a reused buffer; medians of 7 epochs. ``peers``: libraries and loops of a
+few lines run in turns, each in a fresh process; the first turn is discarded. Figures are medians; ours is compared with
+the fastest peer. Loaders that are not installed are skipped (litdata is not in ``[bench]``, as it needs torchvision;
+mosaicml-streaming needs older libraries than ours). ``shuffle``: for a column that was sorted in the source, the
+variance of our batch means over the variance when drawing without replacement (1 is ideal).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slipstream.prepare.shuffle import block_rows
 
 COLUMNS, BATCH = 200, 1024
 PAIRS = 7
-#: Time limit for measuring a rate; slow loaders do not finish an epoch.
+#: Time limit for measuring a rate, in seconds; slow loaders do not finish an epoch.
 SECONDS = 10.0
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (COLUMNS,)),), "classification", "y", ("a", "b"))
 
@@ -46,7 +46,7 @@ SIGNATURE = Signature((TensorSpec("numeric", "float32", (COLUMNS,)),), "classifi
 
 
 def make(directory: Path, rows: int) -> None:
-    """Write prepared data, and the same table as ``x.npy`` and ``y.npy`` for the others."""
+    """Write prepared data, and the same table as ``x.npy`` and ``y.npy`` for the peers."""
     draw = np.random.default_rng(0)
     place = draw.permutation(rows)
     x = np.lib.format.open_memmap(directory / "x.npy", "w+", np.float32, (rows, COLUMNS))
@@ -84,14 +84,13 @@ def ours(directory: Path) -> Iterator[Any]:
 
 
 def tensors(directory: Path) -> Any:
-    """Return the whole table in memory."""
     import torch
 
     return tuple(torch.from_numpy(np.load(directory / f"{name}.npy")) for name in "xy")
 
 
 def indexed_tensor(directory: Path) -> Iterator[Any]:
-    """Yield batches from tensors in memory, indexed by a permutation."""
+    """Yield random batches from tensors in memory by ``x[rows]``."""
     import torch
 
     x, y = tensors(directory)
@@ -100,7 +99,7 @@ def indexed_tensor(directory: Path) -> Iterator[Any]:
 
 
 def index_select(directory: Path) -> Iterator[Any]:
-    """Yield the same by ``index_select``, which copies whole rows; brackets copy single elements."""
+    """Yield random batches by ``index_select``, which copies whole rows; ``x[rows]`` copies single elements."""
     import torch
 
     x, y = tensors(directory)
@@ -189,7 +188,7 @@ def plain_copies(directory: Path) -> Iterator[None]:
 
 
 class Loader(NamedTuple):
-    """A loader's batches, its required module, and the writer of its own file format."""
+    """Contender: function that returns its batches, required module, and writer of its file format (if any)."""
 
     batches: Callable[[Path], Iterator[Any]]
     module: str = "torch"
@@ -216,7 +215,7 @@ LOADERS = {
 
 
 def rate(batches: Iterator[Any], most: int, seconds: float = float("inf")) -> float:
-    """Return rows per second, after one warm-up batch, over the next ``most`` batches or ``seconds``."""
+    """Return rows per second over ``most`` batches or ``seconds``, whichever ends first, after a warm-up batch."""
     next(batches)
     count, started = 0, time.perf_counter()
     for _ in itertools.islice(batches, most):
@@ -227,7 +226,6 @@ def rate(batches: Iterator[Any], most: int, seconds: float = float("inf")) -> fl
 
 
 def bound_part(directory: Path, rows: int, runs: int) -> Table:
-    """Measure epochs of ours and of plain copies in turns."""
     import torch
 
     torch.set_num_threads(1)
@@ -266,7 +264,7 @@ KROWS = Column("krows/s", "rows_per_s", "{:.1f}", 1e3)
 
 
 def one_loader(name: str, directory: Path, rows: int, seconds: float) -> Figures:
-    """Return the rate of one loader in this process, and its anonymous memory."""
+    """Return the rows per second of a loader in this process, and the process's anonymous memory in bytes."""
     import torch
 
     torch.set_num_threads(1)
@@ -279,7 +277,6 @@ def one_loader(name: str, directory: Path, rows: int, seconds: float) -> Figures
 
 
 def peers_part(directory: Path, rows: int, runs: int) -> Table:
-    """Measure every installed loader in a fresh process, in turns."""
     contenders = {}
     for name, loader in LOADERS.items():
         if importlib.util.find_spec(loader.module) is None:
@@ -305,7 +302,7 @@ def peers_part(directory: Path, rows: int, runs: int) -> Table:
 
 
 def shuffle_part(directory: Path, rows: int, runs: int) -> Table:
-    """Measure the variance of batch means of the sorted quantity over an epoch."""
+    """Compare the variance of our batch means over an epoch with an ideal shuffle's."""
     means = []
     for batch in itertools.islice(ours(directory), rows // BATCH):
         means.append(batch.inputs[0][:, 0].double().mean().item())
@@ -324,7 +321,7 @@ PARTS = {"bound": bound_part, "peers": peers_part, "shuffle": shuffle_part}
 @part_option(PARTS)
 @click.option("--runs", default=3, show_default=True, help="Measured turns of every peer.")
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
-    """Measure rates of loaders."""
+    """Measure the speed of loaders, and the quality of our shuffle."""
     rows = 20_000 if quick else 2_000_000
     turns = {"bound": 2 if quick else PAIRS + 1, "peers": 1 if quick else runs + 1}
     with tempfile.TemporaryDirectory(prefix="loader-") as directory:

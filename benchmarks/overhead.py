@@ -1,12 +1,13 @@
-"""Overhead of fault tolerance without faults: the trainer's loop with and without it.
+"""Overhead of the trainer's fault tolerance in runs without faults.
 
-    python benchmarks/overhead.py [--quick] [--json FILE]
+    python benchmarks/overhead.py [OPTIONS]
 
-*With*: the guard's checks, the watcher, the goodput record, and a checkpoint every second or two; the stall of its
-snapshot is counted separately. *Without*: the same ``train_loop`` on the same model and process group with a guard and
-a goodput record that do nothing. Two ranks run both in turns of about 100 steps of 20 ms, in alternating order; the
-figure is the median of the paired ratios with its distribution-free 95 % interval. On *a device* the host waits for the
-step, as with a GPU; on *the host* every core computes, so that concurrent writes show most.
+*With*: the guard's checks, the watcher for preemption notices, the goodput record, and a checkpoint every second or
+two; the stall of a snapshot is counted separately. *Without*: the same ``TrainLoop`` on the same model and process
+group with a guard and a goodput record that do nothing. Two ranks run both in turns of about 100 steps of 20 ms, in
+alternating order; the figure is the median of the paired ratios with its distribution-free 95 % interval. Steps on *a
+device* sleep, like a process that waits for a GPU; steps on *the host* compute on every core, so that concurrent writes
+show most.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ SAVES = 2
 
 
 class NoGoodputRecorder(GoodputRecorder):
-    """Goodput recorder that records nothing."""
-
     def __init__(self) -> None:
         pass
 
@@ -57,8 +56,6 @@ class NoGoodputRecorder(GoodputRecorder):
 
 
 class NoGuard(Guard):
-    """Guard that neither checks nor saves."""
-
     def __init__(self) -> None:
         self.recorder, self.times = NoGoodputRecorder(), StepTimes(0, 1)
 
@@ -86,7 +83,7 @@ class NoGuard(Guard):
 
 class Bench(SteadyTrainer):
     def turn(self, guarded: bool, watcher: Watcher) -> tuple[float, float]:
-        """Return a turn's seconds of steps without stalls, and those of the stalls."""
+        """Run one turn and return its seconds without stalls, and the seconds of the stalls."""
         if not guarded:
             return self.run(NoGuard()).wall, 0.0
         guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, self.recorder())
@@ -99,7 +96,7 @@ class Bench(SteadyTrainer):
 
 
 def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
-    """Return the pairs of turns of each kind of work, on every rank."""
+    """Return the ratios of every pair of turns, with and without fault tolerance, by kind of work."""
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, list[Figures]] = {}
     with Watcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
@@ -116,7 +113,6 @@ def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
 
 
 def summary(rounds: list[Figures]) -> Figures:
-    """Return medians: the step time, its ratio with/without and the 95 % interval, and the stall."""
     ratio, low, high = interval_of_median([round_["ratio"] for round_ in rounds])
     rest = medians(rounds)
     return {

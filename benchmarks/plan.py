@@ -1,12 +1,12 @@
 """Accuracy of ``slipstream plan`` for the duration of a training that is killed repeatedly.
 
-    python benchmarks/plan.py [--quick] [--runs N] [--json FILE]
+    python benchmarks/plan.py [OPTIONS]
 
 Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Undisturbed trainings alternate
-with trainings that are killed (SIGKILL) at times drawn from a seed until they end. The plan uses the two undisturbed
-ones before and after, as ``--measured`` reads them. It predicts twice: the duration for the observed times with and
-without processes (*told*), and an interval for 90 of 100 trainings from the rate only. The actual duration is from the
-start of the first attempt to the end of the last, as in a report.
+with trainings that are killed (SIGKILL) at times drawn from a seed until they finish. As with ``--measured``, the plan
+reads the figures of the undisturbed trainings before and after. It predicts the duration for the observed uptimes and
+waits (*told*), and an interval for 90 of 100 trainings from the rate of kills and the waits only. The actual duration
+is from the start of the first attempt to the end of the last, as in a report.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from slipstream.prepare.engine import prepare
 from slipstream.source.config import DataConfig
 
 STEP_S = 0.03
-#: Largest number of kills of a training.
+#: Maximum number of kills of a training.
 MOST = 40
 
 
 class Told:
-    """Observed hours of a training with and without processes; after the last of them it runs undisturbed."""
+    """Preemption trace of observed hours with (``up``) and without processes (``wait``), undisturbed afterwards."""
 
     def __init__(self, ups: Sequence[float], waits: Sequence[float]) -> None:
         self._ups, self._waits = iter(ups), iter(waits)
@@ -55,7 +55,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Killed:
-    """A finished training: its seconds of wall time, the uptimes before each kill, and the waits after each kill."""
+    """Finished training: wall seconds, uptimes before every kill, and waits after every kill, in seconds."""
 
     clock_s: float
     ups: list[float]
@@ -63,7 +63,7 @@ class Killed:
 
 
 def killed(job: Job, seed: int, mean_s: float) -> Killed:
-    """Run a training that is killed ``mean_s`` seconds after the start of every attempt, on average."""
+    """Run a training to its end, killing every attempt ``mean_s`` seconds after its start on average."""
     draw, at = np.random.default_rng(seed), list[float]()
     while True:
         assert len(at) < MOST, "killed too often to get on"
@@ -82,14 +82,12 @@ def killed(job: Job, seed: int, mean_s: float) -> Killed:
 
 
 def undisturbed(place: Path, name: str, steps: int, saving: dict[str, float]) -> Measured:
-    """Run an undisturbed training and return its figures as a plan reads them."""
     job = Job(place, name, steps, STEP_S, saving)
     attempt(job, None)
     return measured(name, read_figures(job.model))
 
 
 def compare(its: Killed, around: list[Measured], mean_s: float, seed: int) -> dict[str, float | str]:
-    """Return the duration of the training and the plan's predictions."""
     planned, time_s = around[0], time_of(around[0], around)
     job = job_of(planned, time_s.seconds, mean_s / HOUR_S)
     told = Told([up / HOUR_S for up in its.ups], [wait / HOUR_S for wait in its.waits])
@@ -124,7 +122,7 @@ COLUMNS = (
 @benchmark
 @click.option("--runs", default=6, show_default=True, help="Killed trainings.")
 def main(quick: bool, runs: int) -> Iterator[Table]:
-    """Compare the plan of a training with trainings that are killed."""
+    """Compare planned and actual durations of trainings that are killed."""
     steps, runs, mean_s = (40, 1, 3.0) if quick else (400, runs, 8.0)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)

@@ -1,18 +1,18 @@
 """Preparation of a table, compared with Polars (streaming).
 
-    python benchmarks/prepare.py [--quick] [--json FILE] [--part parquet|csv|linear] [--runs N]
+    python benchmarks/prepare.py [OPTIONS]
 
 ``parquet``: 2 M rows of 150 float64, 30 int64 (one of them the id) and 20 texts become standardised float32 and codes,
-with statistics of the training rows, split by the id. None computes medians. Ours also shuffles, hashes and checks.
-"Polars, the same work" puts the rows in random order and takes the SHA-256 of its output; "Polars, bare" does neither.
-``csv``: 500 k rows of 200 columns, one in a thousand with a value that is not a number, become typed columns; ours
-quarantines the bad rows by line, Polars' bare sink reads them as null. ``linear``: rows of 50 columns, doubled
-repeatedly, against a straight line.
+with statistics of the training rows, split by the id. No contender computes medians. Ours also shuffles, hashes and
+checks. "Polars, the same work" puts the rows in random order and takes the SHA-256 of its output; "Polars, bare" does
+neither. ``csv``: 500 k rows of 200 columns, one in a thousand with a value that is not a number, become typed columns;
+ours quarantines the bad rows by line, Polars' bare sink reads them as null. ``linear``: the cost of 1 to 8 M rows of 50
+columns, compared with a straight line.
 
 Contenders take turns, each in a fresh process; the first turn is discarded. Reported are medians, and ratios between
 contenders of the same turn with a 95 % interval of their median. Before every turn, as much memory as the largest
-contender needs is written and freed, so that none of them waits for the host of a virtual machine. Memory is the peak
-of the proportional set size of the process and its children (shared pages count once), in a run before the turns.
+contender needs is written and freed, see :func:`touch_free_memory`. Memory is the peak of the proportional set size of
+the process and its children (shared pages count once), in a separate run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BAD_SHARE = 1e-3
 
 
 def columns(rows: int, first: int, widths: tuple[int, int, int]) -> dict[str, Any]:
-    """Return rows from number ``first``: normal floats with gaps, integers, and categories of growing number."""
+    """Return rows from number ``first``: floats (some with gaps), integers, and texts with growing vocabularies."""
     floats, integers, texts = widths
     draw = np.random.default_rng(first)
     made: dict[str, Any] = {"id": np.arange(first, first + rows)}
@@ -110,7 +110,7 @@ def processes_below(pid: int) -> list[int]:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the memory of a process and its children, with shared pages counted once."""
+    """Return the bytes of a process and its children, with shared pages counted once (PSS)."""
     total = 0
     try:
         for each in processes_below(pid):
@@ -123,7 +123,6 @@ def proportional_bytes(pid: int) -> int:
 
 @contextmanager
 def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.BaseProcess]:
-    """Run a contender in a fresh process, and wait for its end."""
     with tempfile.TemporaryDirectory(dir=data.parent) as out:
         process = multiprocessing.get_context("spawn").Process(target=CONTENDERS[contender], args=(data, Path(out)))
         with no_main_module():
@@ -137,7 +136,7 @@ def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.Base
 def weigh(contender: str, data: Path) -> Figures:
     """Return peak bytes and times of one contender.
 
-    This is a run of its own, as polling every 50 ms takes 15 % of two cores.
+    This is a separate run, because polling every 50 ms takes 15 % of two cores.
     """
     peak = 0
     with timed() as figures, at_work(contender, data) as process:
@@ -151,7 +150,10 @@ def weigh(contender: str, data: Path) -> Figures:
 
 @contextmanager
 def timed() -> Iterator[Figures]:
-    """Measure seconds, and CPU seconds of processes that end in the block; they are set at its end."""
+    """Measure the wall seconds of the block, and CPU seconds of child processes that end in it.
+
+    The yielded figures are set at the end of the block.
+    """
     figures: Figures = {}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     yield figures
@@ -161,10 +163,10 @@ def timed() -> Iterator[Figures]:
 
 
 def touch_free_memory(most: float) -> None:
-    """Write to ``most`` bytes of free memory, and free them.
+    """Write to at most ``most`` bytes of free memory, and free them.
 
-    A virtual machine may return free memory to its host (free page reporting). The first write then waits for the host,
-    ten times as long as for the system: a contender's cost would depend on its predecessor.
+    A virtual machine may return free memory to its host (free page reporting). The next write to that memory then takes
+    ten times as long, so a contender's cost would depend on its predecessor.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     np.ones(int(min(most, 0.75 * free)), np.uint8)
@@ -183,9 +185,9 @@ def measure(contender: str, data: Path, memory: float) -> Figures:
 
 
 def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, str]) -> dict[str, Figures]:
-    """Return medians of every installed contender, and its times over those of ``peers`` in the same turn.
+    """Return medians of every installed contender, and ratios of its times and memory to those of ``peers``.
 
-    Ratios have a 95 % interval. ``peers`` maps contenders to the words for them in keys.
+    Ratios of times are within a turn, with a 95 % interval. ``peers`` maps contenders to their names in keys of ratios.
     """
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
     if left_out := [name for name in contenders if name not in installed]:
@@ -215,7 +217,7 @@ COLUMNS = (
 
 
 def beside(words: Iterable[str]) -> tuple[Column, ...]:
-    """Return the columns of a comparison with the peers of these words."""
+    """Return the columns of a comparison with peers, given their names in keys."""
     columns: list[Column] = []
     for word in words:
         columns += [

@@ -1,14 +1,14 @@
 """Scoring of a table, compared with the sum of its parts and with pandas and one call of the model.
 
-    python benchmarks/scoring.py [--quick] [--json FILE] [--part 13|200] [--runs N]
+    python benchmarks/scoring.py [OPTIONS]
 
 Parquet of 13 columns (8 floats, 2 integers, 2 texts, an id) and of 200 (150, 29, 20, an id) goes through the raw model
-of an MLP of the default size, FP32, with one thread. "ours" is the whole scoring: the model is fetched and verified,
-rows are counted for drift, parts are hashed and published. "apart" is the sum of reading, converting, running (with our
-number of rows per call) and writing, each over the same rows by itself. "pandas" reads the file, fills missing values,
-calls the model once with all rows and writes the frame. "ours, a quarter" has a quarter of the rows. Contenders take
-turns in fresh processes; the first turn is discarded. Reported are medians of CPU seconds, without imports, and of peak
-resident memory, with them.
+(which takes unprepared columns) of an MLP of the default size, FP32, with one thread. "ours" is the whole scoring: the
+model is fetched and verified, rows are counted for drift, parts are hashed and published. "apart" is the sum of
+reading, converting, running (with our number of rows per call) and writing, timed separately over the same rows.
+"pandas" reads the file, fills missing values, calls the model once with all rows and writes the frame. "ours, a
+quarter" has a quarter of the rows. Contenders take turns in fresh processes; the first turn is discarded. Reported are
+medians of CPU seconds without imports, and of peak resident memory with imports.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def columns(rows: int, seed: int, widths: tuple[int, int, int], target: bool) ->
 
 
 def make_package(directory: Path, widths: tuple[int, int, int], quick: bool) -> Path:
-    """Train a model briefly on such a table, and export it."""
+    """Train a model briefly on a table of these ``widths``, and return the exported package."""
     pq.write_table(columns(1_500 if quick else TRAINING_ROWS, 0, widths, target=True), directory / "train.parquet")
     prepared, trained = directory / "prepared", directory / "trained"
     prepare(prepared, str(directory / "train.parquet"), "y", DataConfig(id="id"), {}, 1)
@@ -78,7 +78,7 @@ def make_package(directory: Path, widths: tuple[int, int, int], quick: bool) -> 
 
 
 def write_rows(directory: Path, rows: int, widths: tuple[int, int, int]) -> Path:
-    """Write four files with row groups of usual size; the first file is a quarter of the rows."""
+    """Write ``rows`` rows in four Parquet files of equal size, with row groups of usual size."""
     directory.mkdir()
     for file in range(4):
         writer = None

@@ -1,13 +1,13 @@
 """Start-up costs: imports of the workflows, pods, and the main job with and without reuse.
 
-    python benchmarks/startup.py [--quick] [--json FILE] [--part imports|pods|job]
+    python benchmarks/startup.py [OPTIONS]
 
-*imports*: fresh interpreters import ``workflows.training``, with and without the cached digests of its sources, or only
-flytekit, its PyTorch plugin and torch, in turns; CPU seconds, and the median of the paired ratios with its
-distribution-free 95 % interval. *pods*: the same for
-``pyflyte-execute`` with an empty task, in a module with the imports of a task's pod, compared with one without imports;
-torch elastic's tasks are compared with a task that imports plugin and torch. *job*: ``make run`` in a fresh directory,
-and again with every stage reused; wall seconds, and CPU seconds of all child processes.
+*imports*: fresh interpreters import ``workflows.training``, with or without the cached digests of its sources, or only
+flytekit, its PyTorch plugin and torch. They take turns. Reported are CPU seconds, and the median of the paired ratios
+with its distribution-free 95 % interval. *pods*: the same for ``pyflyte-execute`` with an empty task, in a module with
+the imports of a stage's pod, compared with an empty task without imports; torch elastic's tasks are compared with a
+task that imports plugin and torch. *job*: ``make run`` in a fresh directory, and again with every stage reused; wall
+seconds, and CPU seconds of all child processes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def imports(turns: int) -> Table:
 
 
 def pods(tasks: Mapping[str, str], turns: int) -> Table:
-    """Return CPU seconds of pods before and after their engines, in turns."""
+    """Measure CPU seconds of pods without the work of their stages, in turns."""
     with tempfile.TemporaryDirectory(prefix="startup-") as directory:
         write_no_inputs(Path(directory, "inputs.pb"))
         contenders = {name: partial(cost, empty_pod(code, directory), ROOT) for name, code in tasks.items()}
@@ -120,7 +120,6 @@ def beside(command: str) -> str:
 
 
 def cost(command: Sequence[str], directory: Path) -> Figures:
-    """Return wall-clock seconds of a command, and CPU seconds of all its processes."""
     before, started = spent(), time.perf_counter()
     subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
     return {"wall": time.perf_counter() - started, "cpu": spent() - before}

@@ -1,11 +1,11 @@
 """Accuracy of ``slipstream rehearse PROFILE --storm``: its preemption simulation compared with real trainings.
 
-    python benchmarks/storm.py [--quick] [--runs N] [--json FILE]
+    python benchmarks/storm.py [OPTIONS]
 
-Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Every run is preempted by its own
-Poisson process until it ends, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM (*warned*). The simulation
-gets the same preemption trace, and the measured times of a step, a start and a save. The remaining difference is the
-model's error; the interval of its mean is Student's over the runs, with 95 % confidence.
+Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Every run is preempted at the times
+of its own Poisson process until it finishes, by SIGKILL (*killed*) or, without earlier notice, by SIGTERM (*warned*).
+The simulation gets the same preemption trace, and the measured times of a step, a start and a save. The remaining
+difference is the simulation's error; its mean has Student's 95 % interval over the runs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from slipstream.source.config import DataConfig
 
 STEP_S = 0.03
 SAVE_EVERY = 25
-#: Largest number of preemptions of a training.
+#: Maximum number of preemptions of a training.
 MOST = 40
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training, and the figures for its simulation."""
-
     attempts: list[Ended]
     executed: int
     step_s: float
@@ -51,9 +49,9 @@ class Run:
 
 
 def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
-    """Train to the end, with preemptions.
+    """Train to the end, with a preemption every ``mean_s`` seconds on average.
 
-    An attempt that only runs the last steps saves nothing; a save then takes ``save_s``.
+    If the last attempt had too few steps to save anything, ``save_s`` is taken as the seconds of a save.
     """
     draw, attempts = np.random.default_rng(seed), list[Ended]()
     while not attempts or not attempts[-1].finished:
@@ -66,12 +64,11 @@ def run(job: Job, seed: int, mean_s: float, warned: bool, save_s: float) -> Run:
 
 
 def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Courses:
-    """Simulate the same preemption trace."""
+    """Simulate a training under the preemption trace of ``seed``."""
     return courses(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned, trainings=1)
 
 
 def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figures:
-    """Return observed and simulated figures, as means over the runs."""
     step_s = median(run.step_s for run in runs)
     ended = [each for run in runs for each in run.attempts]
     struck = [each for each in ended if not each.finished]

@@ -1,20 +1,20 @@
 """Quality of a sweep's decisions in virtual time, and overhead of a trial besides its steps.
 
-    python benchmarks/sweep.py [--quick] [--json FILE] [--part simulated|real]
+    python benchmarks/sweep.py [OPTIONS]
 
-*simulated*: synthetic trainings with learning curves that cross; virtual time in whole trainings. The settings come
-from ``slipstream.sweep.study``, which also stops trials; the records are the sweep's own, in memory. Every seed is
-another problem. Compared are: one worker; eight; eight whose slots are preempted at times drawn from an exponential
-distribution, on average every half of a whole training, that resume from the last evaluation or restart the trial;
-random search of whole trainings until it has cost as much as the eight workers; ``optuna.study.optimize`` with the
-sweep's sampler and pruner. The loss is the last one, without noise, of the best settings found. *behind* is the
-difference to the other search, paired by seed, with a distribution-free 95 % interval.
+*simulated*: synthetic trainings with learning curves that cross; the unit of virtual time is a whole training.
+``slipstream.sweep.study`` proposes settings and stops trials; records are kept in memory. Every seed is another
+problem. Compared are one worker; eight workers; eight workers whose slots are preempted at exponential intervals, every
+half of a training on average, so that trials resume from the last evaluation or restart; random search of whole
+trainings at the cost of the eight workers; ``optuna.study.optimize`` with the sweep's sampler and pruner. The loss is
+the last one, without noise, of the best settings found. *behind* is our loss minus the other search's, paired by seed,
+with a distribution-free 95 % interval.
 
 *real*: a worker with one slot trains some settings of a model on the handwritten digits, and ``pyflyte run`` trains it
-by the Flyte task ``train``, in turns: wall-clock seconds besides steps and evaluations, one process with one thread
-each. For the worker these are the seconds from one trial's start to the next one's. Its first trial also has the
-seconds since the start of its command, in which the fork server of the trials loads torch. *in the stage* is the task's
-own measurement, without the start of ``pyflyte``.
+by the Flyte task ``train``, in turns: wall-clock seconds besides steps and evaluations, with one process of one thread.
+For the worker these are the seconds from a trial's start to the next trial's. The seconds before its first trial, in
+which the trials' fork server loads torch, are reported separately. *in the stage* is the task's own measurement,
+without the start of ``pyflyte``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ COSTS = (
 
 
 def searches(seed: int, trials: int) -> dict[str, Found]:
-    """Return the results of each search for one problem."""
     problem, config = Problem(seed), config_of(seed, trials)
 
     def swept(workers: int, preemptions: Preemptions) -> Found:
@@ -121,7 +120,7 @@ def medians_of(found: Sequence[Found]) -> dict[str, float]:
 
 
 def behind(ours: Sequence[Found], theirs: Sequence[Found]) -> Mapping[str, str]:
-    """Return differences as text, as they may be negative."""
+    """Return the paired differences of losses as text, because a table's numbers cannot be negative."""
     differences = [one.loss - other.loss for one, other in zip(ours, theirs, strict=True)]
     better = f"{sum(each < 0 for each in differences)} of {len(differences)}"
     words = (f"{each:+.5f}" for each in interval_of_median(differences))

@@ -1,24 +1,24 @@
 """Telemetry's diagnosis compared with TraceML's, and the overhead of telemetry.
 
-    python benchmarks/telemetry.py [--quick] [--json FILE] [--part peer|sampler|upload|marks|steps]
+    python benchmarks/telemetry.py [OPTIONS]
 
 *peer*: trainings of two processes on one table, each with one known fault. Ours is ``slipstream.train.run``. TraceML
 (the extra ``bench``) watches a plain DDP loop of the same model with the same fault, as its documentation shows. The
 first diagnosis of each counts: for ours the largest cause above its threshold, or none. Ours is repeated, at most
 twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` skips TraceML.
 
-*sampler*: CPU time and memory of the sampler process, with the totals of 8 ranks, scraped every 5 s.
+*sampler*: CPU time and memory of the sampler process, which serves the totals of 8 ranks and is scraped every 5 s.
 
-*upload*: CPU time of the first rank of a pod, twice a minute, for reading new samples and condensing all of them, one
-hour after the start, with 8 devices.
+*upload*: CPU time of a pod's first rank for one upload (two per minute), which reads new samples and condenses all
+samples, one hour after the start, with 8 devices.
 
-*marks*: CPU time that the marks of a step and adding up its times cost the training thread, over a step without, in
-turns: consecutive steps, and steps 20 ms apart, with cold caches.
+*marks*: additional CPU time of the training thread per step with marks, whose times are added up, over a step without
+marks, in turns. Steps follow each other at once, or after 20 ms, with cold caches.
 
-*steps*: two ranks run turns with telemetry and without, in alternating order: the marks of every step, the times in the
-exchange, the totals that a thread writes every second, and a sampler process. *Without* is the same loop with marks and
-times that do nothing. The ratio is that of wall-clock times; CPU is the additional CPU time of the training thread.
-Both are medians of the pairs with a distribution-free 95 % interval.
+*steps*: two ranks run turns with telemetry and without, in alternating order. Telemetry is the marks of every step, the
+times in the consensus exchange, the totals that a thread writes every second, and a sampler process. *Without* is the
+same loop with marks and times that do nothing. The ratio is between wall-clock times; CPU is the additional CPU time of
+the training thread. Both are medians of the pairs with a distribution-free 95 % interval.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def scrape(port: int) -> int:
 
 
 def cpu_s(process: int) -> float:
-    """Return the CPU time of a process in seconds, of its ended threads too (Linux's clock of another process)."""
+    """Return the CPU seconds of a process, ended threads included (Linux's clock of another process)."""
     return time.clock_gettime((~process << 3) | 2)
 
 
@@ -216,7 +216,7 @@ UPLOAD = (Column("CPU ms each time", "cpu", "{:.0f}", 1e-3),)
 
 
 def marks_cost(steps: int, apart_s: float) -> Figures:
-    """Measure a model whose step takes a few tenths of a millisecond."""
+    """Measure the additional CPU seconds of marks, with steps of some tenths of a millisecond, ``apart_s`` apart."""
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     rows, clock, wait, times = torch.randn(32, 64), DeviceClock(), ProcessorWait(), StepTimes(0, WORLD)
@@ -241,7 +241,7 @@ def marks_cost(steps: int, apart_s: float) -> Figures:
 
 
 def more(seconds: Sequence[float]) -> Figures:
-    """Return the median and its interval. Negative values are noise and become 0."""
+    """Return the median of additional seconds and its 95 % interval; negative values are noise and become 0."""
     found = (max(0.0, each) for each in interval_of_median(seconds))
     return dict(zip(("marks", "marks_low", "marks_high"), found, strict=True))
 
@@ -281,7 +281,7 @@ class NoTimes(StepTimes):
 
 
 class Unwatched(Guard):
-    """Guard that marks and adds up no parts of a step."""
+    """Guard that marks no parts of a step and adds up no times."""
 
     def watch_nothing(self) -> None:
         self._processor_wait.close()
@@ -308,7 +308,7 @@ class Trainer(SteadyTrainer):
 
 
 def step_costs(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
-    """Return the pairs of turns of each kind of work, on every rank."""
+    """Return the ratios of every pair of turns, with and without telemetry, by kind of work."""
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, list[Figures]] = {}
     with Watcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):

@@ -1,18 +1,19 @@
 """The trainer, compared with hand-written loops and libraries: same model, data, seed and optimiser, 2 processes.
 
-    python benchmarks/trainer.py [--quick] [--json FILE] [--part same|usual|libraries] [--model table|transformer]
+    python benchmarks/trainer.py [OPTIONS]
 
 Workloads: a table like the census (6 numbers, 8 categories, 22,784 rows, batches of 256) with the default MLP, and rows
 of 64 tokens in batches of 16 with a transformer of 4 layers. The trainer and a rival take turns of whole epochs (2 s or
-more) in alternating order, in several launches of their processes; in every other launch the rival is built first. One
-loop differs by some percent from launch to launch. A launch gives the medians of its paired ratios of wall and CPU time
-(of both processes). The figures are the medians of the launches, with their distribution-free 95 % interval.
+more) in alternating order, in several launches of their processes; in every other launch the rival is built first. A
+loop's time differs by some percent between launches, so each launch gives one value: the median of its paired ratios of
+wall and CPU time (of both processes). The figures are the medians of the launches, with their distribution-free 95 %
+interval.
 
 ``same``: a loop over tensors in memory with all of the trainer's settings. The turns of a pair alternate epoch by
-epoch, because the load of a shared machine changes within the seconds of a turn; every epoch then includes one more
-start and end of our loop. The weights have to be equal, bit for bit, in the end. ``usual``: the common loop, with a
-DataLoader and AdamW with its defaults. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with that
-DataLoader and that AdamW; those that are not installed are skipped.
+epoch, because the load of a shared machine changes within seconds; so every epoch includes one start and end of our
+loop. The weights must be equal in the end, bit for bit. ``usual``: the common loop, with a DataLoader and AdamW with
+its defaults. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with the same DataLoader and AdamW;
+those that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def quick_form(workload: Workload) -> Workload:
 
 
 def pair_of_turns(first: Contender, second: Contender, slices: int) -> dict[Contender, Figures]:
-    """Run a turn of each in ``slices`` alternating parts: first, second, second, first, and so on."""
+    """Run each ``slices`` times in the order first, second, second, first …, and return the sums of their figures."""
     taken: dict[Contender, list[Figures]] = {first: [], second: []}
     for number in range(slices):
         for contender in (second, first) if number % 2 else (first, second):
@@ -111,7 +112,7 @@ def pair_of_turns(first: Contender, second: Contender, slices: int) -> dict[Cont
 
 
 def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int, launch: int) -> dict[str, Any]:
-    """Return the pairs of turns with each rival in a launch, and whether the weights are equal in the end."""
+    """Return the figures of every pair of turns by rival, and whether trainer and rival end with equal weights."""
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")
     # Lightning reads these as torchrun's.
@@ -143,7 +144,7 @@ def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int,
 
 
 def summary(launches: list[list[Figures]], steps: int) -> Figures:
-    """Return medians over the launches of our times over the rival's, with 95 % intervals."""
+    """Return our times over the rival's, as medians over the launches with 95 % intervals."""
     figures: Figures = {"step_ms": 1e3 * statistics.median(medians(rounds)["ours_wall"] for rounds in launches) / steps}
     for clock in ("wall", "cpu"):
         ratios = [statistics.median(turn[f"ours_{clock}"] / turn[clock] for turn in rounds) for rounds in launches]
@@ -168,7 +169,7 @@ COLUMNS = (
 @click.option("--launches", default=12, show_default=True, help="Launches of the processes.")
 @click.option("--pairs", default=3, show_default=True, help="Pairs of turns with every peer in a launch.")
 def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], launches: int, pairs: int) -> Iterator[Table]:
-    """Compare our time for a step with that of hand-written loops and of libraries."""
+    """Compare our step time with those of hand-written loops and of libraries."""
     absent = {name for name, module in LIBRARIES.items() if not importlib.util.find_spec(module)}
     rivals = [name for part, names in PARTS.items() if part in parts for name in names if name not in absent]
     launches, pairs = (1, 1) if quick else (launches, pairs)

@@ -1,10 +1,10 @@
-"""Requirements of an image, installed before the code is copied, so that changed code installs nothing again.
+"""Requirements of an image, installed before the code is copied, so that code changes do not reinstall them.
 
     python requirements.py [PACKAGE ...]
 
-Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies with
-those of its extra ``text``, and ``image-constraints.txt``. Every PACKAGE comes with the base image. It is left out of
-the requirements and constrained to the installed version, so that pip never replaces it. Fails if a PACKAGE is not
+Reads ``pyproject.toml`` and ``constraints.txt``. Writes ``image-requirements.txt`` (the dependencies of the project and
+of its extra ``text``) and ``image-constraints.txt``. Every PACKAGE comes with the base image. It is left out of the
+requirements and constrained to the installed version, so that pip never replaces it. Fails if a PACKAGE is not
 installed, or older than the project needs.
 """
 
@@ -32,7 +32,7 @@ def release(number: str) -> tuple[int, ...]:
 
 
 def refuse_older(requirements: Iterable[str], package: str) -> None:
-    """End the build if the ``package`` of the base image is older than the project's requirement says."""
+    """Exit with an error if the base image's ``package`` is older than the project requires."""
     for requirement in requirements:
         least = re.search(r">=\s*([\d.]+)", requirement)
         if name_of(requirement) == name_of(package) and least and release(version(package)) < release(least[1]):

@@ -26,8 +26,8 @@ def young_daly(cost_s: float, mean_time_between_failures_s: float) -> float:
 def best_seconds(stall_s: float, publish_s: float, mean_time_between_failures_s: float) -> float:
     """Return the trainer's interval in seconds: the optimum within bounds.
 
-    Saves take at most :data:`LARGEST_SHARE`, a save starts only after the last is published (otherwise it would block
-    the steps), and the interval is at most :data:`LONGEST_S`.
+    Saves take at most :data:`LARGEST_SHARE` of the time, a save starts only after the last is published (otherwise it
+    would block the steps), and the interval is at most :data:`LONGEST_S`.
     """
     best = young_daly(stall_s, mean_time_between_failures_s)
     return min(max(best, stall_s / LARGEST_SHARE, publish_s), LONGEST_S)

@@ -20,7 +20,7 @@ from slipstream.train.config import TrainingConfig
 class RunConfig(Settings):
     """Settings of one run.
 
-    Every section goes only to the stage it names, so a change reruns only dependent stages.
+    Every section goes only to the stages that use it, so a change reruns only dependent stages.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -34,9 +34,9 @@ class RunConfig(Settings):
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def for_training(self) -> TrainingConfig:
-        """Return the training section, completed from ``collectives`` if it applies results of the tuner.
+        """Return the training section, with settings from ``collectives`` if it applies results of the tuner.
 
-        The results themselves are not part of it, so new results do not cause reruns.
+        It names where the results are, not their content, so new results do not cause reruns.
         """
         training = self.training
         if not training.network_profile:

@@ -1,6 +1,6 @@
-"""Cron expressions that both readers accept, in UTC.
+"""Cron expressions, in UTC, that both flytekit and Flyte's scheduler accept.
 
-flytekit reads them on registration (croniter), Flyte's scheduler when it runs (``robfig/cron``, ``ParseStandard``).
+flytekit reads them on registration (croniter), the scheduler when it runs (``robfig/cron``, ``ParseStandard``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-#: Every field's name, limits, and words for its numbers, from the lowest on.
+#: Name, lowest number, highest number and words (for the numbers from the lowest on) of every field.
 FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("minute", 0, 59, ()),
     ("hour", 0, 23, ()),
@@ -21,14 +21,14 @@ FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("month", 1, 12, MONTHS),
     ("day of the week", 0, 6, DAYS),
 )
-#: A value, a range or all, and a step.
+#: Part of a field: a value, a range or all (``*``, ``?``), with an optional step.
 ITEM = re.compile(r"(?:[*?]|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
 #: Years that Flyte's scheduler looks ahead.
 YEARS = 5
 
 
 def flaw(expression: str) -> str:
-    """Return the flaw of an expression, as "expected …" or "it never …"; empty if there is none."""
+    """Return the error of an invalid expression, as "expected …" or "it never …"; "" if it is valid."""
     from croniter.croniter import CroniterBadDateError, CroniterError
 
     if expression not in NICKNAMES:
@@ -54,7 +54,7 @@ def flaw(expression: str) -> str:
 
 
 def is_item(item: str, lowest: int, highest: int, words: tuple[str, ...]) -> bool:
-    """Return True if Flyte's scheduler accepts this part of a field."""
+    """Return True if Flyte's scheduler accepts ``item``, a part of a field between commas."""
     match = ITEM.fullmatch(item)
     if not match or (match["step"] is not None and int(match["step"]) == 0):
         return False
@@ -63,19 +63,19 @@ def is_item(item: str, lowest: int, highest: int, words: tuple[str, ...]) -> boo
 
 
 def number_of(text: str, lowest: int, words: tuple[str, ...]) -> int:
-    """Return the value of a number or word, or -1."""
+    """Return the value of a number or word; -1 for other texts."""
     if text in words:
         return lowest + words.index(text)
     return int(text) if text.isdecimal() else -1
 
 
 def next_times(expression: str, after: datetime, count: int) -> list[datetime]:
-    """Return the next times at which it fires. Raises croniter's errors."""
+    """Return the next ``count`` times at which the expression fires. Raises croniter's errors."""
     return list(islice(times_after(expression, after), count))
 
 
 def times_after(expression: str, after: datetime) -> Iterator[datetime]:
-    """Yield all times at which it fires, in order. Raises croniter's errors."""
+    """Yield all times at which the expression fires, in order. Raises croniter's errors."""
     # Not at the top: reports are written on GPU images, which lack croniter.
     from croniter import croniter
 

@@ -1,4 +1,4 @@
-"""Errors with a meaning for users: correct something, or try again."""
+"""Errors with a meaning for users: correct an input, or try again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OutOfMemory(Interrupted):
 
 
 class AgreedPreempted(Agreed, Preempted):
-    """Preemption that all ranks know about."""
+    """Preemption that all ranks raise at the same place."""
 
 
 class UserError(click.ClickException, ValueError):

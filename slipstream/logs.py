@@ -18,7 +18,7 @@ ROOT = logging.getLogger("slipstream")
 
 
 def logger(stage: str) -> logging.Logger:
-    """Return the logger of a stage or of a part of one, such as "checkpoint"; its lines start with that word."""
+    """Return the logger of a stage or component, such as "checkpoint", whose name starts each line."""
     if not ROOT.handlers:
         configure(os.environ.get(VARIABLE, "info"))
     return ROOT.getChild(stage)
@@ -44,7 +44,7 @@ class StderrHandler(logging.Handler):
 
 
 class LineFormatter(logging.Formatter):
-    """Formatter for ``train        resumes …``, with the level before the message from warnings on."""
+    """Formatter of lines such as ``train resumes …``; from warnings on, the level precedes the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""

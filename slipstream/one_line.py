@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: A longer message quotes user data; its start says where, its end what to do.
+#: Maximum length of a message. Longer messages quote user data; their start says where, their end what to do.
 MOST_CHARACTERS = 1500
 
 

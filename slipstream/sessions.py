@@ -2,8 +2,8 @@
 
 flytekit opens sessions of s3fs, gcsfs and adlfs in its own event loop, where nothing closes them. At the end of a pod
 aiohttp then prints "Unclosed client session", in two lines that Flyte shows as the reason of a failure. flytekit
-imports this module wherever it is itself imported, as a plugin declared in ``pyproject.toml``: also in the process that
-unpacks registered code and then starts the task's, which loads nothing else of this project.
+imports this module wherever it is itself imported, as a plugin declared in ``pyproject.toml``. This includes the
+process that unpacks registered code and then starts the task's process, and that loads nothing else of this project.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def close_sessions() -> None:
 def close(session: Any) -> None:
     """Close one session without its own coroutine.
 
-    flytekit's loop is stopping by now, and only runs callbacks that are already waiting.
+    flytekit's loop is stopping by now, and only runs callbacks that are already scheduled.
     """
     closed = threading.Event()
 

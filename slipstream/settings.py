@@ -31,10 +31,10 @@ from slipstream.errors import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Schema = dict[str, Any]
-#: Largest integers: a count in Flyte, Kubernetes and the libraries below; and a seed or a number of bytes that is exact
-#: in JSON, whose numbers many programs read as floating-point ones.
+#: Largest integers: for counts, as in Flyte, Kubernetes and libraries; and for seeds and numbers of bytes, which stay
+#: exact in programs that read JSON's numbers as float64.
 LARGEST, LARGEST_EXACT = 2**31 - 1, 2**53 - 1
-#: Characters of a value that a message shows.
+#: Maximum number of characters of a value that a message shows.
 SHOWN = 100
 Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -155,9 +155,9 @@ class Settings:
 
 
 def whole(value: object) -> object:
-    """Return 3 for 3.0, also in a list; a field of type float accepts either.
+    """Return an integral float as an integer, also in a list; fields of type float accept integers.
 
-    Floats above the largest exact integer remain; records hold no integers of their size.
+    Floats above the largest exact integer remain; records hold no integers of that size.
     """
     if isinstance(value, list):
         return [whole(item) for item in value]
@@ -189,12 +189,11 @@ def settings(cls: type[S]) -> type[S]:
 
 
 def to_dict(value: Settings) -> dict[str, Any]:
-    """Return the settings as nested dictionaries that JSON can hold."""
     return asdict(value)
 
 
 def with_defaults(defaults: object, value: object) -> object:
-    """Return ``value`` with entries that its nested mappings lack taken from ``defaults``."""
+    """Return ``value``, with entries that its nested mappings lack taken from ``defaults``."""
     if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
         return value
     return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
@@ -208,8 +207,7 @@ def schema_of(cls: type[Settings]) -> Schema:
 def described_schema_of(cls: type[Settings]) -> Schema:
     """Return the JSON Schema with descriptions of the fields.
 
-    pydantic would read them from the sources whenever a class is made: a third of a second at the start of every
-    command.
+    pydantic itself would read the descriptions from the sources at the start of every command: a third of a second.
     """
     schema, classes = schema_of(cls), {each.__name__: each for each in Settings.__subclasses__()}
     for name, node in (schema["$defs"] | {cls.__name__: schema}).items():
@@ -219,7 +217,7 @@ def described_schema_of(cls: type[Settings]) -> Schema:
 
 
 def descriptions_of(cls: type[Settings]) -> dict[str, str]:
-    """Return the docstrings below the fields of a class."""
+    """Return the docstrings below the fields of a class, by field."""
     (tree,) = ast.parse(inspect.getsource(cls)).body
     found = {}
     for statement, below in pairwise(ast.iter_child_nodes(tree)):
@@ -272,7 +270,8 @@ def unknown(section: str, key: str, names: Sequence[str]) -> str:
 def walk(schema: Schema, location: Sequence[str | int]) -> tuple[Schema, list[str | int]]:
     """Return the schema's node for the setting at pydantic's ``location``, and the path in the user's terms.
 
-    pydantic also names the chosen member of a union. The node is empty where the schema does not restrict values.
+    The path lacks the members of unions, which ``location`` names. The node is empty where the schema does not restrict
+    values.
     """
     node, place = resolved(schema, schema), []
     for step in location:

@@ -7,26 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """Stage; with its own pods it has resources in a profile, under its name.
+    """Stage of the workflows; a profile sets the resources of every stage with its own pods.
 
-    ``engines`` are the modules that compute its result, and ``libraries`` those whose version can change the numbers:
+    ``engines`` are the modules that compute its result, and ``libraries`` those whose version can change the numbers;
     its code version is made of both. A stage without engines is never cached.
     """
 
     name: str
     engines: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
-    #: Files of its artifact that describe how the result was made and decide nothing; excluded from its content.
+    #: Files of its artifact that only describe how the result was made; excluded from the artifact's content digest.
     figures: tuple[str, ...] = ()
-    #: Stage in whose pods it runs, as that has the same inputs; "" if it has its own pods.
+    #: Stage in whose pods it runs, because both have the same inputs; "" if it has its own pods.
     pod_of: str = ""
-    #: Whether it is one process group. Pods of other stages with several nodes are preempted individually.
+    #: True if it is one process group, which ends if any of its pods is preempted. Pods of other stages with several
+    #: nodes are preempted individually.
     distributed: bool = False
-    #: Whether its pods work independently, on machines like those of a process group.
+    #: True if its pods train independently (trials of a sweep), on machines like those of a process group.
     trains_alone: bool = False
-    #: Whether its results are timings, which are invalid on other hardware.
+    #: True if its results are timings, which are invalid on other hardware.
     measured: bool = False
-    #: Whether it looks up earlier results itself, because only the running group knows the hardware that a result
+    #: True if it looks up earlier results itself, because only the running group knows the hardware that a result
     #: belongs to. Neither Flyte nor the local store keeps its results.
     finds_earlier: bool = False
 
@@ -36,7 +37,7 @@ class StageUsage:
     """Usage of the machine or (first) pod that ran a stage; unknown values are None."""
 
     node: str
-    #: The cloud's name of it, such as "p5.48xlarge"; "" if unknown.
+    #: The cloud's machine type, such as "p5.48xlarge"; "" if unknown.
     instance_type: str
     spot: bool
     gpus: int
@@ -49,12 +50,12 @@ class StageUsage:
 
 @dataclass(frozen=True)
 class StageRun:
-    """Run of a stage: its wall-clock seconds when it was made, and whether it was reused this time."""
+    """Run of a stage: wall-clock seconds of making its result, and whether the result was reused this time."""
 
     name: str
     seconds: float
     reused: bool
-    #: Absent if it was reused, or too short for two samples.
+    #: None if the stage was reused, or too short for two samples.
     usage: StageUsage | None = None
 
 

@@ -13,7 +13,7 @@ from slipstream.errors import UserError
 
 
 class Subcommand(NamedTuple):
-    """Module whose ``main`` a subcommand is, and its summary in ``slipstream --help``."""
+    """Module whose ``main`` runs a subcommand, and its summary in ``slipstream --help``."""
 
     module: str
     summary: str

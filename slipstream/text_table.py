@@ -12,7 +12,7 @@ DAY_S = 86400.0
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]) -> str:
     """Return the lines of a table; columns named in ``left`` are left-aligned, all others right-aligned.
 
-    Cells may hold names from untrusted files: every cell is one line that a terminal does not obey.
+    Cells may hold names from untrusted files, so line breaks and control characters in them are escaped.
     """
     lines = [columns, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]

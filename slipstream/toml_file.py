@@ -12,7 +12,7 @@ from typing import Any
 LARGEST_BYTES, DEEPEST = 2**20, 32
 #: Range that a TOML parser has to support (TOML 1.0, "Integer").
 SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**63 - 1
-#: Key with more parts than the nesting limit. ``tomllib`` takes 4 GiB for one of 32,000 parts.
+#: Key with more parts than the nesting limit. ``tomllib`` takes 4 GiB for a key of 32,000 parts.
 DEEP_KEY = re.compile(rf"""(?<![\w-])(?:[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.){{{DEEPEST}}}""")
 TOO_DEEP = f"is nested too deeply; expected at most {DEEPEST} levels"
 TOO_LONG = "holds a whole number of more than 64 bits; expected smaller numbers, or text in quotes"

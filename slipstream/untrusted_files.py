@@ -18,26 +18,26 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-#: Opening a pipe does not wait for its writer, and a terminal does not become the process's own.
+#: Flags for files: opening a pipe does not wait for its writer, and no terminal takes control.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-#: A directory is not read here, so permission to pass through it is enough.
+#: Flags for directories, which are not read here, so permission to search them is enough.
 PASS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
-#: Names of Hugging Face's cache: ``<repository>/snapshots/<revision>/<file>`` links to ``<repository>/blobs/<digest>``.
+#: Paths in Hugging Face's cache: ``<repository>/snapshots/<revision>/<file>`` links to ``<repository>/blobs/<digest>``.
 SNAPSHOTS, BLOBS = "snapshots", "blobs"
 COPIED_BYTES = 1 << 20
 LONGEST_PATH = 1024
 
 
 class RefusedFile(Exception):
-    """Error for a file that is not opened, or not read to its end; the message names it."""
+    """Error for a file that is not opened, or not read to its end; the message names the file."""
 
 
 def open_untrusted(directory: Path, name: str) -> BufferedReader:
     """Open the regular file ``name`` of an untrusted directory for reading.
 
-    A symbolic link is followed to a regular file inside the directory, and from a snapshot in Hugging Face's cache to
-    one directly in the ``blobs`` next to the snapshots. Raises ``RefusedFile`` for anything else, and
-    ``FileNotFoundError``.
+    A symbolic link is followed to a regular file inside the directory, and from a snapshot in Hugging Face's cache to a
+    file directly in the ``blobs`` next to the snapshots. Raises ``FileNotFoundError``, and ``RefusedFile`` for anything
+    else.
     """
     path = directory / name
     try:
@@ -93,7 +93,7 @@ def link_or_copy(directory: Path, name: str, target: Path) -> None:
 
 
 def check_opened(descriptor: int, root: int, path: Path) -> None:
-    """Raise ``RefusedFile`` unless the descriptor is of a regular file in the directory ``root``."""
+    """Raise ``RefusedFile`` unless ``descriptor`` is a regular file in the directory open as ``root``."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise RefusedFile(f"{path}: is not a regular file; expected one")
     found, directory = real_path(descriptor), real_path(root)

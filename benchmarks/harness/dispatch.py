@@ -28,7 +28,7 @@ CASTS = ("_to_copy",)
 
 
 class Counted(TorchDispatchMode):
-    """Counter of operations that compute, of casts among them, and of the largest float32 tensor in bytes."""
+    """Dispatch mode that counts operations without views, casts, and the bytes of the largest float32 result."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A task that does nothing, in a module with given imports, to measure the overhead of a pod."""
+"""Flyte task that does nothing, in a module with configurable imports, to measure the overhead of a pod."""
 
 import importlib
 import os

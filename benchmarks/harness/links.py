@@ -1,8 +1,8 @@
-"""Links with a known rate: each rank has its own network namespace.
+"""Links of a known rate between ranks in their own network namespaces.
 
-All namespaces belong to one user namespace, so no root is needed, and they end with the processes that keep them. A
-veth pair joins each rank's ``eth0`` to a bridge. ``tc tbf`` limits a rank, and ``tc htb`` with a u32 filter a pair of
-ranks. ``netem`` is not used, because many kernels lack it.
+All namespaces belong to one user namespace, so no root is needed. They end with the keeper processes that hold them. A
+veth pair joins each rank's ``eth0`` to a bridge. ``tc tbf`` limits the rate of a rank, and ``tc htb`` with a u32 filter
+the rate between two ranks. ``netem`` is not used, because many kernels lack it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-#: Search path with this project and its benchmarks.
+#: ``PYTHONPATH`` with this project and its benchmarks.
 SEARCH_PATH = f"{REPOSITORY / 'benchmarks'}:{REPOSITORY}"
-#: It sets no list of preloaded modules: the last list set counts for the whole process.
+#: Start method of ranks. It sets no preloaded modules, as the last list set counts for the whole process.
 FORK = multiprocessing.get_context("forkserver")
 INTERFACE, NETWORK = "eth0", "10.77.0"
 #: Fraction of a link's rate that carries data in packets of 1,500 bytes: IP takes 20 bytes and TCP with timestamps 32,
@@ -34,29 +34,32 @@ INTERFACE, NETWORK = "eth0", "10.77.0"
 PAYLOAD = 1448 / 1514
 QUEUE = "burst 128k latency 400ms"
 TIMEOUT_S, COMMAND_TIMEOUT_S = 240, 480
-#: A free port, as a namespace has no other processes.
+#: Rendezvous port, which is free because a namespace has no other processes.
 PORT = 29500
 
 
 @dataclass(frozen=True)
 class Links:
-    """Namespaces of ranks by their keeper processes; ``switch`` is the keeper of the bridge's namespace."""
+    """Network namespaces of ranks, joined by a bridge.
+
+    ``ranks`` are the process ids of the keepers of the ranks' namespaces, ``switch`` that of the bridge's keeper.
+    """
 
     switch: int
     ranks: Sequence[int]
 
     def limit_sending(self, rank: int, mbit: float) -> None:
-        """Limit the sending rate of ``rank`` to ``mbit`` 1e6 bit/s."""
+        """Limit the sending rate of ``rank`` to ``mbit`` Mbit/s."""
         # With a smaller burst, late wakeups of the CPU would limit the rate.
         self._in(self.ranks[rank], "tc", f"qdisc replace dev {INTERFACE} root tbf rate {mbit}mbit {QUEUE}")
 
     def limit_rank(self, rank: int, mbit: float) -> None:
-        """Limit the sending and receiving rates of ``rank`` to ``mbit`` 1e6 bit/s."""
+        """Limit the sending and receiving rates of ``rank`` to ``mbit`` Mbit/s."""
         self.limit_sending(rank, mbit)
         self._in(self.switch, "tc", f"qdisc replace dev port{rank} root tbf rate {mbit}mbit {QUEUE}")
 
     def limit_pair(self, one: int, other: int, mbit: float) -> None:
-        """Limit the rate between two ranks to ``mbit`` 1e6 bit/s in each direction; other peers are not limited."""
+        """Limit the rate between two ranks to ``mbit`` Mbit/s in each direction; other peers are not limited."""
         for sender, receiver in ((one, other), (other, one)):
             self._in(
                 self.ranks[sender],
@@ -79,9 +82,10 @@ class Links:
             raise NotAllowed(f"{tool} {commands[0]}: {done.stderr.strip()}")
 
     def in_world(self, function: Callable[..., Any], *arguments: Any, world: int = 0) -> list[Any]:
-        """Return the results of ``function(*arguments)`` on each rank of a gloo group over the links.
+        """Run ``function(*arguments)`` on every rank of a gloo group over the links and return the results by rank.
 
-        ``world`` restricts it to the first ranks. Raises ``AssertionError`` with the trace of a rank that failed.
+        ``world`` restricts the group to the first ranks; 0 means all. Raises ``AssertionError`` with the traceback of a
+        rank that failed.
         """
         with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:
             found: dict[Connection, int] = {}
@@ -108,7 +112,7 @@ class Links:
             return [results[rank] for rank in sorted(results)]
 
     def command(self, words: Sequence[str], directory: Path) -> list[tuple[int, str]]:
-        """Return exit code and output of a command on each rank, run in ``directory`` with torchrun's environment."""
+        """Run a command in ``directory`` on every rank with torchrun's environment; return exit codes and outputs."""
         here = {"WORLD_SIZE": len(self.ranks), "LOCAL_WORLD_SIZE": len(self.ranks), "MASTER_ADDR": address(0)}
         here |= {"MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": INTERFACE, "PYTHONPATH": SEARCH_PATH}
         with ExitStack() as running:
@@ -131,12 +135,12 @@ class Links:
 
 
 class NotAllowed(Exception):
-    """Namespaces or limited links cannot be made on this machine; the message has the tool's error."""
+    """Namespaces or rate limits cannot be set up on this machine; the message has the tool's error."""
 
 
 @contextmanager
 def linked(world: int, mbit: float = 0) -> Iterator[Links]:
-    """Connect ``world`` ranks by one switch; each sends at most ``mbit`` if it is given.
+    """Connect ``world`` ranks by one switch; every rank sends at most ``mbit`` Mbit/s (0 for no limit).
 
     Raises ``NotAllowed`` where namespaces or ``tc`` are missing or not allowed.
     """
@@ -167,7 +171,7 @@ def build(world: int, kept: ExitStack) -> Links:
 
 
 def keeper(command: Sequence[str], kept: ExitStack) -> int:
-    """Return the id of a process that keeps fresh namespaces until its input, this process, ends."""
+    """Start a process that keeps new namespaces open until this process ends, and return its id."""
     process = subprocess.Popen(
         [*command, "sh", "-c", "echo kept; exec cat"],
         stdin=subprocess.PIPE,
@@ -193,7 +197,7 @@ def address(rank: int) -> str:
 
 
 def rank_main(rank: int, world: int, keeper: int, scratch: str, end: Connection, work: bytes) -> None:
-    """Run one rank in the namespaces of its keeper."""
+    """Run one rank in its keeper's namespaces and send ``(result, traceback)`` to ``end``."""
     try:
         enter_namespaces(keeper)
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
@@ -213,7 +217,7 @@ def rank_main(rank: int, world: int, keeper: int, scratch: str, end: Connection,
 
 
 def enter_namespaces(keeper: int) -> None:
-    """Enter the keeper's namespaces.
+    """Enter the namespaces of the process ``keeper``.
 
     Only a process with a single thread may enter a user namespace; a newly forked one has a single thread.
     """

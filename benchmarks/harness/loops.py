@@ -1,4 +1,4 @@
-"""Contenders of the trainer: a hand-written loop over tensors in memory, the common loop, and libraries."""
+"""Training loops that the trainer is compared with: hand-written loops and libraries."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ TOKENS, LENGTH = 256, 64
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and its data. ``write(directory, rows)`` prepares them; a turn is ``epochs`` of ``steps`` batches."""
+    """A model and its data.
+
+    ``write(directory, rows)`` prepares the data; a turn is ``epochs`` epochs of ``steps`` batches.
+    """
 
     model: ModelConfig
     batch: int
     steps: int
     epochs: int
     write: Callable[[Path, int], object]
-    #: The sum of the rows' losses from outputs and targets, as the trainer adds them, and their mean.
+    #: Sum of the rows' losses from outputs and targets, computed as in the trainer; ``loss_mean`` is their mean.
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     loss_mean: Callable[[Tensor, Tensor], Tensor]
 
 
 def write_table(directory: Path, rows: int) -> None:
-    """Write a table like the census: 6 numbers and 8 categories."""
+    """Write prepared data like the census table: 6 numeric and 8 categorical columns."""
     inputs = (TensorSpec("numeric", "float32", (6,)), TensorSpec("categorical", "int32", (len(CARDINALITIES),)))
     signature = Signature(inputs, "classification", "income", ("below", "above"), CARDINALITIES)
     draw, record = np.random.default_rng(0), signature.record
@@ -100,7 +103,7 @@ WORKLOADS = {
 
 
 class Contender(ABC):
-    """Contender that continues training its own model in every turn of ``epochs`` epochs."""
+    """Training loop that trains its model for ``epochs`` more epochs in every turn."""
 
     def __init__(self, data: PreparedData, workload: Workload) -> None:
         self.data, self.workload, self.epochs, self.done = data, workload, workload.epochs, 0
@@ -120,10 +123,10 @@ class Contender(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Train ``epochs`` epochs; this is timed."""
+        """Train ``epochs`` epochs; only this method is timed."""
 
     def turn(self) -> Figures:
-        """Return wall seconds of a turn, and CPU seconds of all processes."""
+        """Run a turn and return its wall seconds, and CPU seconds of all ranks."""
         self.prepare()
         dist.barrier()
         wall, cpu = time.perf_counter(), time.process_time()
@@ -137,7 +140,7 @@ class Contender(ABC):
 
 
 class HandWritten(Contender):
-    """Loop over tensors in memory, with the trainer's settings."""
+    """Hand-written loop over tensors in memory, with the trainer's settings."""
 
     def __init__(self, data: PreparedData, workload: Workload) -> None:
         super().__init__(data, workload)
@@ -169,7 +172,7 @@ class HandWritten(Contender):
 
 
 class Usual(Contender):
-    """The common loop, with a DataLoader and AdamW."""
+    """Loop as commonly written, with a DataLoader and AdamW."""
 
     def __init__(self, data: PreparedData, workload: Workload) -> None:
         super().__init__(data, workload)
@@ -240,7 +243,7 @@ class Accelerate(Usual):
 
 
 class LightningTrainer(Usual):
-    """Timed from the start of its first epoch to the end of the last, without its set-up."""
+    """Lightning Trainer, timed from the start of its first epoch to the end of the last, without set-up."""
 
     def turn(self) -> Figures:
         from lightning.pytorch import Callback, LightningModule, Trainer
@@ -292,7 +295,6 @@ class LightningTrainer(Usual):
 
 
 def tensors_of(data: PreparedData) -> tuple[list[Tensor], Tensor]:
-    """Return inputs and targets of the training split, in memory."""
     records = data.split("train")
     inputs = [torch.from_numpy(np.array(records[spec.name])) for spec in data.signature.inputs]
     return inputs, torch.from_numpy(np.array(records[TARGET])).long()

@@ -1,4 +1,4 @@
-"""Models that benchmarks train by our own trainer, from data that every machine has."""
+"""Model, table and training function that several benchmarks share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN_MLP = "harness.models:plain_mlp"
 
 
 class PlainMLP(nn.Module):
-    """Linear layers and ReLU only, which profit most from integer arithmetic."""
+    """MLP of linear layers and ReLU only, which profits most from integer arithmetic."""
 
     def __init__(self, features: int, outputs: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def write_table(path: Path, rows: int, features: int) -> None:
 
 
 def train(prepared: Path, directory: Path, model: ModelConfig, training: TrainingConfig, **more: Any) -> TrainedModel:
-    """Train in a process group of one, in a fresh process; ``more`` goes into the request."""
+    """Train on one rank in a fresh process; ``more`` are further arguments of ``TrainingRequest``."""
     alone(train_here, prepared, directory, model, training, more)
     return TrainedModel.open(directory, model.factory)
 

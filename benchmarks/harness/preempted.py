@@ -1,7 +1,7 @@
 """Preempted trainings of two ranks of ``slipstream.train.run`` with a minimum step time.
 
-The model counts executed steps, and times are measured from outside. The processes are forked from a
-server that has imported torch, which otherwise takes seconds.
+The model counts executed steps, and the parent process measures times. Ranks are forked from a server that has imported
+torch, which otherwise takes seconds.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ STEPS_PER_EPOCH = 20
 
 @dataclass(frozen=True)
 class Job:
-    """A training of ``steps`` steps, each of at least ``step_s`` seconds, on the data ``prepared`` in ``place``.
+    """Training of ``steps`` steps of at least ``step_s`` seconds, on the data ``prepared`` in ``place``.
 
-    The names of its files there start with ``name``; ``saving`` are its checkpoint settings.
+    Names of files that it writes there start with ``name``; ``saving`` are its checkpoint settings.
     """
 
     place: Path
@@ -58,16 +58,16 @@ class Job:
 
     @property
     def executed(self) -> int:
-        """Started steps of all attempts."""
+        """Number of steps started in all attempts."""
         return self.counter.stat().st_size if self.counter.exists() else 0
 
     def pages(self) -> list[AttemptRecord]:
-        """Return the records of its attempts. A killed attempt's record is some seconds old, but consistent."""
+        """Return the attempts' records; a killed attempt's record is some seconds old, but consistent."""
         return read_attempts(storage_for(f"{self.place}/{self.name}.home"))
 
 
 class Fault(NamedTuple):
-    """End of an attempt, in seconds after its start or after its first step; SIGTERM if ``warned``."""
+    """End of an attempt: ``at_s`` seconds after its start or first step, by SIGTERM if ``warned``, else SIGKILL."""
 
     at_s: float
     warned: bool
@@ -77,7 +77,7 @@ class Fault(NamedTuple):
 class Ended(NamedTuple):
     """Result of an attempt: seconds until its first step started, until the fault, and until its processes ended.
 
-    ``start_s`` is the time until the fault if there was no first step.
+    Without a first step, ``start_s`` is the time until the fault.
     """
 
     finished: bool
@@ -87,7 +87,7 @@ class Ended(NamedTuple):
 
 
 class Steady(nn.Module):
-    """Network whose training steps take ``step_s``; ``counter`` records the steps that rank 0 starts."""
+    """Network whose training steps take at least ``step_s``; rank 0 adds a byte to ``counter`` per step."""
 
     def __init__(self, pixels: int, outputs: int, counter: str, step_s: float) -> None:
         super().__init__()
@@ -107,12 +107,10 @@ class Steady(nn.Module):
 
 
 def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
-    """Build the network; the trainer's factory."""
     return Steady(math.prod(signature.inputs[0].shape), signature.outputs, counter, step_s)
 
 
 def rank_main(rank: int, port: int, job: Job) -> None:
-    """Run one rank of one attempt."""
     from slipstream.train.fault_tolerance.guard import Preempted
     from slipstream.train.run import run
     from slipstream.train.setup import TrainingRequest
@@ -146,7 +144,7 @@ def rank_main(rank: int, port: int, job: Job) -> None:
 
 
 def attempt(job: Job, fault: Fault | None) -> Ended:
-    """Run the ranks to the end or to the fault."""
+    """Run the ranks until training ends or ``fault`` stops them, and return the result."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [FRESH.Process(target=rank_main, args=(rank, store.port, job), daemon=True) for rank in range(WORLD)]
     before, started = job.executed, time.perf_counter()

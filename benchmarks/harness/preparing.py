@@ -1,6 +1,6 @@
-"""Contenders of ``prepare.py``: each reads the table ``data`` and writes below ``out``.
+"""Contenders of ``prepare.py``: functions that read the table ``data`` and write to the directory ``out``.
 
-Each imports its own modules, and their import time counts.
+Every contender imports its own modules, and the import time counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ours_ingest(data: Path, out: Path) -> None:
 def polars(data: Path, out: Path, the_same_work: bool = False) -> None:
     """Run two streaming passes: statistics of the training rows, then one uncompressed file per split.
 
-    ``the_same_work`` as ours: rows in random order, and the SHA-256 of the output.
+    ``the_same_work`` also puts rows in random order and takes the SHA-256 of the output, as ours does.
     """
     import polars as pl
 

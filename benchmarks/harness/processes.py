@@ -1,4 +1,4 @@
-"""Functions in fresh processes, single or as the ranks of a process group."""
+"""Helpers that run a function in a fresh process, or in the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-#: Forked from a server with the benchmarks' imports, so that processes start fast.
+#: Start method: fork from a server with the benchmarks' imports, so that processes start fast.
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(
     ["torch._dynamo", "slipstream.train.run", "slipstream.prepare.engine", "scipy.stats", "click"]
@@ -18,15 +18,15 @@ FRESH.set_forkserver_preload(
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of ``function(*arguments)`` in a fresh process."""
+    """Run ``function(*arguments)`` in a fresh process and return the result."""
     with ProcessPoolExecutor(1, FRESH) as process:
         return process.submit(function, *arguments).result()
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of ``function(*arguments)`` on rank 0 of a gloo group of ``world`` fresh processes.
+    """Run ``function(*arguments)`` in a gloo group of ``world`` fresh processes and return rank 0's result.
 
-    Every process has one thread. JSON must be able to hold the result.
+    Every process has one thread. The result must be serialisable as JSON.
     """
     from torch.multiprocessing import start_processes
 

@@ -32,18 +32,18 @@ from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.bottleneck import Bottleneck
 
 WORLD, COLUMNS, BATCH = 2, 64, 2048
-#: ``EPOCH`` is the number of batches of an epoch.
+#: Steps of a run, batches per epoch, and rows of validation.
 STEPS, EPOCH, VALIDATION = 160, 20, 8 * BATCH
 LINK_MBIT = 200.0
 #: CPUs used by other processes above which a run is repeated, and the largest number of runs.
 QUIET_CPUS, TRIES = 0.3, 3
-#: Ratio of a run's time to a healthy one's below which the fault had no effect.
+#: Ratio of a run's time to a healthy run's time below which the fault had no effect.
 BITES = 1.3
 
 
 @dataclass(frozen=True)
 class Provocation:
-    """Fault of a run, and the cause that the diagnosis has to name; "" for none."""
+    """Fault injected into a run, and the ``cause`` that the diagnosis has to name; "" for none."""
 
     name: str
     cause: str
@@ -51,13 +51,13 @@ class Provocation:
     layers: tuple[int, ...] = (256, 256, 256)
     evaluate_every: int = 10**6
     checkpoint_every: int = 10**6
-    #: Additional seconds for gathering the rows of one batch, and the ranks that have them.
+    #: Additional seconds for gathering the rows of one batch, and the ranks with this delay.
     gathering_s: float = 0.0
     slow_ranks: tuple[int, ...] = ()
     #: Seconds of additional work in the backward pass of rank 1.
     backward_s: float = 0.0
     mbit: float = 0.0
-    #: CPU quota of both processes together.
+    #: CPU quota of both processes together, in CPUs; 0 for none.
     cpus: float = 0.0
 
 
@@ -88,7 +88,7 @@ def varied(provocation: Provocation, seed: int) -> Provocation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's diagnosis, training seconds per row, and the CPUs that other processes used."""
+    """A run's diagnosis, training seconds per row, and the mean number of CPUs that other processes used."""
 
     bottleneck: Bottleneck
     row_s: float
@@ -96,17 +96,17 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, including its fraction of the time between steps."""
+        """Mean seconds per step, including the time between steps."""
         return self.bottleneck.seconds / self.bottleneck.steps
 
     @property
     def predicted_s(self) -> float:
-        """Seconds of a step without the diagnosed cause."""
+        """Seconds per step that the diagnosis predicts without its cause."""
         return self.step_s / self.bottleneck.gain
 
 
 def prepared_table(directory: Path, rows: int) -> Path:
-    """Write standard normal numbers of two classes that a plane separates."""
+    """Write prepared data of standard normal features, with two classes that a plane separates."""
     signature = Signature((TensorSpec("numeric", "float32", (COLUMNS,)),), "classification", "y", ("a", "b"))
     writer = ArtifactWriter(directory)
     for seed, (name, count) in enumerate({"train": rows, "validation": VALIDATION, "test": 64}.items()):
@@ -121,9 +121,9 @@ def prepared_table(directory: Path, rows: int) -> Path:
 
 
 def run_with(provocation: Provocation, tables: Path, place: Path, steps: int = STEPS) -> Outcome:
-    """Train with a fault, on a table that is made in ``tables`` if it is missing.
+    """Train with a fault in the new directory ``place``, and return the outcome.
 
-    Raises ``NotAllowed`` where the fault cannot be provoked.
+    The table in ``tables`` is written if it is missing. Raises ``NotAllowed`` where the fault cannot be provoked.
     """
     from slipstream.artifacts.results.training import read_attempt
 
@@ -144,7 +144,7 @@ def run_with(provocation: Provocation, tables: Path, place: Path, steps: int = S
 
 
 def quiet_run(provocation: Provocation, tables: Path, place: Path, steps: int = STEPS) -> Outcome:
-    """Run again if other processes used more than :data:`QUIET_CPUS`: at most :data:`TRIES` times."""
+    """Run with a fault; repeat while other processes used more than :data:`QUIET_CPUS`, at most :data:`TRIES` runs."""
     for number in range(TRIES):
         found = run_with(provocation, tables, place / str(number), steps)
         if found.others_cpus < QUIET_CPUS:
@@ -153,7 +153,7 @@ def quiet_run(provocation: Provocation, tables: Path, place: Path, steps: int = 
 
 
 def written_settings(provocation: Provocation, tables: Path, place: Path, steps: int) -> Path:
-    """Write the settings file for the ranks. Makes ``place``, and the table if it is missing."""
+    """Write the ranks' settings file; creates ``place``, and the table if it is missing."""
     place.mkdir(parents=True)
     prepared = tables / f"batch-{provocation.batch_size}"
     if not prepared.exists():
@@ -164,13 +164,11 @@ def written_settings(provocation: Provocation, tables: Path, place: Path, steps:
 
 
 def machine_cpu_s() -> float:
-    """Return the busy seconds of all CPUs of this machine."""
     times = psutil.cpu_times()
     return float(times.user + times.system)
 
 
 def children_cpu_s() -> float:
-    """Return CPU seconds of this process and of its children that have ended."""
     own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime
 
@@ -205,7 +203,7 @@ def free_port() -> int:
 
 @contextmanager
 def quota(cpus: float) -> Iterator[Path]:
-    """Make a control group of ``cpus`` CPUs, version 1 or 2. Raises ``NotAllowed`` where this is impossible."""
+    """Create a cgroup (v1 or v2) with ``cpus`` CPUs. Raises ``NotAllowed`` where this is impossible."""
     hierarchy = Path("/sys/fs/cgroup")
     version_2 = (hierarchy / "cgroup.controllers").exists()
     group = (hierarchy if version_2 else hierarchy / "cpu") / f"quota-{uuid.uuid4().hex[:8]}"
@@ -226,7 +224,7 @@ def quota(cpus: float) -> Iterator[Path]:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Run one rank."""
+    """Run one rank with the fault in ``settings``."""
     import torch
 
     torch.set_num_threads(1)
@@ -260,7 +258,7 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def slow_gathering(seconds: float) -> None:
-    """Delay every batch, as a slow disk does."""
+    """Delay every batch of this rank by ``seconds``, as a slow disk does."""
     from slipstream.train.data_loader import StoredRows
 
     gather = StoredRows.gather
@@ -273,7 +271,7 @@ def slow_gathering(seconds: float) -> None:
 
 
 def slow_backward(seconds: float) -> None:
-    """Add matmuls to the backward pass of every step."""
+    """Add ``seconds`` of matmuls to the backward pass of every step."""
     import torch
 
     from slipstream.train.telemetry.marks import StepMarks

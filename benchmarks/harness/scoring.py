@@ -1,4 +1,4 @@
-"""Contenders that score a table in a fresh process: ours, the separate parts of our work, and pandas."""
+"""Contenders that score a table in a fresh process: our engine, its parts timed separately, and pandas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def processor_seconds() -> float:
 
 
 def largest_memory() -> float:
-    """Return the peak memory of this process in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) * 1024
 
@@ -43,7 +42,7 @@ def ours(package: Path, data: Path) -> Figures:
 
 
 def apart(package: Path, data: Path) -> Figures:
-    """Run each part over all rows of a file at a time, so that memory stays bounded."""
+    """Time reading, converting, running and writing separately, one file at a time to bound memory."""
     from slipstream.export.package.raw_columns import RawColumns, read_columns
     from slipstream.score.model import ServedModel
     from slipstream.score.part import PartFile
@@ -108,7 +107,7 @@ def apart(package: Path, data: Path) -> Figures:
 
 
 def with_pandas(package: Path, data: Path) -> Figures:
-    """Score as a notebook does, with one thread."""
+    """Score as a notebook would: pandas, one call of the model, one thread."""
     import onnxruntime
     import pandas as pd
 

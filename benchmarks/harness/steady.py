@@ -31,7 +31,7 @@ from slipstream.train.parallel.replicas import replicate
 WORLD = 2
 STEP_S = 0.02
 WIDTH = 256
-#: "device": the host waits for a step, as with a GPU; "host": every core computes.
+#: Kinds of steps. "device": sleep, as if waiting for a GPU; "host": compute on every core.
 WORKS = ("device", "host")
 
 
@@ -55,7 +55,7 @@ class Steady(nn.Module):
 
 
 def busy(seconds: float) -> None:
-    """Compute for this long on an idle core; the same amount of work every time."""
+    """Compute matmuls that take ``seconds`` on an idle core; the same amount of work every time."""
     matrix = torch.ones(128, 128)
     for _ in range(round(seconds / multiplication_s())):
         matrix @ matrix
@@ -80,7 +80,7 @@ class Spent(NamedTuple):
 
 
 class SteadyTrainer:
-    """One rank of :data:`WORLD`, which continues training in turns of ``steps`` steps."""
+    """One of :data:`WORLD` ranks; every turn trains ``steps`` more steps."""
 
     def __init__(self, data: PreparedData, work: str, home: str, steps: int) -> None:
         self.data, self.steps = data, steps
@@ -108,7 +108,6 @@ class SteadyTrainer:
         return GoodputRecorder(home, attempt, WORLD, writes=self.group.rank == 0, started=time.perf_counter())
 
     def run(self, guard: Guard) -> Spent:
-        """Run a turn's steps."""
         self.turns += 1
         # The history of the training would grow, but checkpoints must keep their size.
         self.state.progress.steps.clear()

@@ -1,4 +1,4 @@
-"""Results of a benchmark, as text to read and as JSON to compare."""
+"""Result tables of a benchmark, printed as text and written as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Column(NamedTuple):
-    """One figure or word of every row: its key, and the format of a figure in units of ``unit``. A row may lack it."""
+    """Column of the row values with ``key``, which rows may lack; numbers are shown in units of ``unit``."""
 
     title: str
     key: str
@@ -22,9 +22,9 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of figures and words by name; ``columns`` are printed, and ``remarks`` below them.
+    """Rows of numbers and words by name; ``columns`` and then ``remarks`` are printed.
 
-    Figures are finite and not negative: durations, rates, bytes, counts and ratios.
+    Numbers are finite and not negative: durations, rates, bytes, counts and ratios.
     """
 
     title: str

@@ -1,8 +1,8 @@
-"""A common training loop, watched as TraceML's documentation shows.
+"""A common training loop, traced as TraceML's documentation shows.
 
     traceml run traced_loop.py --args SETTINGS.json
 
-Its model, table and fault are those of :mod:`harness.provoked`, which writes the settings.
+Model, table and fault are the same as in :mod:`harness.provoked`, which writes the settings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slipstream.models.factory import build
 
 
 class Rows(Dataset[Any]):
-    """Table in memory; a batch takes ``gathering_s`` longer, as from a disk."""
+    """Dataset in memory; gathering a batch takes ``gathering_s`` seconds longer, as from a slow disk."""
 
     def __init__(self, inputs: Tensor, target: Tensor, gathering_s: float) -> None:
         self.inputs, self.target, self.gathering_s = inputs, target, gathering_s

@@ -1,7 +1,7 @@
 """TraceML's diagnosis of a training with a known fault.
 
-It runs as its documentation says: by ``traceml run --nproc-per-node`` on one machine, and by one ``traceml run
---nnodes`` on each end of a limited link.
+TraceML is launched as its documentation says: by ``traceml run --nproc-per-node`` on one machine, and for a limited
+link by one ``traceml run --nnodes`` per rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME, TIMEOUT_S = "run", 120
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """TraceML's first diagnosis, and the seconds of a step."""
+    """TraceML's primary diagnosis, and the seconds of a step (0 if unknown)."""
 
     status: str
     summary: str
@@ -33,7 +33,7 @@ class Diagnosis:
 
 
 class Failed(Exception):
-    """TraceML's run had no diagnosis; the message is its output."""
+    """TraceML failed or gave no diagnosis; the message is its output."""
 
 
 def installed() -> bool:
@@ -41,9 +41,9 @@ def installed() -> bool:
 
 
 def diagnosed(provocation: Provocation, tables: Path, place: Path, steps: int) -> Diagnosis:
-    """Run TraceML on a training with a fault.
+    """Run TraceML on a training with a fault and return its diagnosis.
 
-    Raises ``NotAllowed`` where the fault cannot be provoked, and ``Failed`` with TraceML's output.
+    Raises ``NotAllowed`` where the fault cannot be provoked, and ``Failed`` if there is no diagnosis.
     """
     settings = written_settings(provocation, tables, place, steps)
     its = ["--run-name", NAME, "--logs-dir", str(place), "--args", str(settings)]
@@ -66,7 +66,7 @@ def diagnosed(provocation: Provocation, tables: Path, place: Path, steps: int) -
 
 
 def alone(words: list[str]) -> tuple[int, str]:
-    """Return exit code and output of a command; after a timeout it and its children are killed."""
+    """Run a command and return exit code and output; after a timeout it and its children are killed."""
     process = subprocess.Popen(
         words,
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""Turns of contenders, so that changes in the machine's load affect all of them equally."""
+"""Alternating runs (turns) of contenders, so that changes in the machine's load affect all of them equally."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Figures = dict[str, float]
 
 
 def in_turns(contenders: Mapping[str, Callable[[], Figures]], turns: int) -> dict[str, list[Figures]]:
-    """Return the figures of each contender in each of the ``turns``.
+    """Run every contender once per turn and return its figures by turn.
 
-    Every turn has a random order: a contender that always followed the same other would pay for the state that it
+    Every turn has a random order: in a fixed order, a contender would always pay for the state that its predecessor
     leaves, such as memory that the host of a virtual machine has reclaimed.
     """
     found: dict[str, list[Figures]] = {name: [] for name in contenders}
@@ -26,17 +26,16 @@ def in_turns(contenders: Mapping[str, Callable[[], Figures]], turns: int) -> dic
 
 
 def medians(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Return the median of each figure."""
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
 def settled(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Return the medians without the first turn, which warms caches, if there are others."""
+    """Return the medians without the first run, which warms caches, or that run if it is the only one."""
     return medians(runs[1:] or runs)
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and a distribution-free 95 % interval of it."""
+    """Return the median and the bounds of its distribution-free 95 % interval."""
     ordered = sorted(values)
     outside = int(binom.ppf(0.025, len(ordered), 0.5))
     low, high = ordered[max(0, outside - 1)], ordered[min(len(ordered) - 1, len(ordered) - outside)]

@@ -1,1 +1,1 @@
-"""Non-inferiority tests of one model against another: on the same rows, with confidence limits."""
+"""Non-inferiority tests of one model against another on the same rows, with confidence limits."""

@@ -1,11 +1,11 @@
 """Accuracy loss of a variant against FP32, with confidence limits from paired rows.
 
-Of n rows only FP32 is right on b and only the variant on c; the loss is (b - c) / n. The limits are those of Tango's
+On b of n rows only FP32 is right, on c rows only the variant; the loss is (b - c) / n. The limits are those of Tango's
 score test for paired proportions ("Equivalence test and confidence interval for the difference in proportions for the
-paired-sample design", Statistics in Medicine 17, 1998). The variance is estimated under the tested loss, so the limits
-have a width even without any disagreement. If c is 0, Clopper and Pearson's exact limit of b in n is used if it is
-wider: at 0 disagreements in 265 rows 1.12 points instead of Tango's 1.01. The limit of the gain is treated likewise if
-b is 0.
+paired-sample design", Statistics in Medicine 17, 1998). Its variance is estimated under the tested loss, so the
+interval has a width even if FP32 and the variant never disagree. If c is 0, Clopper and Pearson's exact limit of b in n
+is used if it is wider: at 0 disagreements in 265 rows 1.12 points instead of Tango's 1.01. If b is 0, the limit of the
+gain is treated likewise.
 
 Enumerated over all outcomes, for 265 to 20,000 rows, true losses of 0.5, 1 and 2 points and disagreements up to 20 % of
 the rows, the upper 95 % limit lies below the true loss in at most 5.3 % of the draws (5.0 % from 2,500 rows on).
@@ -20,14 +20,14 @@ from numpy.typing import ArrayLike
 
 from slipstream.models import shares
 
-#: Bisections of the range of possible losses; the limit is exact to 1e-12 of a share.
+#: Bisection steps over possible losses; the limit, a share of the rows, is exact to 1e-12.
 HALVINGS = 42
-#: Most rows that are considered.
+#: Largest number of rows that :func:`rows_enough` considers.
 MOST_ROWS = 10**9
 
 
 def score(b: np.ndarray, c: np.ndarray, n: float, loss: np.ndarray) -> np.ndarray:
-    """Return Tango's statistic for a true loss of ``loss``; standard normal under that hypothesis."""
+    """Return Tango's statistic, which is standard normal if the true loss is ``loss``."""
     q = -b - c + (2 * n - b + c) * loss
     # Maximum likelihood share of rows on which only the variant is right, given ``loss``.
     share = (np.sqrt(np.maximum(q * q + 8 * n * c * loss * (1 - loss), 0)) - q) / (4 * n)
@@ -59,9 +59,9 @@ def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
 
 
 def rows_enough(b: int, c: int, n: int, most: float, error: float) -> int | None:
-    """Return the number of rows that would show a loss below ``most``, with these shares.
+    """Return about how many rows would show a loss below ``most``, given equal fractions b / n and c / n.
 
-    None if no number would, because the observed loss is not below ``most``.
+    None if the observed loss is not below ``most``, or if more than :data:`MOST_ROWS` would be needed.
     """
     if (b - c) / n >= most:
         return None

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from slipstream.artifacts.results.distributions import Bins
 from slipstream.comparison.stability import BINS
 
-#: Number of texts with their own bin, the most frequent.
+#: Number of texts, the most frequent, that have a bin of their own.
 OWN_BIN = 30
 
 
@@ -33,7 +33,10 @@ def fit_numbers(numbers: np.ndarray) -> Bins:
 
 
 def fit_texts(counts: Counter[str], missing: int, others: int = 0) -> Bins:
-    """Return a bin for each of the most frequent texts; ``others`` counts rows of unrecorded texts."""
+    """Return a bin for each of the most frequent texts, and one each for missing and all other texts.
+
+    ``others`` is the number of rows whose text is not in ``counts``.
+    """
     texts = [text for text, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:OWN_BIN]]
     own = [counts[text] for text in texts]
     return Bins([], texts, [missing, *own, others + counts.total() - sum(own)])
@@ -49,7 +52,7 @@ def count_numbers(bins: Bins, numbers: np.ndarray) -> np.ndarray:
 def count_texts(bins: Bins, texts: pa.DictionaryArray) -> np.ndarray:
     """Return the counts of ``texts`` per bin, int64 ``[bins]``.
 
-    Missing texts are null, or codes of a null.
+    A missing text is a null index, or the index of a null.
     """
     known = pc.fill_null(pc.index_in(texts.dictionary, value_set=pa.array(bins.texts, pa.string())), len(bins.texts))
     there = texts.dictionary.is_valid().to_numpy(zero_copy_only=False)
@@ -78,5 +81,5 @@ def count_predictions(bins: Bins, outputs: np.ndarray, classes: Sequence[str]) -
 
 
 def score_of(outputs: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    """Return the probability of the second class, or the value."""
+    """Return the probability of the second class, or the value without classes."""
     return outputs[:, 1 if classes else 0].astype(np.float64)

@@ -1,8 +1,8 @@
 """Gain in bits per byte of one text model over another, from the same documents.
 
-The bytes of a document are not independent, the documents are. The figure is a ratio of two sums over documents, so its
-interval is that of a ratio estimator (Cochran, "Sampling Techniques", 3rd edition, section 2.11). It is Student's
-interval of the mean residual: a document's difference less the expectation from its bytes.
+Documents are independent, the bytes within a document are not. The gain is a ratio of two sums over documents, so its
+interval is the ratio estimator's (Cochran, "Sampling Techniques", 3rd edition, section 2.11): Student's interval of the
+mean residual, a document's saved bits less the gain times its bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def bits_per_byte(bits: np.ndarray, sizes: np.ndarray) -> float:
 def gain(before: np.ndarray, after: np.ndarray, sizes: np.ndarray) -> Gain:
     """Return the bits per byte that ``after`` saves over ``before``, with a 95 % interval.
 
-    Both are bits ``[documents]``. A single document gives no interval.
+    Both are bits ``[documents]``. For a single document the interval is unbounded.
     """
     from scipy.stats import t
 

@@ -9,13 +9,13 @@ import numpy as np
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
-#: Least calls beyond a percentile for it to be quoted.
+#: Minimum number of calls above a percentile that is reported.
 BEYOND = 10
 LEVEL = 0.95
 
 
 def calls_needed(share: float) -> int:
-    """Return the least number of calls with ``BEYOND`` of them beyond the percentile.
+    """Return the number of calls needed to report a percentile, with ``BEYOND`` of them above it.
 
     20 for p50, 100 for p90, 1,000 for p99.
     """
@@ -23,7 +23,7 @@ def calls_needed(share: float) -> int:
 
 
 def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
-    """Return a percentile of sorted latencies with its 95 % interval; None for too few calls beyond it.
+    """Return a percentile of sorted latencies with its 95 % interval; None for too few calls.
 
     The interval lies between order statistics whose ranks come from the binomial distribution (David and Nagaraja,
     "Order Statistics", 2003, section 7.1). It assumes independent calls.
@@ -39,11 +39,11 @@ def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
 
 
 def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
-    """Return the speedup from the logarithms of the ratios of paired turns, one array per load.
+    """Return the speedup from the log ratios of paired turns, one array per load of the model.
 
-    Two loads of one file differ by some percent for their lifetime, so rounds with the same loads are not independent.
-    Each load gives one figure, the median of its rounds. Student's distribution of their mean gives a 95 % limit on
-    each side.
+    Two loads of one file differ by some percent for their lifetime, so rounds with the same load are not independent.
+    Each load gives one value, the median of its rounds. Student's distribution of the values' mean gives a 95 % limit
+    on each side.
     """
     from scipy.stats import t
 
@@ -54,7 +54,7 @@ def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
 
 
 def latency(nanoseconds: np.ndarray, speedup: Estimate | None) -> LatencyFigures:
-    """Return the percentiles of all calls of a variant at one batch size."""
+    """Return latency figures of a variant at one batch size from the times of all calls."""
     milliseconds = np.sort(nanoseconds) / 1e6
     quoted = {name: percentile(milliseconds, share) for name, share in PERCENTILES.items()}
     mean = float(milliseconds.mean())

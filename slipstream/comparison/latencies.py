@@ -16,11 +16,11 @@ from slipstream.artifacts.results.export import LatencyFigures
 from slipstream.comparison.intervals import latency, ratio
 from slipstream.models.predict import ModelFunction, inputs_of
 
-#: Most calls and seconds per turn: short, so that changes of the machine's load affect all variants alike.
+#: Maximum calls and seconds of a turn: short, so that changes of the machine's load affect all variants alike.
 TURN_CALLS = 10
 TURN_SECONDS = 0.02
-#: Loads of the files, and the least if the time is over before: the memory location of a load makes differences of some
-#: percent for its lifetime.
+#: How often every model is loaded, and the minimum if time runs out. A load's place in memory changes its latency by
+#: some percent for its lifetime.
 LOADS, FEWEST_LOADS = 5, 3
 
 Call = Callable[[], object]
@@ -30,14 +30,14 @@ Call = Callable[[], object]
 class Turns:
     """Timings of one variant at one batch size.
 
-    ``calls`` are nanoseconds of every call, ``medians`` those of its turns by load.
+    ``calls`` are the nanoseconds of every call, ``medians`` the medians of its turns, one list per load.
     """
 
     calls: list[int] = field(default_factory=list)
     medians: list[list[float]] = field(default_factory=list)
 
     def against(self, reference: Turns) -> list[np.ndarray]:
-        """Return log(reference / this) of the medians per round, one array per load."""
+        """Return the log speedups over ``reference`` by round, one array per load."""
         pairs = zip(reference.medians, self.medians, strict=True)
         return [np.log(np.array(theirs) / np.array(ours)) for theirs, ours in pairs]
 
@@ -45,7 +45,10 @@ class Turns:
 def take_turns(
     calls: Mapping[str, Call], taken: Mapping[str, Turns], seconds: float, order: np.random.Generator
 ) -> None:
-    """Add the rounds of one load to ``taken``, for about ``seconds`` and at least one round."""
+    """Run rounds of turns for about ``seconds``, at least one, and add them to ``taken`` as a new load.
+
+    In a round, every variant has one turn; the order is random.
+    """
     for turns in taken.values():
         turns.medians.append([])
     names, deadline = list(calls), time.perf_counter() + seconds
@@ -59,9 +62,9 @@ def take_turns(
 
 
 def turn(run: Call, calls: int = TURN_CALLS, seconds: float = TURN_SECONDS) -> list[int]:
-    """Return nanoseconds of each call of a turn.
+    """Run one turn and return the nanoseconds of every call.
 
-    The first call does not count: the caches still hold another variant's weights.
+    The first call does not count, because the caches still hold another variant's weights.
     """
     run()
     taken: list[int] = []
@@ -74,7 +77,6 @@ def turn(run: Call, calls: int = TURN_CALLS, seconds: float = TURN_SECONDS) -> l
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run the block with ``count`` torch threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -85,25 +87,25 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-#: Calls at one batch size, of all variants together: six of them, loaded three times, in turns of two.
+#: Minimum number of calls of all variants at one batch size: six variants, loaded three times, in turns of two calls.
 FEWEST_CALLS = 36
 #: Function that loads a fresh copy of a variant.
 Load = Callable[[], ModelFunction]
-#: Screening: number of rounds, and most calls and seconds per turn.
+#: Screening: number of rounds, and maximum calls and seconds of a turn.
 SCREENING_ROUNDS = 3
 SCREENING_CALLS, SCREENING_SECONDS = 3, 0.003
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Timed predictions for ``records`` of prepared data, with ``threads`` threads."""
+    """Rows of prepared data that the timed models predict, and the number of threads."""
 
     signature: Signature
     records: np.ndarray
     threads: int
 
     def inputs(self, rows: int) -> tuple[np.ndarray, ...]:
-        """Return the inputs of a batch of ``rows``; fewer records are repeated."""
+        """Return the model's inputs for a batch of ``rows`` rows, repeating records if there are fewer."""
         return inputs_of(self.signature, np.resize(self.records, rows))
 
 
@@ -165,8 +167,8 @@ def screen_speedups(
 ) -> dict[str, list[float]]:
     """Return quick estimates of each variant's speedup over the reference, one per round of short turns.
 
-    There is at least one round, and none starts after ``deadline`` (``time.perf_counter``). The estimate is good enough
-    to drop variants that are clearly slower, but not to name the fastest.
+    At least one round is run, and none starts after ``deadline`` (``time.perf_counter``). The estimates suffice to drop
+    variants that are clearly slower, but not to name the fastest.
     """
     order, names = np.random.default_rng(0), list(runs)
     inputs, speedups = workload.inputs(batch), {name: list[float]() for name in names}

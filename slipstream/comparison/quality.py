@@ -12,7 +12,7 @@ from slipstream.comparison import rmse, tokens
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
 
 Answer = Literal["passed", "failed", "can't tell"]
-#: Probability that any variant passes whose true loss is ``max_loss``, over all variants tested on the rows.
+#: Probability that some variant passes although its true loss is ``max_loss``, over all variants tested on the rows.
 ERROR = 0.05
 UNITS = {
     "classification": "points of accuracy",
@@ -25,7 +25,7 @@ UNITS = {
 class Loss:
     """Loss against FP32 in points of accuracy or percent of RMSE.
 
-    Each limit holds with probability ``level``.
+    The limits ``low`` and ``high`` each hold with probability ``level``.
     """
 
     loss: float
@@ -33,7 +33,7 @@ class Loss:
     high: float
     level: float
     rows: int
-    #: Rows that would show a loss below the allowed one; None if no number would, or if unknown (RMSE).
+    #: Rows that would show a loss below the allowed loss; None if no number would, or if unknown (RMSE).
     rows_enough: int | None
 
     def answer(self, most: float) -> Answer:
@@ -47,22 +47,23 @@ class Loss:
 
 
 def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:
-    """Return the loss of ``variant``; outputs are those of :func:`slipstream.models.predict.predict`.
+    """Return the loss of ``variant`` against ``fp32``, both as :func:`slipstream.models.predict.predict` returns.
 
-    ``judged`` variants share the rows: by Bonferroni's correction each may err with ``ERROR / judged``.
+    ``most`` is the allowed loss. ``judged`` variants are tested on the same rows: by Bonferroni's correction each may
+    err with ``ERROR / judged``.
     """
     return paired_loss(task, truth, answers_of(task, fp32), answers_of(task, variant), most, judged)
 
 
 def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
-    """Return class numbers or values ``[rows]``; for tokens correctness, bool ``[rows, length]``."""
+    """Return predicted classes or values ``[rows]``; for tokens True where right, bool ``[rows, length]``."""
     if task == "next token":
         return outputs[..., 0] > 0
     return outputs.argmax(axis=1) if task == "classification" else outputs[:, 0].astype(np.float64)
 
 
 def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return the correctness of the answers, bool: classes ``[rows]``, tokens ``[learned]``."""
+    """Return True where a prediction is right: ``[rows]`` for classes, ``[targets]`` for tokens with a target."""
     answers = answers_of(task, outputs)
     return answers[truth >= 0] if task == "next token" else answers == truth
 
@@ -91,7 +92,7 @@ def paired_loss(
 
 
 def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
-    """Return the answer as half a sentence, with its interval and number of rows."""
+    """Describe the test's result, with limit and number of rows, as half a sentence."""
     unit, answer = UNITS[task], loss.answer(most)
     limit = f"at most {loss.high:.2f}" if loss.high < NO_LIMIT else "with no upper limit"
     seen = f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, {limit} ({100 * loss.level:.3g} % limit)"

@@ -1,19 +1,18 @@
 """RMSE loss of a variant against FP32, with confidence limits from paired rows.
 
-A ratio r of the two mean squared errors is possible if the mean of ``after - r * before``, which is 0 at the true
-ratio, is not significantly below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal Statistical
-Society B 16, 1954). The test is Johnson's skewness-corrected t (:mod:`slipstream.comparison.skewed_mean`). This mean is
-a combination of moments, so no resampling is needed.
+A ratio r of the two mean squared errors is possible if the mean of ``after - r * before`` (squared errors), which is 0
+at the true ratio, is not significantly below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal
+Statistical Society B 16, 1954). The test is Johnson's skewness-corrected t (:mod:`slipstream.comparison.skewed_mean`).
+This mean is a combination of moments, so no resampling is needed.
 
-If few rows make most of the difference, their number counts, not that of all rows: Student's quantile has half as many
-degrees of freedom as there are such rows. Below ``FEW`` no distribution is trusted. The limit then assumes an error of
-``UNSEEN`` times the largest observed error on a share of the rows: Clopper and Pearson's exact limit of the share that
-differs.
+If few rows make most of the difference, Student's quantile has half as many degrees of freedom as there are such rows.
+Below ``FEW`` such rows no distribution is trusted. The limit then assumes an error of ``UNSEEN`` times the largest
+observed error, on Clopper and Pearson's exact upper limit of the share of rows that differ.
 
 In simulations (``tests/comparison/test_rmse.py``: errors in 2 to 100 % of 100 to 3,000 rows, normal, Laplace, Student
 and lognormal, losses of 1 and 10 %) a nominal 5 % limit lies below the truth in at most 6 % of the draws; the
-percentile bootstrap's in up to 98 %. Limits cannot cover unobserved rows: a variant passes that fails by more than
-``UNSEEN`` times the largest error on rows too rare to be in the sample.
+percentile bootstrap's in up to 98 %. Limits cannot cover unobserved rows: a variant passes even if it errs by more than
+``UNSEEN`` times the largest observed error on rows too rare to be in the sample.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from slipstream.comparison import skewed_mean
 from slipstream.comparison.skewed_mean import effective_rows
 from slipstream.models import shares
 
-#: Least number of rows that make the difference for their distribution to be trusted.
+#: Minimum effective number of rows that differ for trusting their distribution.
 FEW = 20
 UNSEEN = 2.0
-#: Share of the error for Student's limit, because heavy tails exceed the nominal error.
+#: Fraction of the error that Student's limit is given, because heavy tails exceed the nominal error.
 ASKED = 0.8
-#: Bisections of the range of possible growths; the limit is exact to 1e-9 of it and better.
+#: Bisection steps over possible growths; the limit has a relative precision of 1e-9 or better.
 HALVINGS = 60
-#: Larger shares are reported as this one.
+#: Largest relative growth that is reported.
 MOST = 1e4
 
 
@@ -43,7 +42,7 @@ def loss(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def upper_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
-    """Return the upper limit of the true share at level 1 - ``error``.
+    """Return the upper limit of the true relative growth of the RMSE at level 1 - ``error``.
 
     Both are squared errors ``[..., rows]``.
     """
@@ -55,15 +54,15 @@ def upper_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarr
 
 
 def lower_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
-    """Return the lower limit of the true share at level 1 - ``error``."""
+    """Return the lower limit of the true relative growth of the RMSE at level 1 - ``error``."""
     return 1 / np.maximum(1 + upper_limit(after, before, error), 1 / (1 + MOST)) - 1
 
 
 def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error: float) -> np.ndarray:
-    """Return the largest possible growth of the mean squared error.
+    """Return the largest possible relative growth of the mean squared error.
 
     Growth g is possible if the mean of ``lost - g * before`` may be 0. The result exceeds ``MOST`` squared if even the
-    mean of ``before`` may be 0. ``unlike`` rows make the difference.
+    mean of ``before`` may be 0. ``unlike`` is the effective number of rows that differ.
     """
     from scipy.stats import t
 
@@ -99,7 +98,7 @@ def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error
 
 
 def growth_of_few(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
-    """Return the limit if too few rows make the difference for any distribution to be trusted."""
+    """Return the largest possible growth if fewer than ``FEW`` rows differ, without assuming a distribution."""
     share = shares.upper_limit(np.count_nonzero(after != before, axis=-1), before.shape[-1], error)
     worst = UNSEEN**2 * np.maximum(before, after).max(axis=-1)
     mean = before.mean(axis=-1)

@@ -16,11 +16,11 @@ import numpy as np
 
 #: A smaller index is irrelevant, however many rows show it (Siddiqi, Credit Risk Scorecards, 2006).
 MATTERS = 0.1
-#: Share of tables without drift that may report one.
+#: Share of tables without drift that may report a drift.
 FALSE_ALARMS = 0.01
-#: Fewest rows for a test.
+#: Minimum number of rows for a test.
 ENOUGH = 50
-#: Fewest rows expected in each bin, for chi-squared to hold, and most bins of numbers: each more adds noise.
+#: Minimum expected rows per bin, for chi-squared to hold, and maximum bins of numbers, as every bin adds noise.
 FEWEST, BINS = 15, 10
 
 Place = TypeVar("Place", bound=Hashable)
@@ -28,7 +28,7 @@ Place = TypeVar("Place", bound=Hashable)
 
 @dataclass(frozen=True)
 class Drift:
-    """Population stability index, and its p-value without drift."""
+    """Population stability index, and its p-value ``chance`` under no drift."""
 
     index: float
     chance: float
@@ -41,7 +41,10 @@ def found(drifts: Mapping[Place, Drift], matters: float = MATTERS) -> dict[Place
 
 
 def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> Drift:
-    """Return the drift between counts in the same bins, both with rows."""
+    """Return the drift from ``before`` to ``now``, counts in the same bins, both with rows.
+
+    Bins with few rows are merged: neighbours if ``ordered``, else the rarest.
+    """
     from scipy.special import chdtrc
 
     before, now = merged(before, now) if ordered else with_rare_ones_together(before, now)
@@ -57,7 +60,7 @@ def expected(before: np.ndarray, now: np.ndarray) -> np.ndarray:
 
 
 def with_rare_ones_together(before: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge the bins with few expected rows, and the next rarest if that is still too few."""
+    """Merge all bins with fewer than ``FEWEST`` expected rows, and the next rarest if their sum is still less."""
     rows = expected(before, now)
     order = np.argsort(rows, kind="stable")
     rare = max(int(np.sum(rows < FEWEST)), 1)

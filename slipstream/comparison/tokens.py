@@ -1,13 +1,13 @@
 """Loss of token accuracy of a variant against FP32, with confidence limits from paired rows of tokens.
 
-The tokens of a row are not independent, the rows are: each gives one figure, the share of its tokens that were lost.
-Student's distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A
-Practitioner's Guide to Cluster-Robust Inference", 2015, section II), corrected for rows that lose much more than most
+Rows are independent, the tokens within a row are not. So each row gives one value, its share of lost tokens. Student's
+distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A Practitioner's Guide to
+Cluster-Robust Inference", 2015, section II), corrected for rows that lose much more than most
 (:mod:`slipstream.comparison.skewed_mean`).
 
-If fewer than ``FEW`` rows make most of the loss, that is unreliable. The limit is then at least Clopper and Pearson's
-exact limit of the share of rows with a loss, times the largest loss of a row (all of it if none was observed). If
-``FEW`` rows gain something, the lower limit of the gain is subtracted; each of the two gets half of the error.
+If fewer than ``FEW`` rows make most of the loss, Student's limit is unreliable. The limit is then at least Clopper and
+Pearson's exact limit of the share of rows with a loss, times the largest loss of a row (1 if none was observed). If at
+least ``FEW`` rows gain tokens, the lower limit of the gain is subtracted; both limits then get half of the error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FEW = 30
 
 
 def lost_by_row(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return each row's share of tokens lost less tokens gained; both are bool ``[rows, length]``."""
+    """Return the share of tokens lost less tokens gained by row; both arguments are bool ``[rows, length]``."""
     return (before.astype(np.float64) - after).mean(axis=1)
 
 

@@ -10,16 +10,17 @@ from pydantic import Field
 from slipstream.models.config import STORABLE, TeachingConfig, is_storable
 from slipstream.settings import Natural, Settings, settings
 
-#: Most candidates that are trained: the search halves the rest every time.
+#: Maximum number of trainings of a search, which bisects the candidates: 4 trainings decide between 15 candidates.
 ROUNDS = 4
 MOST_CANDIDATES = 2**ROUNDS - 1
 
 
 @settings
 class CompressionConfig(Settings):
-    """Settings of making a trained model smaller.
+    """Settings of compression, which makes a trained model smaller.
 
-    The smaller model is trained with the larger as its teacher, by the settings of ``training`` except for those here.
+    The smaller model is trained with the trained model as its teacher, by the settings of ``training`` except for those
+    here.
     """
 
     section = "compression"
@@ -56,5 +57,5 @@ class CompressionConfig(Settings):
 
     @property
     def searches(self) -> bool:
-        """True if the size is searched; else one candidate was named, and is taken whatever it loses."""
+        """True if the size is searched; False if the user named one candidate, which is taken whatever it loses."""
         return not self.share if self.method == "prune" else len(self.students) != 1

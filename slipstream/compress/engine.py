@@ -31,15 +31,13 @@ from slipstream.models.predict import ModelFunction, held_out_rows, model_functi
 from slipstream.models.pruning import LAYERS, compose, prune, units
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 
-#: Name of the trained model among the timed ones; seconds of the whole measurement, and rows per call.
+#: Name of the trained model among the timed models; then seconds of the whole measurement, and rows per call.
 WHOLE = "as trained"
 SECONDS, TIMED_ROWS = 2.0, 32
 
 
 @dataclass(frozen=True)
 class CompressionRun:
-    """Inputs of a compression: the trained model, its data and the settings."""
-
     trained: TrainedModel
     data: PreparedData
     config: CompressionConfig
@@ -79,7 +77,7 @@ def propose(
 ) -> Artifact:
     """Write the next model to train, with its initial weights, as a trained model.
 
-    If the search or its time is over, write a trained one again. Raises ``UserError``.
+    If the search or its time is over, writes an already trained candidate again. Raises ``UserError``.
     """
     work.check()
     candidate = next_candidate(len(work.names()), tried, work.config)
@@ -107,7 +105,7 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
 def judge(
     work: CompressionRun, fine_tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
 ) -> list[CompressionTrial]:
-    """Return ``tried`` with the result of the candidate that :func:`propose` wrote and that was then trained."""
+    """Return ``tried`` with the result of ``fine_tuned``, the candidate of :func:`propose` after training."""
     candidate = next_candidate(len(work.names()), tried, work.config)
     if any(one.candidate == candidate for one in tried):
         return list(tried)
@@ -136,13 +134,11 @@ def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> n
 
 
 def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
-    """Return the quality metric of these outputs."""
     task = work.trained.signature.task
     return cast(float, scores(task, outputs, targets_of(rows)).of(HEADLINE[task][0]))
 
 
 def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
-    """Return the loss of a smaller model with these outputs against the trained one."""
     before = outputs_of(work, work.trained, rows)
     return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
 
@@ -154,7 +150,6 @@ def size_of(model: TrainedModel) -> ModelSize:
 
 
 def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Estimate]:
-    """Return the speedup of every other model over the trained one."""
     networks = {WHOLE: work.trained, **fine_tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
     timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
@@ -168,10 +163,11 @@ def load_anew(model: TrainedModel) -> ModelFunction:
 def choose(
     work: CompressionRun, fine_tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
 ) -> tuple[TrainedModel, Compression]:
-    """Return the model to continue with, and why.
+    """Return the model to continue with, and the record of the compression.
 
-    ``fine_tuned`` are the models that were trained, as in ``tried``; once the search was over, the same one again. The
-    test rows are used once, for the best candidate. A candidate that was asked for is taken whatever it loses.
+    ``fine_tuned`` are the trained candidates in the order of ``tried``, then repetitions from after the end of the
+    search. The test rows are used once, for the best candidate. A single candidate that the user named is taken
+    whatever it loses.
     """
     config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]
@@ -207,7 +203,7 @@ def choose(
 
 
 def shares_of(config: CompressionConfig) -> list[float]:
-    """Return the shares of units that pruning may remove."""
+    """Return the fractions of units that pruning may remove, one per candidate."""
     steps = MOST_CANDIDATES + 1
     return [config.share] if config.share else [step / steps for step in range(1, steps)]
 
@@ -217,14 +213,14 @@ def passes(tried: CompressionTrial, config: CompressionConfig) -> bool:
 
 
 def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
-    """Return the most compressed candidate that loses little enough, or None."""
+    """Return the most compressed candidate that passes, or None."""
     return max((one for one in tried if passes(one, config)), key=lambda one: one.candidate, default=None)
 
 
 def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
-    """Return the candidate of ``count`` to train next.
+    """Return the index of the candidate to train next, by bisection of ``count`` candidates.
 
-    If the search or its time is over, return a trained one: the best, or else the last.
+    If the search or its time is over, return a trained candidate: the best, or else the last.
     """
     good = [one.candidate for one in tried if passes(one, config)]
     low = max(good, default=-1)

@@ -1,8 +1,8 @@
 """Groups of a model's units that have to be removed together.
 
 Torch-Pruning (Fang et al. 2023, "DepGraph: Towards Any Structural Pruning") traces which outputs and inputs of layers
-are the same unit. A group is only trusted if exchanging its units everywhere does not change the model's outputs, and
-if all its layers can be cut; others stay whole.
+are the same unit. A group is pruned only if permuting its units in all layers does not change the model's outputs, and
+if all its layers can be pruned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS, TOLERANCE = 8, 1e-4
 
 @dataclass(frozen=True)
 class Member:
-    """One side of a layer, with its indices by unit of the group: int64 ``[units, per unit]``."""
+    """Inputs or outputs of a layer (``side``), with their indices per unit, int64 ``[units, per unit]``."""
 
     name: str
     side: Side
@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Group of ``units`` that share their members.
+    """Units that are removed from all ``members`` together.
 
     They form ``blocks`` of equal length, which all keep equal numbers of units, as group normalisation requires.
     """
@@ -63,7 +63,6 @@ class Group:
 
 
 def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
-    """Return the union of several groups' retained indices."""
     together: dict[str, dict[str, list[int]]] = {}
     for part in parts:
         for name, sides in part.items():
@@ -72,7 +71,7 @@ def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, 
 
 
 def find_groups(model: Predictor) -> list[Group]:
-    """Return the groups of ``model``, which is in evaluation mode, in tracing order.
+    """Return the groups of ``model`` that can be pruned, in tracing order; it must be in evaluation mode.
 
     Raises ``UserError`` if the model cannot be traced or has no removable units.
     """
@@ -91,9 +90,9 @@ def find_groups(model: Predictor) -> list[Group]:
 
 
 def feed_forward(network: Transformer) -> list[Group]:
-    """Return the hidden units of a transformer's feed-forward layers.
+    """Return the hidden units of a transformer's feed-forward layers, one group per layer.
 
-    Torch-Pruning cannot follow units through its heads.
+    Torch-Pruning cannot follow units through attention heads.
     """
     pairs = []
     for number in network.model.layers:
@@ -110,7 +109,7 @@ def uses_of_parameters(network: nn.Module) -> list[nn.Parameter]:
 
 
 def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[int]]]]:
-    """Return, for every group, its layers with their side, its indices, and the unit of every index."""
+    """Return the traced groups as lists of layer, side, indices, and the unit of every index."""
     from torch_pruning import DependencyGraph
 
     inputs = standardised(model, example(model))
@@ -134,7 +133,7 @@ def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[
 
 
 def example(model: Predictor) -> list[Tensor]:
-    """Return distinct rows of values that every input allows."""
+    """Return valid inputs of :data:`ROWS` rows, random where they are floating-point."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x
@@ -157,7 +156,7 @@ def standardised(model: Predictor, inputs: Sequence[Tensor]) -> tuple[Tensor, ..
 def group_of(
     network: nn.Module, traced: Sequence[tuple[nn.Module, Side, list[int], list[int]]], shared: set[int]
 ) -> Group | None:
-    """Return the group of traced members, or None if one cannot be cut or its units are the model's outputs."""
+    """Return the group of traced members; None if a layer cannot be pruned or the units are the model's outputs."""
     names = {module: name for name, module in network.named_modules()}
     count, members = len(traced[0][2]), []
     for module, side, indices, roots in traced:
@@ -178,10 +177,9 @@ def group_of(
 
 
 def exchangeable(model: Predictor, group: Group) -> bool:
-    """Return True if the units of a block may be exchanged or removed.
+    """Return True if permuting units within their blocks leaves the outputs unchanged.
 
-    The outputs must not change if units change places within their blocks, and the model must run with one unit less
-    per block.
+    The model must also run with one unit less per block.
     """
     places = torch.arange(group.units).reshape(group.blocks, -1)
     generator = torch.Generator().manual_seed(1)
@@ -199,9 +197,9 @@ def exchangeable(model: Predictor, group: Group) -> bool:
 
 @torch.no_grad()
 def outputs_with(network: nn.Module, group: Group, places: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return the outputs of a copy that keeps the units ``places``.
+    """Return the outputs of a copy of ``network`` that keeps the units ``places``, in this order.
 
-    Return None if it does not run, as a model with hard-coded sizes may.
+    Return None if the copy fails, as a model with hard-coded sizes may.
     """
     other = deepcopy(network)
     try:

@@ -1,8 +1,7 @@
 """Importance of every unit of a group for the loss.
 
-Molchanov et al. 2019, "Importance Estimation for Neural Network Pruning": to first order, zeroing a unit's weights
-changes the loss by the sum of weight times gradient; squared and averaged over batches. The estimates of a group's
-members are added up.
+To first order, zeroing a unit's weights changes the loss by the sum of weight times gradient (Molchanov et al. 2019,
+"Importance Estimation for Neural Network Pruning"). This change is squared and added up over batches and members.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ def change_by_index(module: nn.Module, side: str) -> Tensor | None:
 
 
 def strongest(group: Group, importance: Tensor, share: float) -> list[int]:
-    """Return the units to keep if about ``share`` of them are removed.
+    """Return the units to keep, in order, if about ``share`` of all units are removed.
 
-    Those are the most important of every block, in order, at least one.
+    The most important units of every block are kept, at least one.
     """
     length = group.units // group.blocks
     number = max(1, round((1 - share) * length))

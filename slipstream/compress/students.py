@@ -1,4 +1,4 @@
-"""Smaller models that may learn from a trained one."""
+"""Smaller models (students) for the distillation of a trained model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.tables_and_images import MLP, ResNet
 
-#: Argument of a built-in model that holds its widths, and the shares of them for its students.
+#: Built-in models with the argument that holds their widths; and the fractions of the widths that students have.
 WIDTHS = {"mlp": (MLP, "hidden"), "resnet": (ResNet, "widths")}
 SHARES = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 #: Divisor of widths, for group normalisation.

@@ -20,9 +20,9 @@ MOST_PIXELS = 1024
 MOST_CELLS = 20_000_000
 FEWEST_ROWS = 1000
 WORD_BUCKETS = 256
-#: As in scikit-learn: with fewer training rows all boosting rounds are run.
+#: Number of training rows above which boosting stops early, as in scikit-learn.
 STOP_EARLY_ABOVE = 10_000
-#: Most categories that scikit-learn splits on directly; beyond, the frequency rank is used as a number.
+#: Maximum number of categories that scikit-learn splits on directly; with more, frequency ranks are used as numbers.
 MOST_CATEGORIES = 255
 
 
@@ -39,7 +39,10 @@ def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
 
 
 def word_counts(tokens: np.ndarray) -> np.ndarray:
-    """Return float32 ``[rows, columns * WORD_BUCKETS]`` of int32 ``[rows, columns, length]``, 0 for padding."""
+    """Count hashed words of int32 ``[rows, columns, length]``, 0 for padding.
+
+    Returns float32 ``[rows, columns * WORD_BUCKETS]``.
+    """
     rows, columns, length = tokens.shape
     counts = np.zeros((rows * columns, WORD_BUCKETS), np.float32)
     which = np.repeat(np.arange(rows * columns), length)
@@ -48,7 +51,7 @@ def word_counts(tokens: np.ndarray) -> np.ndarray:
 
 
 def flattened(values: np.ndarray) -> np.ndarray:
-    """Return float32 ``[rows, features]`` of any input but tokens.
+    """Return any input but tokens as float32 ``[rows, features]``.
 
     Images ``[rows, channels, height, width]`` are thinned.
     """
@@ -81,7 +84,7 @@ class Baseline:
 
 
 def baseline(data: PreparedData, test: np.ndarray) -> Baseline:
-    """Train on a sample of the training split, limited as above, and predict the records of ``test``.
+    """Train on a sample of the training split, within the limits of this module, and predict ``test``.
 
     Early stopping uses the validation split, as for our model. scikit-learn would hold out training rows by a
     stratified split, which fails for classes with a single row.

@@ -74,7 +74,7 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
 
 
 def of_base(trained: TrainedModel, data: PreparedData) -> Graded | None:
-    """Return the grades of the fine-tuned base on the held-out documents; None without a base.
+    """Return the grades of the base before fine-tuning on the held-out documents; None without a base.
 
     The base is freed from memory on return.
     """
@@ -96,7 +96,7 @@ def of_language(found: LanguageScores, data: PreparedData) -> Evaluation:
 
 
 def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndarray) -> Gain:
-    """Return the gain over the baseline with a two-sided 95 % interval."""
+    """Return the gain over the baseline, in points of accuracy or % of RMSE, with a two-sided 95 % interval."""
     loss = loss_of(task, truth, baseline, model, most=0.0, judged=2)
     return Gain(0.0 - loss.loss, 0.0 - loss.high, 0.0 - loss.low)  # and not -0.0
 
@@ -104,7 +104,8 @@ def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndar
 def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:
     """Return the data of the report's plots.
 
-    Classes get a confusion matrix, reliability diagram and ROC curve, numbers actual against predicted.
+    Classification has a confusion matrix, reliability diagram and ROC curve, regression actual against predicted
+    values.
     """
     if task == "regression":
         sample = np.unique(np.linspace(0, len(truth) - 1, SCATTER_POINTS).astype(int))

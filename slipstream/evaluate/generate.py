@@ -20,8 +20,8 @@ def continued(
 ) -> list[list[int]]:
     """Return at most ``most`` ids sampled after each prompt, up to and excluding the first of ``stops``.
 
-    Ids are drawn with the model's probabilities; equal seeds give equal results. The model sees at most a row of the
-    last ids. Positions after them are padding, which nothing attends to.
+    Ids are drawn with the model's probabilities; equal seeds give equal results. The model sees the last ids that fit
+    in a row. Later positions are padding, which causal attention ignores.
     """
     (length,), draw = signature.inputs[0].shape, np.random.default_rng(seed)
     drawn: list[list[int]] = [[] for _ in prompts]

@@ -1,9 +1,9 @@
 """Count-based byte language model: interpolated modified Kneser-Ney smoothing.
 
 Method: Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling", 1998, section 3. The
-probability of a byte after k bytes is its discounted count there. The discounted mass is distributed by the model of k
-- 1 bytes, where a byte counts once per distinct byte before it. The lowest level is the uniform distribution. Documents
-start after non-byte symbols and end with one.
+probability of a byte after k bytes is its discounted share of the counts in that context. The discounted mass is
+distributed by the model of k - 1 bytes, in which a byte counts once per distinct byte before it. Below the model of 0
+bytes is the uniform distribution. A document is preceded by edge symbols and ends with an edge symbol.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The symbol around documents, and the number of symbols.
+#: Edge symbol, which stands before and after documents, and number of symbols.
 EDGE, SYMBOLS = 256, 257
-#: Bits per symbol in a number that holds a context and the next byte.
+#: Bits per symbol in a gram: a number that holds a context and the next symbol.
 BITS = 9
 #: Longest context in bytes that fits uint64.
 MOST_CONTEXT = 6
-#: Count from which discounts are equal, and discounts if none can be estimated (as in KenLM, Heafield 2011).
+#: Count from which discounts are equal; and discounts by count if they cannot be estimated (as in KenLM, Heafield
+#: 2011).
 DISCOUNTED, FALLBACK = 3, np.array([0.0, 0.5, 1.0, 1.5])
 
 
@@ -39,7 +40,7 @@ class Order:
 
 
 class KneserNey:
-    """Model of at most ``context`` bytes of context; raises ``ValueError`` beyond ``MOST_CONTEXT``."""
+    """Model with at most ``context`` bytes of context; raises ``ValueError`` beyond ``MOST_CONTEXT``."""
 
     def __init__(self, documents: Sequence[bytes], context: int) -> None:
         if not 0 <= context <= MOST_CONTEXT:
@@ -50,11 +51,11 @@ class KneserNey:
             # A shorter one counts once per distinct symbol before it.
             grams, counts = np.unique(grams & mask(length + 1), return_counts=True)
             orders.append(order_of(grams, counts))
-        #: By context length, from 0 on.
+        #: Models by context length, from 0 bytes on.
         self.orders = orders[::-1]
 
     def bits(self, documents: Sequence[bytes]) -> np.ndarray:
-        """Return the bits (float64 ``[documents]``) of each document with its end."""
+        """Return the bits that each document with its end has under the model, float64 ``[documents]``."""
         grams = all_grams(documents, len(self.orders) - 1)
         probabilities = np.full(len(grams), 1 / SYMBOLS)
         for length, order in enumerate(self.orders):
@@ -68,7 +69,7 @@ def mask(symbols: int) -> np.uint64:
 
 
 def all_grams(documents: Iterable[bytes], context: int) -> np.ndarray:
-    """Return every byte and end of all documents as uint64: context first, the symbol in the lowest bits."""
+    """Return every byte and end of all documents with its context: uint64, the symbol in the lowest bits."""
     edges = np.full(context, EDGE, np.uint64)
     parts = []
     for document in documents:
@@ -81,7 +82,7 @@ def all_grams(documents: Iterable[bytes], context: int) -> np.ndarray:
 
 
 def order_of(grams: np.ndarray, counts: np.ndarray) -> Order:
-    """Return the model of distinct ``grams``, ascending, with their counts."""
+    """Build the model of one context length from distinct ``grams``, ascending, and their counts."""
     discounts = discounts_of(counts)[np.minimum(counts, DISCOUNTED)]
     contexts, first = np.unique(grams >> np.uint64(BITS), return_index=True)
     return Order(
@@ -96,8 +97,8 @@ def order_of(grams: np.ndarray, counts: np.ndarray) -> Order:
 def discounts_of(counts: np.ndarray) -> np.ndarray:
     """Return the discounts of counts 0, 1, 2, and 3 or more (float64 ``[4]``), or ``FALLBACK``.
 
-    They are estimated from the numbers of counts 1 to 4 (equation 26 there). With too few counts the estimate is
-    unusable.
+    They are estimated from the numbers of counts 1 to 4 (Chen and Goodman, equation 26). Too few counts make the
+    estimate unusable.
     """
     of = [int(np.count_nonzero(counts == count)) for count in range(1, DISCOUNTED + 2)]
     if not all(of):
@@ -110,7 +111,10 @@ def discounts_of(counts: np.ndarray) -> np.ndarray:
 
 
 def interpolated(order: Order, grams: np.ndarray, shorter: np.ndarray) -> np.ndarray:
-    """Return the probabilities of ``grams``, given those with a shorter context; these for an unseen context."""
+    """Return the probabilities of ``grams``, interpolated with ``shorter``, those for a shorter context.
+
+    For an unseen context they are ``shorter``.
+    """
     place, seen = found_in(order.contexts, grams >> np.uint64(BITS))
     which, known = found_in(order.grams, grams)
     counted = np.where(known, order.discounted[which], 0.0)
@@ -119,7 +123,7 @@ def interpolated(order: Order, grams: np.ndarray, shorter: np.ndarray) -> np.nda
 
 
 def found_in(ascending: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of each number, and whether it is present."""
+    """Return the index in ``ascending`` of each number ``wanted``, and True where it is present."""
     # Sorted queries look up neighbouring positions: three times as fast.
     order = np.argsort(wanted)
     place = np.empty(len(wanted), np.int64)

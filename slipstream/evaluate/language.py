@@ -1,6 +1,6 @@
 """Evaluation of a language model on held-out documents: bits per byte, perplexity and three continuations.
 
-The baseline is the fine-tuned base, or else a count-based model.
+The baseline is the base before fine-tuning; without a base, it is a count-based model.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class LanguageScores:
-    """Scores of the model and its baseline on held-out documents."""
-
     model: Scores
     baseline: BaselineScores
     gain: Gain
@@ -43,7 +41,8 @@ class LanguageScores:
 class Graded:
     """Grades of a model by document, both float64 ``[documents]``.
 
-    ``right`` counts the learned tokens that the model ranks first, ``bits`` is the information that they need.
+    ``right`` counts the target tokens that the model ranks first, ``bits`` is the negative log2 likelihood of all of
+    them.
     """
 
     right: np.ndarray
@@ -51,14 +50,14 @@ class Graded:
 
 
 def held_out_documents(data: PreparedData) -> list[Document]:
-    """Return the documents for evaluation; raise ``UserError`` if none was kept."""
+    """Return the test split's documents; raise ``UserError`` if the prepared data have none."""
     if documents := read_documents(data.artifact, "test"):
         return documents
     raise UserError("data.split.test: the test split has no documents for the evaluation; raise it, or add data")
 
 
 def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | None = None) -> LanguageScores:
-    """Score the model against the fine-tuned base if ``base`` is given, else against a count-based model.
+    """Score the model against ``base``, the grades of the base before fine-tuning, or a count-based model.
 
     Raise ``UserError`` if no held-out document was kept or the outputs are not finite.
     """
@@ -87,7 +86,6 @@ def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | Non
 
 
 def scores_of(graded: Graded, sizes: np.ndarray, learned: int) -> Scores:
-    """Return scores for documents of ``sizes`` bytes with ``learned`` tokens in total."""
     log_loss = float(graded.bits.sum()) * math.log(2) / learned
     return Scores(
         accuracy=float(graded.right.sum()) / learned,
@@ -100,7 +98,7 @@ def scores_of(graded: Graded, sizes: np.ndarray, learned: int) -> Scores:
 def graded_documents(run: ModelFunction, signature: Signature, documents: list[Document]) -> Graded:
     """Grade documents, cutting those longer than a row into several rows.
 
-    Every further row sees only the last token of the one before. Raise ``UserError`` if the outputs are not finite.
+    Every further row sees only the last token of the previous row. Raise ``UserError`` if the outputs are not finite.
     """
     (length,), end = signature.inputs[0].shape, max(signature.document_end, 0)
     rows, counts = [], list[int]()
@@ -117,13 +115,13 @@ def graded_documents(run: ModelFunction, signature: Signature, documents: list[D
 
 
 def beside_bits(model: KneserNey, documents: list[Document]) -> np.ndarray:
-    """Return the bits of each document under the count-based model; every answer counts as a document."""
+    """Return the bits of each document under the count-based model, which sees every answer as a document."""
     bits = model.bits([text.encode() for document in documents for text in document.texts])
     return np.add.reduceat(bits, starts_of([len(document.texts) for document in documents]))
 
 
 def starts_of(counts: list[int]) -> np.ndarray:
-    """Return the start index (int64) of each of several groups with these ``counts``."""
+    """Return the start index (int64) of each of several consecutive groups with these ``counts``."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
 
 
@@ -146,7 +144,7 @@ def continuations(
 
 
 def prompt_of(document: Document, length: int) -> list[int]:
-    """Return the ids before the first answer, or the first ids of a document, at most half of a row."""
+    """Return the ids before a chat's first answer, or a document's first ids, at most half of a row."""
     tokens = document.tokens
     ids = np.where(tokens < 0, -1 - tokens, tokens)
     if tokens[0] < 0:

@@ -12,7 +12,10 @@ from slipstream.manifests.triton import Serving, triton
 
 
 def manifests(site: Site, serving: Serving | None) -> list[File]:
-    """Return all files for a site, in kubectl's order of application; folders are not applied with them."""
+    """Return all files for a site in the order in which ``kubectl apply -f`` applies them.
+
+    Files in folders come last; kubectl does not apply them.
+    """
     operator = gpu_operator(site)
     applied = [
         namespaces(site, serving is not None, bool(operator)),

@@ -1,4 +1,4 @@
-"""``slipstream manifests``: a cluster's needs besides Flyte, as files written from a profile."""
+"""Command ``slipstream manifests``: writes the objects that a profile needs in a cluster besides Flyte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slipstream.profiles.profile import load
 from slipstream.text_table import aligned
 
 NODES = {"aws": "EKS", "gcp": "GKE", "azure": "AKS", "": "existing nodes"}
-#: Kubernetes' namespace names, with room for Flyte's domain; and EKS's cluster names, with room for the role's.
+#: Allowed names: of a namespace, with room for Flyte's domain; of an EKS cluster, with room for the role's prefix.
 PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
 CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,45}")
 
@@ -72,7 +72,7 @@ def said(site: Site, files: Sequence[File], out: Path) -> str:
 
 
 def assumed(site: Site, serving: Serving | None) -> Iterator[str]:
-    """Yield the assumptions that neither profile nor user stated."""
+    """Yield the assumptions that neither the profile nor the user stated."""
     yield f"assumed: Flyte's project {site.project} (--project), its domains development and production"
     if site.cloud == "aws":
         why = "" if cloud_of(site.profile) else "Amazon's nodes, as the profile names no cloud; "

@@ -20,7 +20,7 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Document:
-    """Object with the reason for its settings."""
+    """Kubernetes object, with the reason for its settings as a comment."""
 
     why: str
     tree: Tree
@@ -30,7 +30,7 @@ class Document:
 class File:
     """Output file.
 
-    ``path`` is relative to the output, ``purpose`` is printed; ``why`` holds for all of its objects.
+    ``path`` is relative to the output directory, ``purpose`` is printed, and ``why`` is a comment on all objects.
     """
 
     path: str
@@ -56,7 +56,7 @@ Dumper.add_representer(str, Dumper.represent_text)
 
 
 def kube(api_version: str, kind: str, name: str, namespace: str = "", **rest: Any) -> Tree:
-    """Return an object; ``rest`` are its fields besides the metadata, without those that are None."""
+    """Return a Kubernetes object; ``rest`` are its other fields, omitted where they are None."""
     metadata: Tree = {"name": name, **({"namespace": namespace} if namespace else {})}
     metadata["labels"] = {"app.kubernetes.io/part-of": "slipstream"}
     fields = {key: value for key, value in rest.items() if value is not None}
@@ -68,7 +68,7 @@ def text_of(tree: Mapping[str, Any]) -> str:
 
 
 def rendered(file: File, profile: str) -> str:
-    """Return the text of the file: the same bytes for the same trees."""
+    """Return the text of the file; equal objects give equal bytes."""
     parts = [f"{commented(document.why)}{text_of(document.tree)}" for document in file.documents]
     head = commented(f"{MARK.removeprefix('# ')} for the profile {profile}: {file.purpose}.")
     return head + commented(file.why) + "#\n" + "---\n".join(parts)

@@ -11,7 +11,7 @@ from slipstream.profiles.placement import Placement
 
 VALUES = "helm/gpu-operator.yaml"
 SHARING, MIG = "slipstream-sharing", "slipstream-mig"
-#: Pods that share a GPU; profiles have no such setting.
+#: Number of pods that share a GPU; profiles have no setting for it.
 SHARES = 4
 #: Clouds whose node images include driver and container toolkit.
 BRING_DRIVER = ("aws", "azure")
@@ -82,7 +82,7 @@ def partitions(divided: list[Placement]) -> Document:
 
 
 def chart_values(site: Site, shared: list[Placement], divided: list[Placement]) -> Tree:
-    """Return the values that differ from the chart's own, or must not change with them."""
+    """Return the values that differ from the chart's defaults, or must not follow changes of the defaults."""
     brings = site.cloud in BRING_DRIVER
     strategies = {placement.mig_strategy for placement in divided}
     tolerations = [tolerance(taint) for taint in taints(site)]
@@ -122,7 +122,6 @@ def values_text(shared: bool, divided: bool) -> str:
 
 
 def taints(site: Site) -> list[Tree]:
-    """Return the taints of all nodes with GPUs, without duplicates."""
     found: list[Tree] = []
     for pool in pools(site):
         found += [taint for taint in pool.taints if pool.has_gpus and taint not in found]

@@ -15,7 +15,7 @@ from slipstream.profiles.placement import TYPE_LABEL
 WEIGHTS = {SPOT: 50, ON_DEMAND: 10}
 #: Time that an empty node waits for the next stage or attempt.
 KEPT_EMPTY = "5m"
-#: Domains of labels that nodes have by themselves: selectors on them become requirements, others node labels.
+#: Domains of labels that nodes have by default: selectors on them become requirements, other selectors node labels.
 KNOWN_LABELS = ("kubernetes.io", "k8s.io", "karpenter.sh", GROUP)
 WHY = (
     "Karpenter's defaults move pods to fuller nodes, which ends a training: here only empty nodes are removed, not "
@@ -79,9 +79,9 @@ def why(pool: Pool) -> str:
 
 
 def limits(pool: Pool) -> Tree:
-    """Return the most that the pool grows to: the sum of both queues.
+    """Return the resources up to which the pool may grow: the sum of both queues.
 
-    GPUs are counted as whole nodes; CPUs have room for the part that pods leave.
+    GPUs are counted as whole nodes. CPUs and memory are doubled, because pods leave parts of nodes unused.
     """
     both = {name: len(DOMAINS) * amount for name, amount in pool.needs.items()}
     if pool.uncounted:

@@ -1,4 +1,4 @@
-"""Machines on EKS: Karpenter's EC2NodeClass, an object for each kind of pool."""
+"""Machines on EKS: Karpenter's EC2NodeClass, one object per kind of pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def class_name(pool: Pool) -> str:
 
 
 def classes(site: Site, made: list[Pool]) -> Iterator[Document]:
-    """Yield an EC2NodeClass for every kind of pool, whatever its capacity."""
+    """Yield an EC2NodeClass for every kind of pool; spot and on-demand pools share it."""
     for pool in {pool.kind: pool for pool in made}.values():
         yield node_class(site, pool)
 
@@ -95,7 +95,7 @@ def whole_cpus(pool: Pool) -> bool:
 
 
 def user_data(pool: Pool) -> str:
-    """Return a machine's user data: a script for pages, and the kubelet's settings; "" without either."""
+    """Return a machine's user data: a script that reserves 2 MiB pages, and kubelet settings; "" without either."""
     parts = []
     if size := bytes_of_pages(pool):
         script = f"#!/bin/bash\nsysctl -w vm.nr_hugepages={math.ceil(size / (2 * MIB))}\n"

@@ -9,14 +9,14 @@ from slipstream.errors import UserError
 
 @dataclass(frozen=True)
 class Partition:
-    #: Names as in ``slipstream/plan/gpus.toml``.
+    #: GPUs that have the partition, named as in ``slipstream/plan/gpus.toml``.
     gpus: tuple[str, ...]
-    #: Partitions of one kind on one GPU.
+    #: Number of partitions of this kind on one GPU.
     number: int
 
 
 A100_40, A100_80, H100, H200 = "A100-40GB", "A100-80GB", "H100", "H200"
-#: By the name in the profile and the device plugin. An A100-40GB has four of 1g.10gb, which is not listed.
+#: Partitions by their name in the profile and the device plugin. 1g.10gb on an A100-40GB (four) is not listed.
 PARTITIONS = {
     "1g.5gb": Partition((A100_40,), 7),
     "2g.10gb": Partition((A100_40,), 3),
@@ -39,7 +39,7 @@ PARTITIONS = {
 
 
 def partition(name: str, gpu: str = "") -> Partition:
-    """Return the partition ``name`` of a GPU, or of any.
+    """Return the partition ``name`` of ``gpu``, or of any GPU if ``gpu`` is "".
 
     Raises ``UserError`` if it is unknown.
     """

@@ -1,4 +1,4 @@
-"""Node pools for the stages of a profile: stages whose pods may share nodes, on spot and on demand."""
+"""Node pools of a profile: for each group of stages whose pods may share nodes, on spot and on demand."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LARGEST_NODE = 8
 MIG_LABEL, SHARING_LABEL = "nvidia.com/mig.config", "nvidia.com/device-plugin.config"
 #: Taints that Kubernetes and Karpenter put on failing nodes.
 CONDITIONS = ("node.kubernetes.io/", "karpenter.sh/")
-#: Labels that Flyte's propeller selects by for ``accelerator``, by default.
+#: Node labels by which Flyte's propeller selects nodes for ``accelerator``, by default.
 FLYTE_ACCELERATOR, FLYTE_PARTITION = "k8s.amazonaws.com/accelerator", "k8s.amazonaws.com/gpu-partition-size"
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Nodes of one kind; ``capacity`` is "" if nodes of both kinds are not created on demand."""
+    """Nodes for ``stages``; ``capacity`` is "spot", "on-demand", or "" where nodes are not created on demand."""
 
     kind: str
     capacity: str
@@ -42,7 +42,7 @@ class Pool:
 
     @property
     def placement(self) -> Placement:
-        """Placement of one stage; the stages agree in all that decides about nodes."""
+        """Placement of the largest stage; all stages agree in the settings that select nodes."""
         return max(self.stages.values(), key=lambda placement: (placement.nodes, placement.timeout_minutes))
 
     @property
@@ -51,17 +51,17 @@ class Pool:
 
     @property
     def needs(self) -> dict[str, float]:
-        """Resources that the stages request at a time."""
+        """Maximum resources that the stages of a main job request at a time."""
         return at_once(self.stages)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Requested resources that Karpenter cannot predict for a new node, and so creates no nodes for."""
+        """Requested resources that Karpenter cannot predict for a new node, so that it creates no nodes."""
         return tuple(name for name in self.needs if name not in COUNTED)
 
     @property
     def taints(self) -> list[Tree]:
-        """Taints that the pods tolerate, to reserve the nodes for them.
+        """Taints that reserve the nodes for the pods, from the pods' tolerations.
 
         On-demand nodes lack the spot taint, and nodes without GPUs the GPU taint.
         """
@@ -77,7 +77,7 @@ class Pool:
 
     @property
     def instance_types(self) -> list[str]:
-        """Amazon's types with the GPUs, by profile and price list; empty if unknown."""
+        """EC2 instance types with the requested GPUs, by profile and price list; empty if unknown."""
         if named := self.placement.node_selector.get(TYPE_LABEL, ""):
             return [named]
         known, placement = built_in_prices(), self.placement
@@ -92,14 +92,14 @@ class Pool:
 
     @property
     def gpus_per_node(self) -> int:
-        """Most GPUs of a node in the pool."""
+        """Maximum number of GPUs of a node in the pool."""
         instances = built_in_prices().instances
         known = [instances[name].gpus for name in self.instance_types if name in instances]
         return max(known, default=LARGEST_NODE)
 
     @property
     def pods_per_node(self) -> int:
-        """Most pods that share a node's GPUs."""
+        """Maximum number of pods that share a node's GPUs."""
         return max(1, self.gpus_per_node // max(1, int(self.placement.gpu)))
 
     @property
@@ -132,7 +132,7 @@ def taint_of(toleration: Toleration) -> Tree:
 def pools(site: Site) -> list[Pool]:
     """Return the pools: GPUs first, and spot first within a kind.
 
-    Stages that select one capacity type have no nodes of the other.
+    Stages whose node selector names one capacity type have no pool of the other.
     """
     return list(each_pool(site))
 

@@ -9,7 +9,7 @@ from slipstream.profiles.needs import at_once, quantity
 
 VOLCANO = "volcano"
 COHORT = "slipstream"
-#: LocalQueue's name in both namespaces, with which executions are labelled.
+#: Name of the LocalQueue in both namespaces, which executions state in a label.
 QUEUE = "slipstream"
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 KUEUE_WHY = (
@@ -17,7 +17,7 @@ KUEUE_WHY = (
     "kubeflow.org/pytorchjob, and waitForPodsReady; otherwise two jobs can each hold half of the nodes."
 )
 PRIORITIES = {PRODUCTION: 100_000, RESEARCH: 10_000}
-#: Serving is above all training, as callers wait for answers.
+#: PriorityClass of serving, which is above all training, as callers wait for answers.
 SERVING, SERVING_PRIORITY = "slipstream-serving", 200_000
 
 
@@ -53,9 +53,9 @@ def priority(name: str, value: int, text: str) -> Document:
 
 
 def queues(site: Site) -> list[File]:
-    """Return Kueue's queues, or Volcano's if the profile names that scheduler.
+    """Return the files of Kueue's queues, or of Volcano's if the profile names that scheduler.
 
-    Volcano's are also in a folder next to Kueue's.
+    With Kueue's queues, Volcano's are in a folder, as an alternative.
     """
     if any(placement.scheduler == VOLCANO for placement in site.stages.values()):
         return [File("30-volcano.yaml", "queues for research and production (needs Volcano)", volcano(site))]

@@ -28,9 +28,9 @@ def namespaces(site: Site, serve: bool, operator: bool) -> File:
 
 
 def quota(site: Site) -> File:
-    """Return the resource quotas of both domains, with the sum of both queues for either.
+    """Return one resource quota per domain, each with the sum of both queues' quotas.
 
-    Kueue admits jobs on a quota that the other queue lends, and a lower quota would refuse their pods.
+    Kueue admits jobs on quota that the other queue lends, and a lower quota would refuse their pods.
     """
     hard = {f"requests.{name}": quantity(name, len(DOMAINS) * amount) for name, amount in at_once(site.stages).items()}
     text = (

@@ -10,14 +10,14 @@ from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import Profile
 
 PRODUCTION, RESEARCH = "production", "research"
-#: Flyte's domain whose namespace either queue uses.
+#: Flyte domain whose namespace a queue uses, by queue.
 DOMAINS = {PRODUCTION: "production", RESEARCH: "development"}
 
 
 @dataclass(frozen=True)
 class Site:
     profile: Profile
-    #: "aws", "gcp", "azure"; "" for nodes that are not created on demand.
+    #: Cloud that creates nodes on demand: "aws", "gcp" or "azure"; "" for existing nodes.
     cloud: str
     #: Flyte's project; namespaces are PROJECT-DOMAIN.
     project: str
@@ -30,7 +30,6 @@ class Site:
 
     @property
     def gpus(self) -> dict[str, Placement]:
-        """Stages that request GPUs."""
         return {name: placement for name, placement in self.stages.items() if int(placement.gpu)}
 
     @property
@@ -44,7 +43,7 @@ class Site:
 def site_of(profile: Profile, project: str, cluster: str) -> Site:
     """Return the site of a profile.
 
-    NVIDIA's GPUs of an unknown cloud are taken to be Amazon's, where Karpenter creates their nodes. Raises
+    If the profile names no cloud, NVIDIA's GPUs are assumed to be on AWS, where Karpenter creates their nodes. Raises
     ``UserError`` if no stage requests a GPU.
     """
     site = Site(profile, cloud_of(profile), project, cluster)

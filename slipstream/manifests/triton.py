@@ -15,13 +15,14 @@ from slipstream.settings import to_dict
 NAME = "slipstream-triton"
 IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
 PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
-#: Two, so that one may go at any time; the maximum bounds the cost.
+#: Minimum replicas, two so that losing one is harmless, and maximum replicas, which bound the cost.
 REPLICAS, MOST_REPLICAS = 2, 8
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
-#: Most seconds from SIGTERM to SIGKILL; and seconds that a pod still answers until routing to it stops.
+#: Maximum seconds from SIGTERM to SIGKILL; and seconds that a pod still answers until routing to it stops.
 GRACE_S, DRAIN_S = 30, 5
 CPU_BUSY_PERCENT = 70
-#: Queueing time per computing time; with steady times a replica is then busy two thirds of the time.
+#: Queueing time per computing time to aim at; with constant computing times a replica is then busy two thirds of
+#: the time.
 WAITING_PER_COMPUTING = "1"
 LABELS = {"app.kubernetes.io/name": NAME}
 
@@ -30,7 +31,7 @@ LABELS = {"app.kubernetes.io/name": NAME}
 class Serving:
     #: Address of Triton's model repository, as ``slipstream triton`` writes it.
     models: str
-    #: Scale by Triton's queue with KEDA, not by the CPUs of the pods.
+    #: True to scale by Triton's queue with KEDA, False to scale by the pods' CPU use.
     keda: bool
 
 
@@ -50,7 +51,7 @@ def triton(site: Site, serving: Serving) -> File:
 
 
 def needs_keda(site: Site, serving: Serving) -> bool:
-    """Return True if KEDA scales: on request, and for GPU pods, whose CPU use says nothing."""
+    """Return True if KEDA scales: on request, and for GPU pods, whose load does not show in CPU use."""
     return serving.keda or bool(int(site.profile.asked("export").gpu))
 
 

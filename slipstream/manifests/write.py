@@ -1,4 +1,4 @@
-"""Atomic writing of a directory's files."""
+"""Writer of a directory of manifests, completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.storage.local import writing_to
 
 
 def write(files: Sequence[File], out: Path, profile: str) -> None:
-    """Make ``out`` the directory of these files, in place of an earlier one.
+    """Write the files to the directory ``out`` in place of an earlier call's files.
 
     Raises ``UserError`` if it holds other files, or cannot be written.
     """

@@ -16,7 +16,7 @@ COLUMNS = (
 
 
 def table(profile: Profile) -> str:
-    """Return the aligned table, numbers to the right."""
+    """Return the requests of every stage as an aligned table."""
     rows = [[stage, *cells(profile.asked(stage))] for stage in STAGES if not STAGES[stage].pod_of]
     return aligned(COLUMNS, rows, left=("stage", "devices"))
 
@@ -40,7 +40,7 @@ def cells(placement: Placement) -> list[str]:
 
 
 def devices(placement: Placement) -> str:
-    """Return GPUs, adapters and huge pages as text: all resources that not every machine has."""
+    """Return GPUs, adapters and huge pages as text: all requests beyond CPU, memory and disk."""
     common = ("cpu", "memory", "ephemeral-storage")
     named = {NVIDIA: placement.accelerator} if placement.accelerator else {}
     special = {name: amount for name, amount in placement.resources.items() if name not in common}
@@ -50,7 +50,7 @@ def devices(placement: Placement) -> str:
 @click.command()
 @click.argument("profile")
 def main(profile: str) -> None:
-    """Print what every stage asks for with PROFILE, a name or the path of a .toml; "open" is known where it runs.
+    """Print the requests of every stage with PROFILE, a name or the path of a .toml; "open" is decided where it runs.
 
     Example: slipstream profiles a100-spot
     """

@@ -10,7 +10,7 @@ from slipstream.profiles.placement import TYPE_LABEL, Placement, Toleration
 from slipstream.profiles.profile import Profile
 from slipstream.stages import STAGES
 
-#: Seconds from the preemption notice until the machine is gone; Google's node leaves pods 15 of its 30.
+#: Seconds from the preemption notice until pods are killed; Google's node gives pods 15 of its 30.
 NOTICE_S = {"aws": 120, "gcp": 15, "azure": 30}
 #: Prefix of Azure's machine types; Amazon's contain a dot, Google's do not.
 AZURE_TYPE = "Standard_"
@@ -33,8 +33,8 @@ def asked_by(placement: Placement) -> Amounts:
 def at_once(stages: Mapping[str, Placement]) -> Amounts:
     """Return the maximum that one main job requests at a time, by resource.
 
-    That is the largest stage's request, plus the largest of the stages that are no process group, as the export runs in
-    parallel to the benchmark.
+    This is the largest stage's request plus the largest request of stages outside process groups, as export runs in
+    parallel to the collectives benchmark.
     """
     grouped = {name for name in stages if STAGES[name].distributed or STAGES[name].trains_alone}
     largest = most(stages.values())

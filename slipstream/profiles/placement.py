@@ -14,7 +14,7 @@ from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
 from slipstream.settings import LARGEST, Natural, Positive, Settings, settings, to_dict
 
-#: Default resource name of GPUs, and the only one in Flyte.
+#: Default resource name of GPUs, and the only name that Flyte's accelerators support.
 NVIDIA = "nvidia.com/gpu"
 EFA = "vpc.amazonaws.com/efa"
 #: Label by which all clouds state a node's machine type.
@@ -146,7 +146,7 @@ class Placement(Settings):
 
     @property
     def threads(self) -> int:
-        """Threads per process; 0 while the number of processes is open."""
+        """Threads per process; 0 if ``processes`` is 0."""
         return max(1, int(parse_quantity(self.cpu)) // self.processes) if self.processes else 0
 
     @property
@@ -176,7 +176,7 @@ class Placement(Settings):
 
     @property
     def hardware(self) -> dict[str, object]:
-        """Fields that timings depend on."""
+        """Fields that timings depend on, with their values."""
         return {name: value for name, value in to_dict(self).items() if name in HARDWARE}
 
     def check(self) -> None:

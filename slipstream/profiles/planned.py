@@ -1,4 +1,4 @@
-"""Training plan behind a profile: its table ``[plan]``, for the run's report."""
+"""Training plan of a profile that ``slipstream plan`` wrote: its table ``[plan]``, for the run's report."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pydantic import Field
 from slipstream.errors import UserError
 from slipstream.settings import LARGEST_EXACT, Settings, settings
 
-#: Quantiles of simulated trainings, in order: 5 of 100 are below the first, half below the second, 95 below the third.
+#: Number of percentiles of simulated trainings that describe an amount: the 5th, the 50th and the 95th.
 QUANTILES = 3
 
 
 @settings
 class Planned(Settings):
-    """One training, from its first attempt to its end, including the waits for capacity between attempts."""
+    """Plan of one training, from its first attempt to its end, including the waits for capacity between attempts."""
 
     section = "profile.plan"
 
@@ -43,7 +43,7 @@ class Planned(Settings):
 
 
 def planned_from(table: object) -> Planned | None:
-    """Parse a profile's plan table, or return None without one; raises ``UserError`` naming the wrong setting."""
+    """Parse a profile's plan table, or return None without a table; raises ``UserError`` naming the wrong setting."""
     if table is None:
         return None
     if not isinstance(table, dict):

@@ -6,8 +6,8 @@ stage. ``extends`` names another profile, which these tables override. Mappings 
 lists are replaced. ``[plan]`` is never inherited.
 
 ``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) selects a profile when the workflow is packaged
-or registered. Flyte imports the module again inside the pod and takes the shape of the process group from *that*, so
-the resolved profile is passed in every task's environment, where it takes precedence.
+or registered. Flyte imports the workflow again inside the pod and takes the shape of the process group from that
+import, so the resolved profile is passed in every task's environment, where it takes precedence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
 BUILT_IN = Path(__file__).parent / "built_in"
 TABLES = ("default", "distributed", "stages")
-#: Table of the training plan, for the report.
+#: Name of the table with the training plan, which the report compares with the training.
 PLAN = "plan"
 CPU_PROCESSES = 2
 #: Minutes for which the pods of a process group wait for each other.
@@ -50,7 +50,7 @@ Table = dict[str, Any]
 class Profile:
     """Profile with all its tables merged.
 
-    ``processes`` that are 0 are resolved only where the stage runs.
+    Where ``processes`` is 0, :meth:`placement` resolves it on the machine of the stage.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Profile:
     plan: Planned | None = None
 
     def asked(self, stage: str) -> Placement:
-        """Return the request of the stage, wherever it runs."""
+        """Return the request of the stage, with ``processes`` as given."""
         return self.stages.get(STAGES[stage].pod_of or stage, self.default)
 
     def placement(self, stage: str) -> Placement:
@@ -109,7 +109,7 @@ def parse(name: str, data: Table) -> Profile:
 
 
 def placement(stage: str, data: Table) -> Placement:
-    """Build a placement from settings; unset ``retries`` follow from the preemptions."""
+    """Build a placement from settings; unset ``retries`` are derived from ``preemptions_per_day``."""
     asked = Placement.from_dict(data)
     if stage in DISTRIBUTED and asked.nodes > 1 and asked.timeout_minutes <= JOIN_MINUTES:
         raise asked.reject(
@@ -139,7 +139,7 @@ def over(below: Table, above: Table) -> Table:
 
 @cache
 def current_profile() -> Profile:
-    """Return the profile of this process: the task's own, else the user's choice."""
+    """Return the profile of this process: from the task's environment, else the user's choice."""
     if travelled := os.environ.get(RESOLVED):
         data = json.loads(travelled)
         return parse(data["name"], data)
@@ -183,5 +183,4 @@ def path_of(choice: str, beside: Path = Path()) -> Path:
 
 
 def names() -> list[str]:
-    """Return the names of the built-in profiles."""
     return sorted(file.stem for file in BUILT_IN.glob("*.toml"))

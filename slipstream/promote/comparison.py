@@ -31,7 +31,7 @@ HELD_OUT_BY = {
     "types": "columns of the types",
     "type": "data.time of the type",
 }
-#: Values of settings that older packages did not record.
+#: Values of settings in packages that are too old to record them.
 UNTOLD = {"row_hash": 1, "type": "time"}
 
 
@@ -41,7 +41,7 @@ class Incomparable(Exception):
 
 @dataclass(frozen=True)
 class Package(OpenedPackage):
-    """Exported model in a comparison."""
+    """Exported model that is compared, with all that decides how it encodes raw columns."""
 
     @property
     def encoding(self) -> dict[str, object]:
@@ -56,7 +56,7 @@ class Package(OpenedPackage):
 
     @property
     def tokenizer(self) -> dict[str, bytes]:
-        """Contents of its tokenizer's files, by name."""
+        """Contents of the tokenizer's files, by name."""
         found = {name: self.read_file(f"{HUGGING_FACE}/{name}") for name in FILES}
         return {name: content for name, content in found.items() if content is not None}
 
@@ -65,19 +65,19 @@ class Package(OpenedPackage):
 class PairedPredictions:
     """Predictions of both models and the truth on the same rows.
 
-    They are float64 ``[rows]``: class numbers of the new model, or values in units of the target. For tokens they are
-    bool ``[rows, length]``: whether every token was right.
+    They are float64 ``[rows]``: class numbers of the new model, or values in units of the target. For tokens the
+    predictions are bool ``[rows, length]``, True where the token is right.
     """
 
     truth: np.ndarray
     new: np.ndarray
     old: np.ndarray
-    #: Number of test rows on which the old model could not run as it would in service.
+    #: Number of skipped test rows, for which the old model's inputs in service cannot be reconstructed.
     left_out: int
 
 
 def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredictions:
-    """Run both models on the test rows of ``data``, with which ``new`` was exported. Raises ``Incomparable``."""
+    """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
     check_both_run(new.signature, old.signature)
     if new.signature.task == "next token":
@@ -123,7 +123,7 @@ def check_both_run(new: DeployedSignature, old: DeployedSignature) -> None:
 def check_same_tokens(new: Package, old: Package) -> None:
     """Raise ``Incomparable`` unless both models have the same row length, vocabulary size and tokenizer.
 
-    A package without a tokenizer is trusted.
+    If a package has no tokenizer, tokenizers are not compared.
     """
     (_, length, vocabulary), theirs = (each.signature.outputs[0].shape for each in (new, old))
     if theirs[1:] != (length, vocabulary):
@@ -138,11 +138,12 @@ def check_same_tokens(new: Package, old: Package) -> None:
 
 
 def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
-    """Raise ``Incomparable`` if the old model may have been trained on rows that test the new one.
+    """Raise ``Incomparable`` if the old model may have been trained on the new model's test rows.
 
-    Rows are held out by a stable hash, so two sets with the same split never train on each other's test rows. Splits
-    are the same if everything that the hashes depend on is equal: a row's hash in the other set is unknown. In a split
-    by time, rows later than the old model's training rows were not seen. A package without this information is trusted.
+    Rows are held out by a stable hash, so models with the same split never train on each other's test rows. Splits are
+    the same if all settings that the hash depends on are equal, as a row's hash under other settings is unknown. In a
+    split by time, test rows must be later than the old model's training rows. A package without this information is
+    trusted.
     """
     if new is None or old is None or new == old:
         return
@@ -172,7 +173,7 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
 
 
 def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
-    """Return the raw columns of both. Raises ``Incomparable`` unless the new model has all of the old one's."""
+    """Return both packages' raw columns. Raises ``Incomparable`` unless the new model has all of the old model's."""
     here, there = new.columns, old.columns
     if not isinstance(here, RawColumns) or not isinstance(there, RawColumns):
         raise Incomparable(
@@ -187,7 +188,7 @@ def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
 
 
 def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
-    """Return class names as their numbers in ``data``; the two models may order them differently."""
+    """Return class names as class numbers in ``data``, because the two models may order classes differently."""
     places = {name: number for number, name in enumerate(data.signature.classes)}
     if places:
         return np.array([places[name] for name in names], np.float64)
@@ -195,7 +196,7 @@ def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
 
 
 def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.ndarray:
-    """Return the predictions of ``model.onnx`` on the stored rows."""
+    """Return the predictions of ``model.onnx`` on prepared rows."""
     signature = package.signature
     outputs = predict(onnx_predictor(signature.onnx(package.directory), 1), data.signature, records)
     answers = answers_of(signature.task, outputs)
@@ -203,7 +204,7 @@ def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.
 
 
 def on_raw(package: Package, columns: RawColumns, values: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the predictions of ``model.raw.onnx``."""
+    """Return the predictions of ``model.raw.onnx`` on the raw columns ``values``."""
     raw = package.signature.raw
     assert raw, "a model whose columns can be read has a raw model"
     predictor = onnx_predictor(package.directory / raw.model, 1)

@@ -11,7 +11,7 @@ from slipstream.settings import Settings, settings
 
 @settings
 class PromotionConfig(Settings):
-    """Conditions under which a new model replaces the one in service."""
+    """Conditions under which a new model replaces the model in service."""
 
     section = "promotion"
 

@@ -1,4 +1,4 @@
-"""Promotion: compare the new model with the one in service on the same test rows, then move the pointer."""
+"""Promotion of a new model that passes a comparison with the model in service on the same test rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slipstream.promote.store import Pointer, Registry, manifest_digest, version
 
 
 def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
-    """Compare an exported model with the promoted one on ``data``, the rows it was exported with.
+    """Compare an exported model with the promoted model on ``data``, which the exported model was made with.
 
-    Raises ``UserError`` if either model is not whole.
+    Raises ``UserError`` if files of either model are missing or damaged.
     """
     version, served = version_of(package), registry.promoted()
     if served is None:
@@ -48,9 +48,9 @@ def verdict(paired: PairedPredictions, task: str, served: Pointer, config: Promo
 def promote(
     package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: PromotionDecision
 ) -> Promotion:
-    """Store a model that has ``passed`` and put it in service.
+    """Store the model, and put it in service if the decision ``passed`` is positive.
 
-    If another run has promoted its own meanwhile, the model is compared again, with that one. A retry of a killed
+    If another run has promoted a model meanwhile, the comparison is repeated with that model. A retry of a killed
     attempt finds the model in service.
     """
     version = registry.add(package, Path(config.signing_key) if config.signing_key else None)

@@ -1,8 +1,8 @@
 """Registry: exported models by version, in a directory or under a store's prefix, and their promotions.
 
-``versions/<version>/`` holds a package, its manifest written last. ``promoted/<number>.json`` are the promotions, every
-one written once and only if its number is free: the highest is the model in service, and the others are its history. A
-killed run leaves the promoted model unchanged; if two promote at once, one gets the number.
+``versions/<version>/`` holds a package, its manifest written last. ``promoted/<number>.json`` are the promotions. Each
+is written once, and only if its number is free. The highest is the model in service, and the others are the history. A
+killed run leaves the promoted model unchanged; if two runs promote at once, one gets the number.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from slipstream.storage.names import number_as_name, number_in_name
 from slipstream.text_table import numbered
 
 VERSIONS, PROMOTED = "versions", "promoted"
-#: Largest record of a promotion in bytes.
+#: Maximum size of a promotion's record in bytes.
 LONGEST_POINTER = 1 << 20
 POINTER = re.compile(rf"{PROMOTED}/([0-9]+)\.json")
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """Promotion: its number from 1 on, the version, the SHA-256 of its manifest, reason and time.
+    """Record of a promotion: number from 1 on, version, SHA-256 of the package's manifest, reason and time.
 
-    The version becomes part of a path. ``run`` makes the bytes of every run unique, so that a store can tell which one
-    it accepted.
+    ``version`` becomes part of a path. ``run`` makes every run's record unique, so that a run can tell whether the
+    store accepted its record.
     """
 
     number: int
@@ -78,7 +78,7 @@ class Registry:
         return storage_for(self.uri)
 
     def check(self) -> None:
-        """Raise ``UserError`` if promotions cannot be written here, before the work that leads to one."""
+        """Raise ``UserError`` if promotions cannot be written; called before the work that leads to a promotion."""
         self.promoted()
         if self.uri.startswith(STORES):
             check_conditional_writes(self.storage)
@@ -118,7 +118,7 @@ class Registry:
     def add(self, package: Path, key: Path | None = None) -> str:
         """Store a package, signed with the private ``key`` if there is one, and return its version.
 
-        Every file of a stored package is replaced, by the same bytes if it is whole.
+        Files of this version that are already stored are replaced; intact files by the same bytes.
         """
         version = version_of(package)
         storage, prefix = self.storage, f"{VERSIONS}/{version}/"
@@ -150,9 +150,10 @@ class Registry:
 
 
 def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
-    """Return a directory for a copy.
+    """Return a context manager of a directory for a copy.
 
-    Next to a registry on a disk, a later run removes it if this process is killed; for a store it is temporary.
+    For a registry on a disk it is next to the registry, where a later run removes it if this process is killed; for a
+    store it is temporary.
     """
     if isinstance(storage, LocalStorage):
         return workspace(storage.scratch())
@@ -164,7 +165,7 @@ def manifest_digest(package: Path) -> str:
 
 
 def version_of(package: Path) -> str:
-    """Return the version of a package, a digest over its files. Raises ``UserError`` if it is not whole."""
+    """Return the version of a package, a digest over its files. Raises ``UserError`` if they are damaged."""
     try:
         check_files(package)
     except BadPackage as error:

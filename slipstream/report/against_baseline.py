@@ -10,10 +10,9 @@ from slipstream.report import formatting as fmt
 
 @dataclass(frozen=True)
 class AgainstBaseline:
-    """Difference between the model's metric and the baseline's.
+    """Difference between the model's metric and the baseline's, as text.
 
-    ``interval`` is its confidence interval. ``shown`` is 1 if the model is significantly better, -1 if it is
-    significantly worse, else 0.
+    ``shown`` is 1 if the model is significantly better, -1 if it is significantly worse, else 0.
     """
 
     words: str
@@ -27,7 +26,6 @@ class AgainstBaseline:
 
 
 def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:
-    """Return the comparison with the baseline, or None without a baseline."""
     metric, gain = evaluation.metric.name, evaluation.gain
     if evaluation.baseline.of(metric) is None:
         return None

@@ -11,9 +11,9 @@ from slipstream.telemetry.bottleneck import WORTH_A_LOOK
 
 
 def expected_exchange(profile: NetworkProfile, exchanged_bytes: int) -> float | None:
-    """Return the expected seconds of an all_reduce of ``exchanged_bytes``, or None if nothing was measured.
+    """Return the expected seconds of an all_reduce of ``exchanged_bytes``; None if all_reduce was not measured.
 
-    Interpolates linearly between measured sizes. Above the largest, its bandwidth counts.
+    Interpolates linearly between measured sizes; above the largest size, its bandwidth is assumed.
     """
     measured = profile.of("all_reduce")
     if not measured:
@@ -25,9 +25,9 @@ def expected_exchange(profile: NetworkProfile, exchanged_bytes: int) -> float | 
 
 
 def against_interconnect(found: Bottleneck, profile: NetworkProfile) -> str:
-    """Return a sentence if the exchange took a relevant share of the time, else "".
+    """Compare the gradient exchange with the interconnect in a sentence; "" if the exchange took little time.
 
-    ``profile`` must be from the same processes.
+    ``profile`` must be measured with the same processes.
     """
     if found.shares.get(COMMUNICATION, 0.0) < WORTH_A_LOOK or not found.exchanged_bytes:
         return ""

@@ -18,7 +18,7 @@ ALIKE = 1.01
 
 @dataclass(frozen=True)
 class PlannedAmount:
-    """Planned and actual amount."""
+    """Planned and actual hours or dollars of a training."""
 
     #: 5th, 50th and 95th percentile of the simulated trainings.
     planned: list[float]
@@ -38,7 +38,7 @@ class PlannedAmount:
 
 @dataclass(frozen=True)
 class AgainstPlan:
-    """Planned and actual figures of a training."""
+    """Planned and actual figures of a training; ``take`` is the planned instance and capacity type."""
 
     take: str
     #: Wall-clock hours from the start of the first attempt to the end of the last.
@@ -76,7 +76,6 @@ def hours(value: float) -> str:
 def against_plan(
     planned: Planned | None, training: TrainingFigures, costs: Sequence[CostFigures]
 ) -> AgainstPlan | None:
-    """Return the comparison with the plan, or None without a plan."""
     if planned is None:
         return None
     trained = training.ledger.kept * training.batch_size

@@ -64,10 +64,7 @@ def price_of(stage: StageRun, profile: Profile) -> PodPrice | None:
 def usages_of(
     stage: StageRun, devices: TrainingDevices | None, price: PodPrice | None, profile: Profile
 ) -> Iterator[Usage]:
-    """Yield the usage of every attempt at a stage.
-
-    Only the last attempt is known, except for training.
-    """
+    """Yield the usage of every attempt at a stage; except for training, only the last attempt is known."""
     placement = profile.placement(pods_of(stage.name))
     on_demand, spot = (price.on_demand, price.spot) if price else (None, None)
     its = stage.usage

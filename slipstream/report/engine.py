@@ -67,7 +67,6 @@ def build(  # noqa: PLR0913 - all that a run has to say
 
 
 def run_summary(results: Results, stages: Sequence[StageRun], directory: str) -> RunSummary:
-    """Return the summary of a whole run with the directory ``directory``."""
     costs, training = costs_of(stages, results.devices), read_figures(results.trained.directory)
     trained_here = any(stage.name == TRAIN and not stage.reused for stage in stages)
     return RunSummary(

@@ -1,4 +1,4 @@
-"""Figures of a run that no stage records itself."""
+"""Figures of a report that no stage records itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from slipstream.cron import times_after
 
 @dataclass(frozen=True)
 class DataFigures:
-    """Source, target and row counts of the data."""
-
     source: str
     target: str
     #: "classification", "regression" or "next token".
@@ -25,15 +23,15 @@ class DataFigures:
     rows_train: int
     rows_validation: int
     rows_test: int
-    #: Name of a row; "document" for text.
+    #: Word for a row on pages: "row", or "document" for text data.
     unit: str = "row"
-    #: Tokens of the training split of text.
+    #: Number of tokens of the training split; 0 unless the data are text.
     tokens: int = 0
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Number of rows quarantined for one reason, and the place of the first."""
+    """Number of rows quarantined for one reason, and file and line of the first row."""
 
     reason: str
     column: str
@@ -46,8 +44,8 @@ class Quarantined:
 class NetworkFigures:
     """Interconnect figures by the conventions of nccl-tests.
 
-    The all_reduce figures are None if it was not measured. The profile with the times of all iterations is too large
-    for a workflow's result.
+    The all_reduce figures are None if all_reduce was not measured. The whole profile, with the times of all iterations,
+    is too large for a workflow's result.
     """
 
     #: Number of processes and nodes, "gloo" or "nccl", and the device.
@@ -71,7 +69,7 @@ class NetworkFigures:
 
 @dataclass(frozen=True)
 class ScheduleFigures:
-    """Scheduled run. Times are UTC, to the minute."""
+    """Times of a scheduled run in UTC, to the minute."""
 
     kickoff: str
     #: Time of the report.
@@ -90,7 +88,7 @@ def schedule_figures(cron: str, kickoff: datetime, ended: datetime) -> ScheduleF
 def skipped_runs(cron: str, kickoff: datetime, ended: datetime) -> list[datetime]:
     """Return the times after ``kickoff`` at which ``cron`` fired until the run ended.
 
-    Flyte silently skips them because the run is active. The run can therefore name them when it ends, and no state is
+    Flyte silently skips these times because the run is active. So the run can name them when it ends, and no state is
     kept between runs.
     """
     return list(takewhile(lambda time: time <= utc(ended), times_after(cron, utc(kickoff))))

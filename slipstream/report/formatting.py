@@ -1,6 +1,6 @@
-"""Formatting of figures for people.
+"""Formatting of figures as short texts.
 
-Every function takes the unit of the summary and returns a short text.
+Functions take values in the units of the summary.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def count(number: int) -> str:
-    """Return a number with thousands separators: 1,234,567."""
     return f"{number:,}"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return 1 thread, 2,000 threads, 2 processes or 3 launches."""
+    """Return a number with its noun: 1 thread, 2,000 threads, 2 processes."""
     plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
     return f"{count(number)} {noun if number == 1 else plural}"
 
 
 def rows(number: int) -> str:
-    """Return 1 row or 2,000 rows."""
     return counted(number, "row")
 
 
@@ -39,7 +37,7 @@ def percent(share: float | None) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return three significant digits, without an exponent if readable: 0.0123, 1.23, 123, 12,345, 1.2e-07."""
+    """Return a number with significant digits, without an exponent if readable: 0.0123, 1.23, 123, 12,345, 1.2e-07."""
     if value == 0:
         return "0"
     if not 1e-4 <= abs(value) < 1e15:
@@ -66,7 +64,6 @@ def moment(seconds: float) -> str:
 
 
 def days(seconds: float) -> str:
-    """Return a time span in days: 12.3 days."""
     return f"{significant(seconds / 86_400)} days"
 
 
@@ -93,12 +90,11 @@ def size(number: int | None) -> str:
 
 
 def message_size(number: int) -> str:
-    """Return the bytes of a message in binary units, in which sizes are chosen: 16 MiB."""
+    """Return the size of a message in binary units, as message sizes are powers of two: 16 MiB."""
     return scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def flops(number: float) -> str:
-    """Return floating-point operations per second: 84.3 GFLOP/s."""
     return scaled(number, 1000, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
 
 
@@ -134,7 +130,6 @@ def seconds(value: float) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """Return dollars to the cent: $1,234.50."""
     return UNKNOWN if value is None else f"${value:,.2f}"
 
 
@@ -145,7 +140,7 @@ def energy(watt_hours: float | None) -> str:
 
 
 def bandwidth(value: float | None) -> str:
-    """Return GB/s, in 1e9 bytes."""
+    """Return a bandwidth in 1e9 bytes per second: 12.3 GB/s."""
     return UNKNOWN if value is None else f"{significant(value)} GB/s"
 
 
@@ -157,12 +152,12 @@ def metric(name: str, value: float | None) -> str:
 
 
 def limit(value: float, digits: int = 2) -> str:
-    """Return a limit in percent or points: 0.71; "no limit" if it is too large to inform."""
+    """Return a limit in percent or points: 0.71; "no limit" from :data:`NO_LIMIT` on."""
     return "no limit" if abs(value) >= NO_LIMIT else f"{value:.{digits}f}"
 
 
 def limits(low: float, high: float, digits: int = 2) -> str:
-    """Return -0.30 to 0.71."""
+    """Return an interval: -0.30 to 0.71."""
     return f"{limit(low, digits)} to {limit(high, digits)}"
 
 
@@ -190,7 +185,7 @@ def sentence(text: str) -> str:
 
 
 def setting(value: object) -> str:
-    """Return a configuration value as in YAML, if that is one line."""
+    """Return a configuration value on one line, as in YAML where possible."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):

@@ -10,16 +10,16 @@ from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.results.export import DIGEST, ExportReport, digest_line
 from slipstream.artifacts.workspaces import workspace
 
-#: Contents of a run directory.
+#: Names of files and directories in a run directory.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
 CARD, CARD_DATA = "card.html", "card.json"
 ONNX = "model.onnx"
 
 
 def model_file(export: ExportReport) -> str:
-    """Return the path of the recommended variant, under a name independent of the choice.
+    """Return the path of the recommended variant in a run directory, the same for every variant.
 
-    Without variants, it is the directory that other libraries load.
+    Without variants, it is the directory of files for other libraries.
     """
     return f"{MODEL}/{ONNX if export.variants else export.libraries[0].name}"
 
@@ -36,7 +36,7 @@ def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
 
 
 def rename_to_free(directory: Path, wanted: Path) -> Path:
-    """Rename ``directory`` to ``wanted``, or to the next free name if another run took that."""
+    """Rename ``directory`` to ``wanted``, or to the next free name if another run took ``wanted``."""
     number = 1
     while True:
         candidate = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -50,7 +50,7 @@ def rename_to_free(directory: Path, wanted: Path) -> Path:
 
 
 def copy_model(exported: Artifact, directory: Path) -> None:
-    """Copy the artifact, verifying every byte, and write its digest."""
+    """Copy the exported artifact to a run directory, verifying every byte, and write its digest."""
     exported.check()
     for name in (*exported.files, MANIFEST):
         target = directory / MODEL / name

@@ -9,13 +9,13 @@ from slipstream.artifacts.results.scoring import DriftFigures, Publication, Scor
 from slipstream.report import formatting as fmt
 from slipstream.report.terminal import framed, labelled
 
-#: Columns and reasons shown; the table's manifest lists all.
+#: Maximum number of columns and reasons shown; the table's manifest lists all.
 LISTED = 5
 
 
 @dataclass(frozen=True)
 class ScoringSummary:
-    """Published scored table."""
+    """Result of a scoring run: the published table."""
 
     #: Output in which tables are published, and this table's location in it.
     output: str
@@ -77,7 +77,7 @@ def in_words(each: Stability) -> str:
 
 
 def published(it: ScoringSummary) -> Iterator[str]:
-    """Yield the state and the table's address, which is never wrapped."""
+    """Yield the state of the publication and the table's location, which is never wrapped."""
     state = "now" if it.new else "earlier: the same data, model and settings were already scored"
     yield from labelled("Published", state)
     yield f"{'Table':<12}{it.table}"

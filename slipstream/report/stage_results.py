@@ -32,7 +32,7 @@ from slipstream.artifacts.results.training import (
 from slipstream.interconnect.profile import COURSE, KIND, MODEL, ModelPoint, NetworkProfile, TrendPoint, read_profile
 from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined
 
-#: Quarantined rows that the data card lists; quarantine.parquet has all.
+#: Number of quarantined rows that the data card lists; quarantine.parquet has all.
 ROWS_SHOWN = 50
 
 
@@ -43,12 +43,12 @@ class NetworkResults:
     profile: NetworkProfile
     #: Largest all_reduce of every profile of this hardware, oldest first.
     course: list[TrendPoint]
-    #: Model of all_reduce by size; empty if it does not fit.
+    #: Time of all_reduce by size that a fitted model predicts; empty if the model does not fit.
     model: list[ModelPoint]
 
     @classmethod
     def open(cls, directory: Path) -> NetworkResults:
-        """Read the benchmark's artifact.
+        """Read the artifact of the interconnect benchmark.
 
         Raises ``DamagedArtifact`` if the directory is damaged.
         """
@@ -84,7 +84,7 @@ class Results:
     def open(
         cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path | None = None
     ) -> Results:
-        """Read the results.
+        """Read the results of all stages.
 
         Raises ``DamagedArtifact`` naming the first damaged artifact.
         """
@@ -133,7 +133,6 @@ def network_figures(profile: NetworkProfile) -> NetworkFigures:
 
 
 def quarantine_reasons(prepared: Artifact) -> list[Quarantined]:
-    """Return the reasons for quarantined rows, most frequent first."""
     rows = read_quarantine(prepared, ["file", "line", "column", "reason"]).to_pylist()
     first: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:

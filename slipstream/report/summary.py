@@ -27,7 +27,7 @@ from slipstream.stages import StageRun
 class RunSummary:
     """Result of a whole run.
 
-    ``summary.json`` holds these fields, nested alike, except ``directory``.
+    ``summary.json`` holds these fields with the same nesting, except ``directory``.
     """
 
     #: Directory of report and model: ``runs/<timestamp>``, or a URI if the run was on a cluster.
@@ -83,8 +83,6 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Result of a data-only run."""
-
     #: Directory of card and data: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
     #: Paths within ``directory``, or the URI of prepared data stored elsewhere.
@@ -139,8 +137,6 @@ class ExportSummary:
 
 @dataclass(frozen=True)
 class CompressionSummary:
-    """Result of a compression."""
-
     compression: Compression
 
     def __str__(self) -> str:

@@ -21,19 +21,18 @@ from slipstream.stages import StageRun
 
 WIDTH = 80
 INDENT = 12
-#: Verbs of a planned training's lines.
+#: Words before the actual figures of a planned training: hours, dollars, interruptions.
 VERBS = ("took", "paid", "interruptions")
 BAR = 40
-#: Reasons and warnings shown; the card lists all.
+#: Maximum number of reasons and warnings shown; the card lists all.
 LISTED = 8
 #: The diagnosis is shown below this share of useful computing, if it can save at least these seconds.
 USEFUL, WORTH_SAVING_S = 0.6, 5.0
-#: Lengths of a variant's and a model's name in tables; the reason below and the report have the full name.
+#: Maximum characters of a variant's and a model's name in tables; the text below and the report have the full name.
 LONGEST_NAME, LONGEST_MODEL = 21, 19
 
 
 def framed(title: str, sections: Iterable[Iterable[str]]) -> str:
-    """Return the non-empty sections under a title."""
     rule = "─" * WIDTH
     body = "\n\n".join(filter(None, ("\n".join(section) for section in sections)))
     return f"\n{rule}\nSlipstream  {title}\n{rule}\n{body}\n{rule}"
@@ -59,7 +58,6 @@ def data(d: DataFigures) -> Iterator[str]:
 
 
 def quarantined(reasons: Sequence[Quarantined]) -> Iterator[str]:
-    """Yield a line per reason, most frequent first."""
     for index, q in enumerate(reasons[:LISTED]):
         where = f" in column {q.column!r}" if q.column else ""
         words = f"{fmt.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {fmt.count(q.line)})"
@@ -89,7 +87,6 @@ def quality(evaluation: Evaluation) -> Iterator[str]:
 
 
 def swept(sweep: Sweep | None) -> Iterator[str]:
-    """Yield the number of trials, the best settings, and whether they are significantly better."""
     if sweep is None:
         return
     best, others = sweep.best_trial, ", ".join(f"{fmt.count(n)} {state}" for state, n in sweep.counts.items())
@@ -99,7 +96,7 @@ def swept(sweep: Sweep | None) -> Iterator[str]:
 
 
 def held_back(bottleneck: Bottleneck | None) -> Iterator[str]:
-    """Yield the diagnosis if less than :data:`USEFUL` of the time was useful and the saving is worthwhile."""
+    """Yield the diagnosis if less than :data:`USEFUL` of the time was useful and enough seconds could be saved."""
     if bottleneck and bottleneck.verdict and bottleneck.useful < USEFUL and bottleneck.saved_s >= WORTH_SAVING_S:
         used = f"{100 * bottleneck.useful:.0f} % of {fmt.seconds(bottleneck.seconds)} was useful computing"
         yield from labelled("Training", f"{used}. {fmt.sentence(bottleneck.sentence)}")
@@ -112,9 +109,9 @@ def trained_by(training: TrainingFigures | None) -> Iterator[str]:
 
 
 def variants(export: ExportReport, metric: str) -> Iterator[str]:
-    """Yield a table of the measured variants and the reason for the marked one, then files for other libraries.
+    """Yield a table of the measured variants and the reason for the choice, then files for other libraries.
 
-    Without variants, the reason is given instead.
+    Without variants, yields the files and the reason why there are none.
     """
     if export.variants:
         yield from timed(export, metric)
@@ -125,7 +122,6 @@ def variants(export: ExportReport, metric: str) -> Iterator[str]:
 
 
 def libraries(export: ExportReport, label: str) -> Iterator[str]:
-    """Yield a line per directory for other libraries."""
     for number, each in enumerate(export.libraries):
         files = f"{fmt.counted(each.parts, 'file')} of weights, {fmt.size(each.bytes)}"
         readers = " and ".join(each.loaded_by)
@@ -152,7 +148,7 @@ def timed(export: ExportReport, metric: str) -> Iterator[str]:
 
 
 def tried(compression: Compression | None) -> Iterator[str]:
-    """Yield a table of the tested networks, the choice and its reason."""
+    """Yield a table of the tested networks, then the reason for the choice."""
     if compression is None:
         return
     unit = "%" if compression.metric == "rmse" else "points"
@@ -211,7 +207,6 @@ def network(n: NetworkFigures | None) -> Iterator[str]:
 
 
 def time(stages: Sequence[StageRun]) -> Iterator[str]:
-    """Yield a line with a bar per stage."""
     longest = max((stage.seconds for stage in stages if not stage.reused), default=0.0)
     name_width = max((len(stage.name) for stage in stages), default=0)
     for index, stage in enumerate(stages):
@@ -220,7 +215,6 @@ def time(stages: Sequence[StageRun]) -> Iterator[str]:
 
 
 def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
-    """Yield the cost of all stages, and of lost work."""
     if not costs:
         return
     total = costs[-1]
@@ -239,7 +233,6 @@ def cost(costs: Sequence[CostFigures]) -> Iterator[str]:
 
 
 def planned(found: AgainstPlan | None) -> Iterator[str]:
-    """Yield the planned and the actual training figures."""
     if found is None:
         return
     for label, verb, (_, of, actual, answer) in zip(("Plan", "", ""), VERBS, found.lines(), strict=True):
@@ -257,7 +250,7 @@ def bar(stage: StageRun, longest: float) -> str:
 
 
 def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
-    """Yield the skipped runs of a scheduled run."""
+    """Yield the times of a scheduled run, and the runs that were skipped meanwhile."""
     if schedule:
         yield from labelled("Scheduled", f"for {schedule.kickoff}, ended {schedule.ended} (UTC)")
         yield from labelled(
@@ -266,7 +259,6 @@ def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
 
 
 def promotion(promotion: Promotion | None) -> Iterator[str]:
-    """Yield the outcome of the requested promotion, and its reason."""
     if promotion:
         done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
         yield from labelled("Promoted", done)

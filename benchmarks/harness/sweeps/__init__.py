@@ -1,1 +1,1 @@
-"""Sweeps for benchmarks: simulated with synthetic learning curves, and real ones on a small table."""
+"""Sweeps for benchmarks: simulated with synthetic learning curves, and real ones on the handwritten digits."""

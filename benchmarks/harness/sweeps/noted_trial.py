@@ -1,4 +1,4 @@
-"""A trial that records its start, and the time of its steps and evaluations."""
+"""Sweep trial that records its start, and the seconds of its steps and evaluations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slipstream.artifacts.results.ledger import EVALUATION, STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.sweep.trial import TrialJob, train_trial
 
-#: Environment variable with the file of the notes.
+#: Environment variable with the path of the notes file.
 NOTES = "SWEEP_NOTES"
 
 
 def noted_trial(link: Connection, job: TrialJob) -> None:
-    """Run :func:`train_trial` and append a note; the trial must not be stopped."""
+    """Run :func:`train_trial` and append a note as a JSON line; a trial that is stopped writes none."""
     began = time.monotonic()
     train_trial(link, job)
     note = {"began": began, "working": working(job.directory)}
@@ -26,6 +26,5 @@ def noted_trial(link: Connection, job: TrialJob) -> None:
 
 
 def working(model: Path) -> float:
-    """Return the seconds of a model's training steps and evaluations."""
     seconds = read_attempt(model).ledger.seconds
     return seconds[STEPS] + seconds[EVALUATION]

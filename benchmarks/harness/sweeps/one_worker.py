@@ -1,6 +1,6 @@
-"""A sweep's worker with one slot, whose trials take notes: ``python -m harness.sweeps.one_worker PLACE``.
+"""Sweep worker with one slot whose trials write notes: ``python -m harness.sweeps.one_worker PLACE``.
 
-``PLACE`` has the configuration, ``run.json``, and ``prepared`` data.
+The directory ``PLACE`` has the configuration ``run.json`` and the data ``prepared``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from harness.links import REPOSITORY, SEARCH_PATH
 from harness.sweeps.noted_trial import NOTES, working
 from harness.turns import Figures
 
-#: One process with one thread each.
+#: Profile with one CPU per stage and one process for training.
 PROFILE = '[default]\ncpu = "1"\nmemory = "2Gi"\n\n[distributed]\ncpu = "1"\nmemory = "4Gi"\nprocesses = 1\n'
 STAGE = re.compile(r"StageRun\(name='train', seconds=([\d.]+)")
 
@@ -27,9 +27,10 @@ def training_of(epochs: int) -> dict[str, Any]:
 
 
 def trials_of_a_worker(place: Path, prepared: Path, epochs: int, trials: int) -> list[Figures]:
-    """Return the overhead of every trial but the last: the seconds until the next starts, without its own work.
+    """Run a sweep of one worker and return the overhead in seconds of every trial but the last.
 
-    Its work are steps and evaluations. The first trial also has the seconds before its start.
+    ``besides`` is the time until the next trial starts, less the trial's steps and evaluations (``working``). The first
+    trial also has ``first``, the seconds before its start.
     """
     place.mkdir()
     (place / "prepared").symlink_to(prepared)
@@ -49,9 +50,9 @@ def trials_of_a_worker(place: Path, prepared: Path, epochs: int, trials: int) ->
 
 
 def through_the_task(place: Path, prepared: Path, epochs: int) -> Figures:
-    """Return the overhead of a training by ``pyflyte run tasks/train.py train``.
+    """Train by ``pyflyte run tasks/train.py train`` and return the overhead in seconds.
 
-    It is that of the whole command, and that in the stage's own measurement.
+    ``besides`` is the command's time and ``stage`` the stage's own measurement, both less steps and evaluations.
     """
     place.mkdir()
     (place / "profile.toml").write_text(PROFILE)

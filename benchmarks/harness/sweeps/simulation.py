@@ -1,4 +1,4 @@
-"""Sweeps in virtual time, with the sweep's own decisions and with records in memory."""
+"""Simulated sweeps in virtual time, with the real sweep's decisions and with records in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.sweep.records import Ended, Point, Reported, Trial
 from slipstream.sweep.space import parameters_of
 from slipstream.sweep.store import best_of
 
-#: Progress values at which trials are compared.
+#: Rungs: progress values, in thousandths of an epoch, at which trials are compared.
 RUNGS = study.rungs(EPOCHS, EPOCHS)
 
 
@@ -26,9 +26,9 @@ def config_of(seed: int, trials: int, sampler: str = "tpe", pruning: str = "asha
 
 @dataclass(frozen=True)
 class Preemptions:
-    """Preemptions of each slot at random times, on average after ``mean`` of virtual time.
+    """Random preemptions of every slot, after ``mean`` of virtual time on average.
 
-    With ``resumes`` a trial resumes from its last evaluation, otherwise it restarts; at once, on an equal machine.
+    A preempted trial continues at once on an equal machine: from its last evaluation if ``resumes``, or from its start.
     """
 
     mean: float = math.inf
@@ -40,10 +40,10 @@ class Preemptions:
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a sweep.
+    """Result of a simulated sweep.
 
-    ``time`` is its virtual time, ``cost`` the sum over all slots, and ``loss`` the last loss, without noise, of the
-    best settings found.
+    ``time`` is its virtual time, ``cost`` the sum over all slots, ``complete`` the number of trials that were not
+    pruned, and ``loss`` the last loss, without noise, of the best settings found.
     """
 
     time: float
@@ -53,9 +53,9 @@ class Found:
 
 
 class Simulation:
-    """A sweep of workers with one slot each.
+    """Simulated sweep of workers with one slot each.
 
-    Trials start until there are as many as configured, or while less than ``budget`` is spent.
+    Trials start until the configured number is reached, or ``budget`` (virtual time over all slots) is spent.
     """
 
     def __init__(self, problem: Problem, config: RunConfig, preemptions: Preemptions, budget: float = math.inf) -> None:
@@ -82,7 +82,7 @@ class Simulation:
         return Found(now, self._cost, complete, self._problem.noiseless(best.values))
 
     def _slot(self, draw: random.Random) -> Iterator[float]:
-        """Yield the time of each piece of work, before it is done."""
+        """Yield virtual times: an epoch's before it is evaluated, or the time left before a preemption."""
         left = self._preemptions.after(draw)
         while len(self._trials) < self._sweep.trials and self._cost < self._budget:
             number, done = self._propose(), 0
@@ -116,7 +116,7 @@ class Simulation:
             self._trials[number] = replace(self._trials[number], ended=Ended("pruned", curve[-1].best, curve))
 
     def _stops(self, trial: Trial, point: Point) -> bool:
-        """Return True if a worker would stop the trial at this point."""
+        """Return True if a worker would prune the trial at this point; records the report."""
         if not study.is_due(RUNGS, trial, point.progress):
             return False
         report = Reported(point.progress, point.best, stops=False)
@@ -126,7 +126,7 @@ class Simulation:
 
 
 def optuna_alone(problem: Problem, trials: int) -> Found:
-    """Run the same search by Optuna only: ``study.optimize`` with its sampler and pruner, sequential trials."""
+    """Run the same search by ``study.optimize``, with Optuna's TPE and successive halving, in one process."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

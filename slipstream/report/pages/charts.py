@@ -1,6 +1,6 @@
-"""Charts of the report, plotted on given axes.
+"""Charts of the report.
 
-:func:`inline_svg` turns them into drawings.
+:func:`inline_svg` provides the axes and returns the drawing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.report import formatting as fmt
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 
 LARGEST_CELL = 84.0
-#: Shade above which a cell's count takes the colour of the card.
+#: Shade of a cell above which its text takes the card's (background) colour.
 DARK = 0.7
 #: Approximate letter width and line height of axis labels, in pixels.
 LETTER, LINE_HEIGHT = 7.5, 19.0
@@ -31,7 +31,6 @@ REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth
 
 @inline_svg
 def loss(axes: Axes, history: History | TrainingSoFar) -> str:
-    """Plot training and validation loss over the epochs."""
     axes.plot([step.epoch for step in history.steps], [step.loss for step in history.steps], label="training")
     plot_validation(axes, history, "loss")
     legend(axes)
@@ -40,7 +39,6 @@ def loss(axes: Axes, history: History | TrainingSoFar) -> str:
 
 @inline_svg
 def validation_metric(axes: Axes, history: History, metric: str) -> str:
-    """Plot a validation metric over the epochs."""
     plot_validation(axes, history, metric)
     axes.yaxis.set_major_formatter(percent if metric in fmt.SHARES else number)
     return f"Validation {fmt.NAMES.get(metric, metric)} over the epochs"
@@ -48,14 +46,13 @@ def validation_metric(axes: Axes, history: History, metric: str) -> str:
 
 @inline_svg
 def learning_rate(axes: Axes, history: History | TrainingSoFar) -> str:
-    """Plot the learning rate over the epochs."""
     axes.plot([step.epoch for step in history.steps], [step.learning_rate for step in history.steps])
     over_epochs(axes)
     return "Learning rate over the epochs"
 
 
 def plot_validation(axes: Axes, history: History | TrainingSoFar, key: str) -> None:
-    """Plot the evaluations as a line and mark the one whose weights were kept."""
+    """Plot the evaluations as a line and mark the best, whose weights were kept."""
     points = [(each, value) for each in history.evaluations if (value := getattr(each, key)) is not None]
     axes.plot([each.epoch for each, _ in points], [value for _, value in points], color=SERIES[1], label="validation")
     for best, value in ((each, value) for each, value in points if history.best and each.step == history.best.step):
@@ -73,7 +70,7 @@ def over_epochs(axes: Axes) -> None:
 
 @inline_svg
 def confusion_matrix(axes: Axes, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    """Plot classes (down) against predicted classes (across).
+    """Plot true classes (down) against predicted classes (across).
 
     The shade is the share of the class's rows.
     """
@@ -117,7 +114,6 @@ def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words
 
 @inline_svg
 def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
-    """Plot true against false positive rate, with the diagonal of chance."""
     axes.plot(roc.fpr, roc.tpr, label=f"model, class {fmt.shortened(positive)}")
     axes.plot([0, 1], [0, 1], label="chance", **REFERENCE_LINE)
     unit_square(axes)
@@ -151,7 +147,6 @@ def reliability_diagram(axes: Axes, bins: Sequence[CalibrationBin]) -> str:
 
 @inline_svg
 def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
-    """Plot one dot per test row, and the line of exact predictions."""
     values = [*scatter.actual, *scatter.predicted]
     ends = [min(values), max(values)]
     dots: LineStyle = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
@@ -169,8 +164,8 @@ def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
 def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     """Plot the loss against FP32 with its limits over the median latency at the deciding batch size.
 
-    The chosen variant is filled. A line joins the Pareto front (no variant is both faster and better). Another shows
-    the allowed loss.
+    The chosen variant is filled. A solid line joins the Pareto front (no other variant is both faster and better); a
+    dashed line shows the allowed loss.
     """
     batch = str(export.decided_at_batch)
     measured = [
@@ -204,20 +199,17 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
 
 
 def unit_square(axes: Axes) -> None:
-    """Set both axes to 0 to 100 %."""
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.xaxis.set_major_formatter(percent)
     axes.yaxis.set_major_formatter(percent)
 
 
 def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter: float = 6.0) -> None:
-    """Plot a ring with a tooltip."""
     ring: LineStyle = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
     axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
 
 
 def legend(axes: Axes) -> None:
-    """Place the names of the series above the axes."""
     figure_of(axes).legend(loc="outside upper left", ncols=2, columnspacing=1.4)
 
 
@@ -228,7 +220,7 @@ def figure_of(axes: Axes) -> Figure:
 
 
 def number(value: float, _: float = 0) -> str:
-    """Return the shortest tick label."""
+    """Return a tick label without trailing zeros."""
     return f"{value:,.10g}" if value == 0 or 1e-4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 

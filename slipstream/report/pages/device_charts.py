@@ -14,28 +14,26 @@ from slipstream.report.pages.inline_svg import INK, SERIES, SOFT, inline_svg, to
 
 #: Largest number of lines that can be distinguished; above it, mean and range of all devices are drawn.
 MOST_LINES = len(SERIES)
-#: Units of the time axis by the seconds that it spans.
+#: Units of the time axis: least seconds that it spans, seconds per unit, and name.
 UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 MARKS = {"evaluation": "|", "checkpoint": "^"}
 
 
 @inline_svg
 def busy(axes: Axes, devices: TrainingDevices) -> str:
-    """Plot the share of time in which every device was busy."""
     draw(axes, devices, lambda device: device.busy)
     return "Utilisation of the devices over time"
 
 
 @inline_svg
 def sm_active(axes: Axes, devices: TrainingDevices) -> str:
-    """Plot the share of active multiprocessors per device, if the driver reports it."""
+    """Plot the share of active streaming multiprocessors per device, if the driver reports it."""
     draw(axes, devices, lambda device: device.sm_active or [None] * len(device.busy))
     return "Multiprocessors with work over time"
 
 
 @inline_svg
 def memory(axes: Axes, devices: TrainingDevices) -> str:
-    """Plot the share of memory in use per device."""
     draw(axes, devices, lambda device: device.memory)
     return "Memory of the devices over time"
 

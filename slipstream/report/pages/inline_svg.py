@@ -23,9 +23,9 @@ INK, SOFT, LINE, CARD = "#000005", "#000006", "#000007", "#000008"
 VARIABLES = {colour: f"var(--c{number})" for number, colour in enumerate(SERIES)}
 VARIABLES |= {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)", CARD: "var(--card)"}
 
-#: CSS pixels, as wide as a card on a phone. The drawing grows with the page, so its text is readable on both.
+#: Size in CSS pixels, as wide as a card on a phone. The drawing grows with the page, so its text stays readable.
 WIDTH, HEIGHT = 420, 260
-#: The larger of the style sheet's two font sizes, so that both fit.
+#: In CSS pixels: the larger of the style sheet's two font sizes, so that texts of either size fit.
 FONT_SIZE = 13
 PIXELS_PER_INCH = 72
 STYLE: dict[Any, Any] = {
@@ -102,7 +102,7 @@ def inline_svg(plot: Callable[Concatenate[Axes, P], str]) -> Callable[P, Markup]
 
 
 def tooltip(text: str) -> str:
-    """Return the ``gid`` of an artist with the tooltip ``text``."""
+    """Return the ``gid`` that gives a Matplotlib artist the tooltip ``text``."""
     return TOOLTIP + text
 
 
@@ -152,7 +152,7 @@ def two_decimals(number: re.Match[str]) -> str:
 
 
 def themed_style(style: str) -> str:
-    """Replace placeholders, and drop declarations that the style sheet makes for all text."""
+    """Replace placeholder colours by CSS variables, and drop font declarations that the style sheet makes."""
     declared = dict(declaration.split(": ", 1) for declaration in style.split("; ") if declaration)
     declared.pop("font-family", None)
     if declared.get("font-size") == f"{FONT_SIZE}px":
@@ -161,7 +161,7 @@ def themed_style(style: str) -> str:
 
 
 def prune(element: ElementTree.Element) -> None:
-    """Remove invisible elements, unpack empty groups, and move shared styles to the group."""
+    """Remove invisible elements, unpack groups without attributes, and move shared styles to the group."""
     children: list[ElementTree.Element] = []
     for child in element:
         prune(child)

@@ -21,14 +21,14 @@ MODULES = (
     "slipstream.report.pages.network_charts",
     __name__,
 )
-#: Charts that some runs lack.
+#: Names of charts that are None for some runs.
 OPTIONAL = ("scatter", "roc", "confusion", "reliability", "busy", "memory", "sm_active", "variants")
 #: Largest number of classes for a readable confusion matrix. Above it, the page lists mistakes.
 MOST_CLASSES_DRAWN = 20
 
 
 def charts_of(results: Results, store: Store | None) -> dict[str, Markup | None]:
-    """Return every chart by name, or None if the results lack it.
+    """Return every chart by name, or None if its data are missing from the results.
 
     Charts are cached in ``store`` if given.
     """

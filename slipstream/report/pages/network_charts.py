@@ -30,7 +30,7 @@ def drawn(
 ) -> dict[str, Markup | None]:
     """Return every chart by name, or None without data.
 
-    ``course`` is the history of profiles, ``model`` the model fitted to all_reduce, if known.
+    ``course`` is the history of bandwidths, ``model`` is the model fitted to all_reduce, if known.
     """
     series = {m.operation: moved for m in profile.measurements if (moved := moving(profile.of(m.operation)))}
     ranks = profile.fingerprint.world
@@ -53,7 +53,7 @@ def bus_bandwidth(
 ) -> str:
     """Plot bus bandwidth over the message size, one line per collective.
 
-    Bars are intervals over launches. The band is the model's interval.
+    Bars are intervals over launches. The band is the interval of the model of all_reduce.
     """
     powers_of_ten(axes, [m.busbw() for line in series.values() for m in line], "GB/s")
     # An interval may start at zero.
@@ -66,7 +66,7 @@ def bus_bandwidth(
 def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[ModelPoint] = ()) -> str:
     """Plot the median call time in microseconds over the message size.
 
-    Bars are intervals over launches. The band is the model's interval.
+    Bars are intervals over launches. The band is the interval of the model of all_reduce.
     """
     powers_of_ten(axes, [m.p50 * 1e6 for line in series.values() for m in line], "")
     band(axes, model, lambda _, seconds: seconds * 1e6)
@@ -76,7 +76,6 @@ def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Se
 
 
 def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float], float]) -> None:
-    """Plot the all_reduce model as a line and its interval as a band."""
     if not model:
         return
     sizes = [float(point.bytes) for point in model]  # NumPy's integers are smaller than JSON's
@@ -90,7 +89,6 @@ def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float],
 def plot(
     axes: Axes, series: Mapping[str, Sequence[Measurement]], figure: Callable[[Measurement, float], float]
 ) -> None:
-    """Plot a line per operation with a tooltip per point."""
     for (colour, style), (name, line) in zip(cycle(LINES), series.items(), strict=False):
         axes.plot([m.bytes for m in line], [figure(m, m.p50) for m in line], style, color=colour, label=name)
         for m in line:
@@ -108,16 +106,16 @@ def plot(
 
 
 def within(axes: Axes, values: Sequence[float]) -> list[float]:
-    """Clamp ``values`` to the axes.
+    """Clamp ``values`` to the y-axis, because drawings are not clipped.
 
-    An interval of three launches may have any length, and drawings are not clipped.
+    An interval over three launches may have any length.
     """
     least, most = axes.get_ylim()
     return [min(max(value, least), most) for value in values]
 
 
 def words(m: Measurement) -> str:
-    """Return ``all_reduce, 1 MiB: 0.8 GB/s, 1.2 ms (p99 3 ms)``."""
+    """Describe a measurement: ``all_reduce, 1 MiB: 0.8 GB/s, 1.2 ms (p99 3 ms)``."""
     p99 = m.percentile(99)
     tail = f" (p99 {fmt.microseconds(p99 * 1e6)})" if p99 else ""
     return (
@@ -126,7 +124,7 @@ def words(m: Measurement) -> str:
 
 
 def size_axis(axes: Axes, sizes: Sequence[int]) -> None:
-    """Set a logarithmic axis of message sizes with at most seven measured ticks."""
+    """Set a logarithmic axis of message sizes, with ticks at no more than seven measured sizes."""
     axes.set_xlabel("message size")
     if not sizes:
         return
@@ -153,7 +151,7 @@ def powers_of_ten(axes: Axes, values: Sequence[float], unit: str) -> None:
 
 
 def duration(microseconds: float, _: float = 0) -> str:
-    """Return a tick label for a power of ten."""
+    """Return a tick label for a power of ten of microseconds."""
     names = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))
     name, unit = next((fitting for fitting in names if microseconds >= fitting[1]), names[-1])
     return f"{microseconds / unit:g} {name}"
@@ -179,7 +177,7 @@ def over_time(axes: Axes, course: Sequence[TrendPoint]) -> str:
 def pairs(axes: Axes, measured: Sequence[Measurement], world: int) -> str:
     """Plot a heat map of every pair of ranks measured separately.
 
-    The shade is the share of the slowest pair's time.
+    The shade is the pair's time over the slowest pair's.
     """
     slowest = max(pair.p50 for pair in measured)
     for pair in measured:

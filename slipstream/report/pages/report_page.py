@@ -27,7 +27,7 @@ from slipstream.report.run_directory import CARD
 from slipstream.report.stage_results import Results
 from slipstream.report.summary import RunSummary
 
-#: Names of the phases of a step.
+#: Names of a step's phases on the page.
 PHASES = {
     "data": "waiting for batches",
     "compute": "forward and backward pass",
@@ -40,7 +40,7 @@ CLASSES_SHOWN = 12
 REASONS_SHOWN = 8
 VALUES_SHOWN = 3
 TRIALS_SHOWN = 20
-#: Columns listed at once, and columns that can be unfolded.
+#: Number of columns listed at first, and after unfolding.
 COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
 
@@ -87,7 +87,7 @@ def report_page(
 
 
 def time_lines(found: Bottleneck) -> list[tuple[str, float, str]]:
-    """Return name, share of time and words for every phase of a step and for the time between steps.
+    """Return name, share of time and text for every phase of a step and for the time between steps.
 
     Phases are means over all ranks.
     """
@@ -108,7 +108,7 @@ def charts_of_sweep(sweep: Sweep) -> dict[str, Markup]:
 
 
 def importance_lines(sweep: Sweep) -> list[tuple[str, float, str]]:
-    """Return bars: setting, share, and the share in words."""
+    """Return a setting, its share of the importance, and the share as text for every bar."""
     return [(name, share, fmt.percent(share)) for name, share in sweep.importance.items()]
 
 
@@ -129,7 +129,7 @@ def exchange_of(results: Results) -> str:
 
 
 def nodes_of(devices: TrainingDevices, attempt: int) -> str:
-    """Return the sampled nodes of an attempt."""
+    """Return the names of an attempt's sampled nodes as text."""
     return ", ".join(dict.fromkeys(pod.node for pod in devices.pods if pod.attempt == attempt)) or fmt.UNKNOWN
 
 
@@ -162,13 +162,12 @@ def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[st
 
 
 def lowest_recalls(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, int, float]]:
-    """Return name, rows and recall of the classes with the lowest recall."""
     recalls = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
     return [(name, rows, recall) for recall, rows, name in sorted(recalls)[:WORST_SHOWN]]
 
 
 def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[str, float, str]]:
-    """Return bars, most frequent class first: name, length relative to the longest, figures.
+    """Return name, bar length (1 for the longest) and figures as text per class, most frequent first.
 
     Empty for a regression.
     """
@@ -185,7 +184,7 @@ def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[st
 
 
 def contents(column: Mapping[str, Any]) -> str:
-    """Return why a column is unused, else its most frequent values, else its range."""
+    """Describe a column: why it is unused, else its most frequent values, else its range."""
     if column.get("why"):
         return str(column["why"])
     if column.get("top"):
@@ -200,7 +199,6 @@ def contents(column: Mapping[str, Any]) -> str:
 
 
 def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every setting with its dotted path."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{name}.")

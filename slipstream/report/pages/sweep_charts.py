@@ -25,7 +25,7 @@ def drawn(sweep: Sweep) -> dict[str, Markup]:
 
 @inline_svg
 def history(axes: Axes, sweep: Sweep) -> str:
-    """Plot the smallest validation loss of every trial, and the best complete trial up to there."""
+    """Plot the smallest validation loss of every trial, and the best of the complete trials until then."""
     known = [(trial, trial.loss) for trial in sweep.trials if trial.loss is not None]
     for trial, loss in known:
         size = 9.0 if trial.number == sweep.best else 5.0

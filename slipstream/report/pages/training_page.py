@@ -1,4 +1,4 @@
-"""Page of a running training: the deck of its task."""
+"""Page of a running training, shown as the Flyte deck of its task."""
 
 from __future__ import annotations
 

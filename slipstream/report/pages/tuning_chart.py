@@ -11,18 +11,18 @@ from slipstream.interconnect.tuning import Trial
 from slipstream.report.pages.charts import LINE_HEIGHT, figure_of, plot_point
 from slipstream.report.pages.inline_svg import INK, PIXELS_PER_INCH, SERIES, SOFT, inline_svg
 
-#: Lines per setting: its text and its interval.
+#: Height of a setting's text and interval, in lines of text.
 LINES = 2.2
-#: Speedups beyond these are cut off: such wide intervals carry no information.
+#: Speedups beyond these limits are cut off: such wide intervals carry no information.
 LEAST, MOST = 0.25, 4.0
 COLOURS = {"taken": SERIES[0], "may change numbers": SERIES[1]}
 
 
 @inline_svg
 def gains(axes: Axes, trials: Sequence[Trial]) -> str:
-    """Plot the speedup of every setting with the interval that decided, the first on top.
+    """Plot the speedup of every setting with its deciding interval, the first setting on top.
 
-    The speedup is seconds of a step as configured over seconds with the setting. ``trials`` must be measured.
+    The speedup is the step time as configured over the step time with the setting. ``trials`` must be measured.
     """
     least = max(LEAST, min(0.9, *(trial.low for trial in trials)))
     most = min(MOST, max(1.1, *(trial.high for trial in trials)))
