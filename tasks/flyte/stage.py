@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import hashlib
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
