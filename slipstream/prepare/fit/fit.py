@@ -111,6 +111,7 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
 
 
 def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
+    """Return the mean weight of the training rows; 1 without weights. Raises ``UserError`` if it is 0."""
     mean = scanned.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
     if mean == 0:
         raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
@@ -189,6 +190,7 @@ def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
 
 
 def check_splits(rows: list[int]) -> None:
+    """Raise ``UserError`` if a split has no rows."""
     empty = [name for name, count in zip(SPLITS, rows, strict=True) if count == 0]
     if empty:
         raise UserError(

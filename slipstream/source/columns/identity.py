@@ -93,6 +93,7 @@ def all_marks(number_format: NumberFormat, exact: bool) -> np.ndarray:
 
 
 def hash_typed(column: pa.Array, exact: bool) -> np.ndarray:
+    """Hash numbers, booleans and times; the hash of a null is arbitrary."""
     kind = column.type
     if pa.types.is_decimal(kind) and exact:
         coded = column.dictionary_encode()
