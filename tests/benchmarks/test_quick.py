@@ -38,8 +38,18 @@ SHORTER = {
     "telemetry": ("sampler", "upload", "marks", "steps"),
     "trainer": ("same", "usual"),
 }
+#: Those that `make prove` runs whole.
+PROVED = ("compression", "goodput", "scoring", "startup", "storm")
 FORMS = [
-    *(pytest.param(path, SHORTER.get(path.stem, ()), id=path.stem) for path in BENCHMARKS),
+    *(
+        pytest.param(
+            path,
+            SHORTER.get(path.stem, ()),
+            id=path.stem,
+            marks=[pytest.mark.prove] if path.stem in PROVED else [],
+        )
+        for path in BENCHMARKS
+    ),
     *(
         pytest.param(path, (LONGER[path.stem],), id=f"{path.stem}: {LONGER[path.stem]}", marks=pytest.mark.prove)
         for path in BENCHMARKS

@@ -23,13 +23,22 @@ from tests.support.gpu_proof.page import HEADER, NOT_RUN, fill, page, row
 TRIED_ELSEWHERE = ("compile", "error", "tests")
 #: What a CPU has nothing like.
 ON_GPUS_ONLY = ("graphs",)
+#: What `make prove` tries.
+PROVED = ("no waits", "kill and resume", "telemetry")
 
 
 def called(*arguments: str | Path) -> Result:
     return CliRunner().invoke(command.main, [str(each) for each in arguments])
 
 
-@pytest.mark.parametrize("check", [c for c in CHECKS if c.name not in TRIED_ELSEWHERE], ids=lambda check: check.name)
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=check.name, marks=[pytest.mark.prove] if check.name in PROVED else [])
+        for check in CHECKS
+        if check.name not in TRIED_ELSEWHERE
+    ],
+)
 def test_a_check_holds_on_the_cpu(check: Check, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with mock.patch.dict(os.environ):  # where a check says which rank it is
