@@ -56,12 +56,14 @@ def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
             yield node
 
 
-def commands_of_test(test: ast.FunctionDef) -> set[str]:
-    """Return the commands that run a test, by its decorators; both if only some parameters are long."""
+def commands_of_test(test: ast.FunctionDef, constants: Mapping[str, str]) -> set[str]:
+    """Return the commands that run a test, by its decorators and the constants they name; both if a part is long."""
     marks = [ast.unparse(decorator) for decorator in test.decorator_list]
     if "pytest.mark.prove" in marks:
         return {"make prove"}
-    return {"make test", "make prove"} if any("mark.prove" in mark for mark in marks) else {"make test"}
+    names = [node.id for mark in test.decorator_list for node in ast.walk(mark) if isinstance(node, ast.Name)]
+    partly = any("mark.prove" in text for text in (*marks, *(constants.get(name, "") for name in names)))
+    return {"make test", "make prove"} if partly else {"make test"}
 
 
 @cache
@@ -74,9 +76,11 @@ def commands_of(path: str) -> frozenset[str]:
         files = sorted(whole.rglob("test_*.py"))
         return frozenset().union(*(commands_of(file.relative_to(ROOT).as_posix()) for file in files))
     tree = ast.parse(whole.read_text(encoding="utf-8"))
-    found = {command for test in functions_of(tree) for command in commands_of_test(test)}
-    marks = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
-    return frozenset(found | ({"make gpu"} if "pytestmark = pytest.mark.gpu" in marks else set()))
+    constants = {
+        ast.unparse(node.targets[0]): ast.unparse(node.value) for node in tree.body if isinstance(node, ast.Assign)
+    }
+    found = {command for test in functions_of(tree) for command in commands_of_test(test, constants)}
+    return frozenset(found | ({"make gpu"} if constants.get("pytestmark") == "pytest.mark.gpu" else set()))
 
 
 def table(promises: Sequence[Promise]) -> list[str]:
