@@ -214,7 +214,10 @@ def train(
 
 
 def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) -> None:
-    """Record device, pods, node and spot capacity of this attempt; the node is the host name without a sampler."""
+    """Record device, pods, node and spot capacity of this attempt.
+
+    Without a sampler, the node is the host name.
+    """
     gpu = group.device.type == "cuda"
     record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
     record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))
