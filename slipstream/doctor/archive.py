@@ -183,7 +183,7 @@ def with_inner(path: str, node: Node) -> Iterator[tuple[str, Node]]:
 def read_package(path: Path) -> Package:
     """Read an archive of ``pyflyte package``.
 
-    Raises ``UserError`` if the file is missing or another one.
+    Raises ``UserError`` if the file is missing or no such archive.
     """
     tasks: dict[str, TaskTemplate] = {}
     workflows: dict[str, WorkflowTemplate] = {}

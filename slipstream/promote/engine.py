@@ -50,8 +50,8 @@ def promote(
 ) -> Promotion:
     """Store the model, and put it in service if the decision ``passed`` is positive.
 
-    If another run has promoted a model meanwhile, the comparison is repeated with that model. A retry of a killed
-    attempt finds the model in service.
+    If another run has promoted a model meanwhile, the comparison is repeated with that model. A retry accepts the
+    promotion by a killed attempt.
     """
     version = registry.add(package, Path(config.signing_key) if config.signing_key else None)
     while passed.passed:
