@@ -131,7 +131,8 @@ def compare_with_given(
     """Return the result of the sweep, which took ``seconds``.
 
     The model trained with the best settings is compared on the test rows with the model trained with ``config``, the
-    unchanged configuration. ``factory`` is the user's own factory in the best settings, or "".
+    unchanged configuration. ``factory`` is the model factory that the best settings name if it is the user's own, else
+    "".
     """
     from slipstream.models.trained import TrainedModel
     from slipstream.sweep.engine import search_of

@@ -54,7 +54,7 @@ def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
 
 
 def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
-    """Return the digests of the import closure's modules, sorted by name; those in ``SEAMS`` have "seam <number>"."""
+    """Return the digests of the modules that ``modules`` import, sorted by name; "seam <number>" for ``SEAMS``."""
     digests = {}
     for module, path in sorted(import_closure(modules).items()):
         digests[module] = f"seam {SEAMS[module]}" if module in SEAMS else module_digest(path)

@@ -323,7 +323,7 @@ def read_limits(path: Path) -> Limits:
 
 
 def with_quantities_as_text(table: object) -> object:
-    """Return ``cpu = 2`` as ``cpu = "2"``, and 0.5 as ``"0.5"``."""
+    """Return a TOML table with its numbers as text, such as ``cpu = "2"`` for ``cpu = 2``."""
     if not isinstance(table, dict):
         return table
     return {name: str(whole(value)) if type(value) in (int, float) else value for name, value in table.items()}

@@ -14,7 +14,7 @@ from slipstream.promote.store import Pointer, Registry, manifest_digest, version
 
 
 def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
-    """Compare an exported model with the promoted model on ``data``, which the exported model was made with.
+    """Decide whether to promote an exported model, compared with the promoted one on ``data``, which it was made from.
 
     Raises ``UserError`` if files of either model are missing or damaged.
     """

@@ -145,8 +145,8 @@ def train(
 ) -> dict[str, bytes]:
     """Train to the end, from the newest checkpoint if there is one, and return the record files by name.
 
-    Live progress goes to the paths in ``request``. ``made_for`` is stored with a micro-batch count for the next
-    attempt, if a rank runs out of memory.
+    Live progress goes to the paths in ``request``. If a rank runs out of memory, a higher number of micro-batches is
+    stored for the next attempt, with ``made_for``, the conditions under which it applies.
     """
     training, group, recorder = setup.training, setup.group, guard.recorder
     describe_machine(recorder.record, request.sampled, group)

@@ -1,4 +1,4 @@
-"""Addresses of checkpoint directories, which outlive pods and executions, and this attempt as their holder."""
+"""Addresses of checkpoint directories, which outlive pods and executions; the identity that leases one."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def unknown(model: Exported, host: Host) -> str:
 def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) -> float | None:
     """Return the host's roofline time for ``rows`` rows relative to the measuring machine's; None if unknown.
 
-    If it was measured on a CPU, only operations count, as in plans of trainings.
+    For a model measured on a CPU, only FLOPs are compared; memory bandwidth is ignored.
     """
     if model.cpu:
         own = model.core_peak and model.core_peak * model.report.machine.threads

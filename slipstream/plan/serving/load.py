@@ -136,7 +136,10 @@ def said(second: int) -> str:
 
 
 def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
-    """Return the requests by start second of their interval, on the first line's clock, and the interval's seconds."""
+    """Return the number of requests in each interval of a recording, and the length of an interval in seconds.
+
+    An interval's key is its start in seconds since 1970, in the time zone of the first row.
+    """
     reader = csv.reader(file)
     header = [name.strip().lower() for name in next(reader, [])]
     if header.count(TIME) != 1 or header.count(REQUESTS) > 1:

@@ -46,7 +46,10 @@ CELL_BYTES = 8
 
 @dataclass(frozen=True)
 class TextShare:
-    """Text files that one machine parses and, once parsed, their blocks ``pieces``, whose paths are file names."""
+    """Text files that one machine parses.
+
+    Once parsed, ``pieces`` are their blocks; the paths are bare file names in the share's directory.
+    """
 
     plan: TextPlan
     pieces: tuple[TextPiece, ...] = ()
