@@ -62,7 +62,8 @@ def run_out(data: Path, place: Path, settings: Any) -> int:
     return newest_step(home)
 
 
-@pytest.mark.parametrize("more", [{}, pytest.param(SHARDED, marks=pytest.mark.prove)], ids=["DDP", "FSDP2"])
+@pytest.mark.prove
+@pytest.mark.parametrize("more", [{}, SHARDED], ids=["DDP", "FSDP2"])
 def test_it_goes_on_with_twice_as_many(more: Mapping[str, Any], data: Path, tmp_path: Path) -> None:
     place, other = tmp_path / "run", tmp_path / "other"
     step = run_out(data, place, large_steps(2, **more))
@@ -197,14 +198,11 @@ def test_a_refusal_is_recorded_before_one_rank_of_a_machine_traces(
 OFFLOADED = ParallelConfig(shard="weights", offload=True)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("parallel", "ending"),
     [
-        pytest.param(
-            ParallelConfig(),
-            r"; by its trace a step takes \d+ KiB .*; cheapest first: 1\) .*\) devices of ",
-            marks=pytest.mark.prove,
-        ),
+        (ParallelConfig(), r"; by its trace a step takes \d+ KiB .*; cheapest first: 1\) .*\) devices of "),
         (
             OFFLOADED,
             r"; settings that take less memory are unknown, as the step cannot be traced \(.+\); expected training",
