@@ -63,8 +63,8 @@ def test_a_test_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     [
         ("tests/test_glossary.py", {"make test"}),
         ("tests/fuzz/test_tables.py", {"make prove"}),
-        ("tests/compress/test_distillation.py", {"make test", "make prove"}),  # by a parameter in LONGER
-        ("tests/train/fault_tolerance/test_sequences.py", {"make test", "make prove"}),  # by a parameter's mark
+        ("tests/compress/test_distillation.py", {"make test", "make prove"}),
+        ("tests/train/fault_tolerance/test_sequences.py", {"make prove"}),
         ("tests/gpu_proof/test_on_gpu.py", {"make test", "make gpu"}),
         ("tests/train/fault_tolerance", {"make test", "make prove"}),
         ("benchmarks/storm.py", {"make bench"}),

@@ -49,6 +49,7 @@ def test_it_starts_its_own_processes_and_keeps_the_profile(tmp_path: Path) -> No
     assert json.loads(kept.read_text()) == profile
 
 
+@pytest.mark.prove
 def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
     """A smaller group, without some of the processes, is measured in the same table."""
     ended = start(tmp_path, TORCHRUN, "launches: 1, worlds: [2, 4]")

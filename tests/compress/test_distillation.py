@@ -95,7 +95,8 @@ def test_a_teacher_without_weight_changes_no_bit_and_one_with_weight_does(
     assert weights("heard", teacher=teacher) != without
 
 
-@pytest.mark.parametrize("pruned", [False, pytest.param(True, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("pruned", [False, True])
 def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_path: Path, *, pruned: bool) -> None:
     start = tmp_path / "start" if pruned else None
     if start:

@@ -101,7 +101,8 @@ def test_a_pod_of_the_report_asks_for_no_rows(
     assert asked(store, bucket, "prepared") == {}
 
 
-@pytest.mark.parametrize("task", ["export", pytest.param("evaluate_and_export", marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("task", ["export", "evaluate_and_export"])
 def test_a_pod_asks_for_the_blocks_that_it_reads(
     task: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: Bucket, tmp_path: Path
 ) -> None:

@@ -258,8 +258,13 @@ def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster, tmp_p
 @pytest.mark.parametrize(
     ("nodes", "variables", "message"),
     [
-        (2, {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}, "PET_NNODES=1, but profile 'pods2' says 2"),
-        (2, {}, "outside a PyTorchJob"),
+        pytest.param(
+            2,
+            {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"},
+            "PET_NNODES=1, but profile 'pods2' says 2",
+            marks=pytest.mark.prove,
+        ),
+        pytest.param(2, {}, "outside a PyTorchJob", marks=pytest.mark.prove),
         (1, {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE=4, but profile 'pods1' says 1"),
     ],
 )

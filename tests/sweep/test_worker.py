@@ -64,6 +64,7 @@ def test_a_trial_that_runs_out_of_memory_twice_with_one_number_has_failed() -> N
     assert followed == [1, 2, 2]
 
 
+@pytest.mark.prove
 def test_a_machine_that_is_taken_away_loses_nothing(tmp_path: Path, prepared: Path) -> None:
     run = SweepRun(tmp_path, prepared, config(trials=2, pruning="none"))
     run.start("one")

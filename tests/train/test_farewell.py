@@ -39,6 +39,7 @@ def rank_that_writes_for_long(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
+@pytest.mark.prove
 def test_a_model_may_take_longer_to_write_than_a_collective_may(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     config = TrainingConfig(epochs=1, batch_size=64)

@@ -70,15 +70,16 @@ def test_of_a_divided_model_the_rows_are_named_too(spoilt: Path, tmp_path: Path)
     assert {row for one in skipped for row in one["rows"]} == set(SPOILT)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "faults",
     [
         [Fault("step", rank=1, at=12)],
-        pytest.param([Fault("step", rank=0, at=17)], marks=pytest.mark.prove),
-        pytest.param([Fault("step", rank=0, at=14), Fault("step", rank=1, at=4)], marks=pytest.mark.prove),
-        pytest.param([Fault("step", what="SIGTERM", rank=1, at=11)], marks=pytest.mark.prove),
-        pytest.param([Fault("manifest", at=3)], marks=pytest.mark.prove),
-        pytest.param([Fault("load", rank=0)], marks=pytest.mark.prove),
+        [Fault("step", rank=0, at=17)],
+        [Fault("step", rank=0, at=14), Fault("step", rank=1, at=4)],
+        [Fault("step", what="SIGTERM", rank=1, at=11)],
+        [Fault("manifest", at=3)],
+        [Fault("load", rank=0)],
     ],
     ids=lambda faults: "-".join(f"{fault.what}-{fault.where}-{fault.at}" for fault in faults),
 )
@@ -116,7 +117,7 @@ def test_a_divided_model_goes_back_too(parallel: dict[str, Any], clean: Path, tm
     assert losses[0] == pytest.approx(losses[1], rel=0.3)
 
 
-@pytest.mark.parametrize("factory", ["with_unused", "with_sometimes_unused"])
+@pytest.mark.parametrize("factory", [pytest.param("with_unused", marks=pytest.mark.prove), "with_sometimes_unused"])
 def test_a_model_with_a_parameter_that_had_no_gradient_is_resumed(factory: str, clean: Path, tmp_path: Path) -> None:
     whole = Job(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), factory=f"tests.support.nets:{factory}")
     assert attempt(whole).finished

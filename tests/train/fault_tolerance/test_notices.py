@@ -23,7 +23,8 @@ def last_page(job: Job) -> dict[str, Any]:
     return json.loads(max(Path(job.home).glob("ledger/*.json")).read_bytes())
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.prove), 3])  # of three ranks one has a batch more
+@pytest.mark.prove
+@pytest.mark.parametrize("world", [2, 3])  # of three ranks one has a batch more
 def test_during_an_evaluation_all_leave_it_and_the_next_attempt_makes_it_again(
     world: int, prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_during_a_restore_all_leave_before_the_first_step(
     assert outcome(job) == undisturbed(2)
 
 
+@pytest.mark.prove
 def test_a_rank_whose_data_does_not_come_leaves_in_time(
     prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

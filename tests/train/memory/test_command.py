@@ -62,6 +62,7 @@ def test_a_table_and_what_fits(tmp_path: Path) -> None:
     assert lines[3].endswith("fits <- this configuration") and "It fits into 100 MiB; " in found.output
 
 
+@pytest.mark.prove
 def test_what_does_not_fit_has_remedies_that_do(tmp_path: Path) -> None:
     options = ("--length", "64", "--devices", "2", "--json")
     found = ask(tmp_path, *options, "--memory", "1MiB", batch_size=4)
@@ -111,6 +112,7 @@ def test_bad_input_is_one_line(tmp_path: Path, options: tuple[str, ...], said: s
     assert found.exit_code and found.output.startswith(f"Error: {said}") and found.output.count("\n") == 1
 
 
+@pytest.mark.prove
 def test_a_configuration_of_text_says_it_before_the_text_is_prepared(tmp_path: Path) -> None:
     tell = {"task": "language", "vocabulary": 300, "length": 16}
     model = {"name": "transformer", "arguments": {name: SMALL[name] for name in SMALL if name != "vocab_size"}}

@@ -108,6 +108,7 @@ def test_replicas(tmp_path: Path) -> None:
     check(of_tokens(2, 2, {}, [{}]), tmp_path, 0.02)
 
 
+@pytest.mark.prove
 def test_sharded_weights(tmp_path: Path) -> None:
     check(of_tokens(2, 2, {"shard": "weights"}, [{}]), tmp_path, 0.03)
 
