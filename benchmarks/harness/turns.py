@@ -30,7 +30,7 @@ def medians(runs: Sequence[Mapping[str, float]]) -> Figures:
 
 
 def settled(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Return the medians without the first run, which warms caches, or that run if it is the only one."""
+    """Return the medians of all runs but the first, which warms caches and counts only if alone."""
     return medians(runs[1:] or runs)
 
 

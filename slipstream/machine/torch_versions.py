@@ -26,7 +26,7 @@ OLDEST, NEWEST = (2, 11), (2, 13)
 
 
 def release(version: str) -> tuple[int, int]:
-    """Return ``(2, 13)`` for ``2.13.0a0+rocm7.1``; raises ``UserError`` if it is no version."""
+    """Parse a version into numbers: ``(2, 13)`` for ``2.13.0a0+rocm7.1``; raises ``UserError`` if that fails."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise UserError(f"torch {version}: is no version; expected torch {dotted(OLDEST)} or newer")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.ledger import read_attempts
@@ -116,7 +117,8 @@ def ended(home: Home, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int
     monkeypatch.setattr(
         running_out, "possible_numbers", lambda setup: [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= most]
     )
-    setup: Any = SimpleNamespace(training=SimpleNamespace(micro_batches=4), group=SimpleNamespace(rank=rank))
+    group = SimpleNamespace(rank=rank, device=torch.device("cpu"))
+    setup: Any = SimpleNamespace(training=SimpleNamespace(micro_batches=4), group=group)
     checkpoints: Any = SimpleNamespace(home=home, attempt=home.claim(HOLDER))
     request: Any = SimpleNamespace(holder=HOLDER)
     return running_out.after_running_out(setup, request, MADE_FOR, checkpoints, "no memory")

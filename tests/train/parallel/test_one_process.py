@@ -64,7 +64,7 @@ def quiet() -> Iterator[None]:
 def counted(*, ddp: bool) -> Iterator[dict[str, int]]:
     """``ddp``: every process has DDP, as before. Counts the steps, and the models that DDP wraps."""
     found = {"steps": 0, "wrapped": 0}
-    wrap, step = replicas.DistributedDataParallel, train_loop.train_step
+    wrap, step = replicas.wrap_in_ddp, train_loop.train_step
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*given: Any, **more: Any) -> Any:
@@ -74,7 +74,7 @@ def counted(*, ddp: bool) -> Iterator[dict[str, int]]:
         return called
 
     with (
-        mock.patch.object(replicas, "DistributedDataParallel", noted("wrapped", wrap)),
+        mock.patch.object(replicas, "wrap_in_ddp", noted("wrapped", wrap)),
         mock.patch.object(train_loop, "train_step", noted("steps", step)),
         mock.patch.object(replicas, "uses_ddp", (lambda *_: True) if ddp else replicas.uses_ddp),
     ):
