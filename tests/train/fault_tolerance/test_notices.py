@@ -42,7 +42,7 @@ def test_during_an_evaluation_all_leave_it_and_the_next_attempt_makes_it_again(
 def test_during_a_restore_all_leave_before_the_first_step(
     prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    job = job_of(prepared, tmp_path)
+    job = dataclasses.replace(job_of(prepared, tmp_path), patience_s=30)
     assert attempt(job, Fault("step", rank=0, at=8)).fired == 1
     told = attempt(job, Fault("restore", what="SIGTERM", rank=1))
     assert told.fired == 1 and not told.finished
