@@ -48,7 +48,7 @@ def refused(tmp_path: Path, talks: list[dict[str, str]] | Path, template: str, w
 
 
 def test_a_row_at_which_it_hangs_ends_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "SECONDS", 1.5)
+    monkeypatch.setattr(processes, "SECONDS", 3.0)
     monkeypatch.setattr(corpus, "PIECE_BYTES", 700)
     monkeypatch.setattr(read, "AT_ONCE", 5)
     talks = [*rows(60, at_31="Hang!")[:25], "", *rows(60, at_31="Hang!")[25:]]
