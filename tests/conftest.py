@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from slipstream.doctor.archive import Package, read_package
 from slipstream.storage import retry, s3
 from tests.support import wording
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
@@ -57,6 +59,21 @@ def no_rank_is_left() -> Iterator[None]:
     for name in left:
         os.environ.pop(name, None)
     assert not left, f"variables of the environment that the test did not restore: {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def archive_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``archive_for("local")`` is what is packaged for a profile, once for all processes of the tests."""
+    from tests.support.package import packaged
+
+    place = tmp_path_factory.getbasetemp()
+    return partial(packaged, place.parent if "PYTEST_XDIST_WORKER" in os.environ else place)
+
+
+@pytest.fixture(scope="session")
+def package_for(archive_for: Callable[[str], Path]) -> Callable[[str], Package]:
+    """``package_for("local")`` is what would be registered for a profile."""
+    return lambda profile: read_package(archive_for(profile))
 
 
 @pytest.fixture(scope="session")

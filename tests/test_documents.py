@@ -39,6 +39,11 @@ def test_a_promise_has_an_id_of_its_own_one_sentence_or_more_and_a_test() -> Non
     assert not [promise.id for promise in rows if not promise.text.endswith((".", ".)")) or "|" in promise.text]
 
 
+def test_every_promise_has_a_test_in_make_test_or_a_reason() -> None:
+    rows = [promise for area in promises.read_promises().values() for promise in area]
+    assert not [promise.id for promise in rows if ("make test" in promise.commands) == bool(promise.only_proved)]
+
+
 def test_no_promise_gets_lost() -> None:
     """Compared with every row of the page that was written by hand: the promise and each of its tests, or a reason."""
     now = {promise.id: set(promise.tests) for area in promises.read_promises().values() for promise in area}

@@ -131,6 +131,7 @@ def test_an_endpoint_that_serves_pages(tmp_path: Path, monkeypatch: pytest.Monke
     assert said.count("check `admin.endpoint`") == 1
 
 
+@pytest.mark.prove
 def test_a_profile_that_the_cluster_has_no_room_for(
     admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

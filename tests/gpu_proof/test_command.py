@@ -50,6 +50,7 @@ def test_a_check_holds_on_the_cpu(check: Check, tmp_path: Path) -> None:
     assert found.figures
 
 
+@pytest.mark.prove
 def test_whatever_becomes_of_a_check_the_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"hangs": 1.0}
     monkeypatch.setattr(command, "TOO_LITTLE", 1.0)

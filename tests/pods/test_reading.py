@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.pods import Pod
 from tests.support.cluster.rendering import primary_container, rendered, values_of
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.package import package
 from tests.support.tables import table_text
 from tests.support.toys import untrained
 
@@ -32,8 +32,8 @@ BLOCK_ROWS = 16
 
 
 @pytest.fixture(scope="module")
-def packaged(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    return package(tmp_path_factory.mktemp("package"), "local")
+def packaged(package_for: Callable[[str], Package]) -> Package:
+    return package_for("local")
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ CELLS = st.one_of(
 LINES = st.lists(CELLS, max_size=5).map(",".join)
 BREAKS = st.sampled_from(["\n", "\r\n", "\n\n"])
 BODIES = st.lists(st.tuples(LINES, BREAKS), max_size=12).map(lambda parts: "".join(a + b for a, b in parts))
-FUZZ = settings(max_examples=100, derandomize=True, deadline=20_000, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=50, derandomize=True, deadline=20_000, suppress_health_check=[HealthCheck.too_slow])
 
 FEW = settings(FUZZ, max_examples=30)
 

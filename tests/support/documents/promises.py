@@ -28,17 +28,26 @@ Every promise of the project, the tests that fail if it does not hold, and the c
 
 @dataclass(frozen=True)
 class Promise:
-    """A promise with the tests that prove it: paths of files or folders below the root of the project."""
+    """A promise with the tests that prove it: paths of files or folders below the root of the project.
+
+    ``only_proved`` is the reason if none of them is short enough for `make test`.
+    """
 
     id: str
     text: str
     tests: tuple[str, ...]
+    only_proved: str = ""
+
+    @property
+    def commands(self) -> frozenset[str]:
+        """Return the commands that run a test of it."""
+        return frozenset().union(*map(commands_of, self.tests))
 
 
 def read_promises(file: Path = PROMISES) -> dict[str, list[Promise]]:
     """Return the promises by area, both in the order of the file. Raise ``UserError`` if a test does not exist."""
     areas = {
-        area: [Promise(row["id"], row["promise"], tuple(row["tests"])) for row in rows]
+        area: [Promise(row["id"], row["promise"], tuple(row["tests"]), row.get("only_proved", "")) for row in rows]
         for area, rows in tomllib.loads(file.read_text(encoding="utf-8")).items()
     }
     for promise in (promise for promises in areas.values() for promise in promises):
@@ -87,9 +96,9 @@ def table(promises: Sequence[Promise]) -> list[str]:
     """Return the lines of an area's table."""
     lines = ["| promise | test | command |", "|---|---|---|"]
     for promise in promises:
-        run = frozenset().union(*map(commands_of, promise.tests))
         tests = ", ".join(f"`{test}`" for test in promise.tests)
-        lines.append(f"| {promise.text} | {tests} | {', '.join(f'`{name}`' for name in COMMANDS if name in run)} |")
+        commands = ", ".join(f"`{name}`" for name in COMMANDS if name in promise.commands)
+        lines.append(f"| {promise.text} | {tests} | {commands} |")
     return lines
 
 

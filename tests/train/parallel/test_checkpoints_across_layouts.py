@@ -67,7 +67,6 @@ def try_all(then: str, saved: Saved, firsts: Iterable[str], place: Path) -> None
         check(outcome, [rank[number] for rank in by_rank], same=first == then)
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize(("first", "then"), QUICK)
 def test_a_checkpoint_changes_its_layout(first: str, then: str, saved: Saved, tmp_path: Path) -> None:
     try_all(then, saved, [first], tmp_path)

@@ -38,6 +38,8 @@ KINDS: dict[str, tuple[str, ModelConfig, dict[str, Any]]] = {
     "fp16 hook": ("table", MLP, {"gradients": GradientsConfig(hook="fp16")}),
     "powersgd": ("table", MLP, {"gradients": GradientsConfig(hook="powersgd")}),
 }
+#: `make prove` has the others: larger networks, and bf16, which a CPU emulates.
+QUICK = ("mlp, clipped, with dropout", "resnet with batch normalisation", "powersgd")
 #: Hooks change the numbers of one process too, so these keep DDP.
 HOOKED = ("fp16 hook", "powersgd")
 
@@ -100,7 +102,9 @@ def check_equal(one: Path, other: Path) -> None:
     assert all(torch.equal(tensor, other_weights[name]) for name, tensor in weights.items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.prove) for kind in KINDS]
+)
 def test_the_bits_are_those_with_ddp_and_its_checkpoints_resume(kind: str, prepared: Path, tmp_path: Path) -> None:
     with counted(ddp=True) as found:
         trained(kind, prepared, tmp_path / "with")
