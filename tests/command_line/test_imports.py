@@ -85,7 +85,7 @@ def as_a_pod(*modules: str, then: str = "") -> list[str]:
 
 
 def test_a_pod_loads_no_library_before_its_work_and_describes_no_dataclass() -> None:
-    """That of a task without a process group: one after the other, none of which brings any."""
+    """Import tasks without a process group, one after the other."""
     rooms = [f"tasks.{room}" for room in PLAIN]
     said = [set(line.split()) for line in as_a_pod(*rooms) if line.startswith("loaded ")]
     for room, loaded in zip(rooms, said, strict=True):
