@@ -14,7 +14,8 @@ import torch.distributed as dist
 from filelock import FileLock
 
 from slipstream.doctor.node import driver_problem, torch_cuda
-from slipstream.machine.gpus import ask_nvml, visible_gpus
+from slipstream.machine.gpus import visible_gpus
+from slipstream.machine.nvml import ask_nvml
 from tests.support import REPOSITORY
 from tests.support.gpu_proof.check import Figure, NotHere, Place
 from tests.support.gpu_proof.torch_names import lacking
