@@ -1,7 +1,4 @@
-"""NVIDIA's management library (NVML): the only place that lists devices and reads CUDA_VISIBLE_DEVICES.
-
-NVML's calls may never return, see :func:`in_time`. Functions take the module ``pynvml`` as ``nvml``.
-"""
+"""Devices of NVIDIA's management library (``nvml`` is the module ``pynvml``) and CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class DriverHangs(RuntimeError):
 
 
 class DeviceLost(Exception):
-    """Error for a device that is lost until a reset or reboot."""
+    """Error for a lost device."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,11 @@ class NvmlDevice:
 
 
 def list_devices(nvml: ModuleType) -> list[NvmlDevice]:
-    """Return all GPUs of this machine; a divided GPU is represented by its partitions, if it has any."""
+    """Return this machine's GPUs; of a divided GPU, its partitions, if any."""
     return [device for index in range(nvml.nvmlDeviceGetCount()) for device in devices_of_card(nvml, index)]
 
 
 def devices_of_card(nvml: ModuleType, index: int) -> list[NvmlDevice]:
-    """Return the partitions of the GPU with number ``index``, or the GPU itself if it has none."""
     try:
         card = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(card), nvml.nvmlDeviceGetName(card)
@@ -79,11 +75,10 @@ def partitions_of(nvml: ModuleType, whole: NvmlDevice) -> Iterator[NvmlDevice]:
 
 
 def visible_devices(devices: list[NvmlDevice], visible: str | None) -> list[list[NvmlDevice]]:
-    """Return the devices of every entry of CUDA_VISIBLE_DEVICES, in its order; of every GPU if ``visible`` is None.
+    """Return the devices of every entry of CUDA_VISIBLE_DEVICES (None: of every GPU).
 
-    An entry is the number of a GPU, or the beginning of one UUID. A GPU stands for all its partitions. The first
-    invalid or ambiguous entry ends the list, and a repeated one makes it empty, as in CUDA and in
-    ``torch.cuda._parse_visible_devices``.
+    An entry is the number of a GPU, which stands for all its partitions, or the beginning of one UUID. As in
+    ``torch.cuda._parse_visible_devices``, an invalid or ambiguous entry ends the list, a repeated one empties it.
     """
     indices = dict.fromkeys(device.index for device in devices)
     if visible is None:
@@ -112,21 +107,17 @@ def named_devices(value: str) -> list[str]:
 
 
 def memory_info(nvml: ModuleType, handle: object) -> Any:
-    """Return total, free and used bytes; None if unsupported. ``used`` excludes the driver's reserve if it can."""
+    """Return total, free and used bytes (if possible without the driver's reserve); None if unsupported."""
     newer = answer(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
     return newer or answer(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
 
 
 def handles(nvml: ModuleType) -> Iterator[object]:
-    """Yield NVML's handles of this machine's NVIDIA GPUs."""
     return map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
 
 
 def answer(nvml: ModuleType, call: Callable[[], T]) -> T | None:
-    """Return the result of an NVML call; None if driver or device do not support it.
-
-    Raises :class:`DeviceLost`.
-    """
+    """Return the result of an NVML call, or None if it is unsupported; raise :class:`DeviceLost`."""
     try:
         return call()
     except nvml.NVMLError as error:

@@ -110,13 +110,13 @@ def visible_memory(environment: Mapping[str, str], root: Path = Path("/")) -> li
 
 
 def memory_of_gpu(uuid: str) -> GpuMemory | None:
-    """Return the memory of the NVIDIA GPU or partition with CUDA's ``uuid``; None if the driver lacks it."""
+    """Return the memory of the GPU or partition with CUDA's ``uuid``, if known."""
     known = (visible_memory({"CUDA_VISIBLE_DEVICES": f"{kind}-{uuid}"}) for kind in ("GPU", "MIG"))
     return next((gpus[0] for gpus in known if gpus), None)
 
 
 def memory_of(nvml: ModuleType, device: NvmlDevice, root: Path) -> GpuMemory | None:
-    """Return the memory of a GPU or partition; None if it is lost or the driver does not report its memory."""
+    """Return the memory of a GPU or partition; None if unknown."""
     label = f"GPU {device.index}{f', partition {device.uuid}' if device.is_partition else ''} ({device.name})"
     if device.divided and not device.is_partition:
         return GpuMemory(label, 0, 0, 0, partitioned=True)

@@ -85,7 +85,7 @@ def test_a_node_is_compared_with_the_build_of_torch_that_is_installed(
 def test_a_gpu_whose_memory_is_the_hosts_is_listed(tmp_path: Path) -> None:
     unified = Nvml(0, [])
 
-    def refuse(handle: object, version: int | None = None) -> None:
+    def refuse(handle: object, version: int | None = None) -> Any:
         raise Nvml.NVMLError("Not Supported")
 
     unified.nvmlDeviceGetMemoryInfo = refuse

@@ -39,7 +39,7 @@ def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
         charts = once(figures, lambda: draw(replace(found, network=None)))
         if network := found.network:
             measured = (network.profile, network.course, network.model)
-            charts = charts | once(repr(measured), lambda: network_charts.drawn(*measured))
+            charts = charts | once(repr(measured), lambda: {**network_charts.drawn(*measured)})
         return charts
 
     monkeypatch.setattr(kept_charts, "draw", drawn)

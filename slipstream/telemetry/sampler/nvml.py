@@ -38,7 +38,7 @@ AGAIN_S = 30.0
 
 @dataclass
 class Device:
-    """Listed GPU or partition, and what is measured between two readings."""
+    """GPU or partition."""
 
     listed: NvmlDevice
     #: Pair of NVML samples between which multiprocessor activity is measured; None where unsupported.
@@ -65,7 +65,6 @@ class NvidiaDevices:
 
 
 def look() -> list[Device]:
-    """Return the visible devices."""
     try:
         pynvml.nvmlInit()
         listed = list_devices(pynvml)
@@ -79,7 +78,6 @@ def look() -> list[Device]:
 
 
 def answer(call: Callable[[], T]) -> T | None:
-    """Return the result of an NVML call as :func:`slipstream.machine.nvml.answer`."""
     return nvml.answer(pynvml, call)
 
 
