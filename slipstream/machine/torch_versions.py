@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
 from slipstream.errors import UserError
 from slipstream.logs import logger
@@ -84,6 +85,34 @@ def accept_any_layout(stage: Any) -> None:
     for check in ("_validate_fwd_input", "_validate_fwd_outputs"):
         if hasattr(stage, check):
             setattr(stage, check, lambda *_: None)
+
+
+class IntegersWithoutGradients(TorchFunctionMode):
+    """Mode in which integer tensors ignore requests for gradients, instead of raising an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.requires_grad_ and not (args[0].is_floating_point() or args[0].is_complex()):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def divide_by_fsdp(module: nn.Module, **settings: Any) -> None:
+    """Apply FSDP2 to ``module``, which may have integer parameters; they are gathered in their own dtype.
+
+    Older versions request gradients of every parameter, and cast integers to the dtype of mixed precision.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    if hasattr(FSDPParam, "_init_sharding_spec"):
+        fully_shard(module, **settings)
+        return
+    with IntegersWithoutGradients():
+        fully_shard(module, **settings)
+    group = module._get_fsdp_state()._fsdp_param_group  # type: ignore[operator, union-attr]
+    for parameter in group.fsdp_params if group else ():
+        if not parameter.sharded_param.is_floating_point():
+            parameter.init_dtype_attrs = lambda _, uncast=parameter.init_dtype_attrs: uncast(MixedPrecisionPolicy())
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,6 +110,38 @@ def test_collectives_are_found_by_either_name(alone: None) -> None:
     torch_versions.reduce_scatter_single(here, 2 * there)
     assert torch.equal(here, 2 * there)
     assert torch_versions.collective("not_yet", "all_reduce") is dist.all_reduce
+
+
+class Lookup(nn.Module):
+    """Linear layer that adds a frozen row of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.codes = nn.Parameter(torch.tensor([[1, 3, 129, 255]], dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.codes.dtype is torch.uint8 and not self.codes.requires_grad
+        assert self.linear.weight.dtype is x.dtype
+        return self.linear(x) + self.codes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fsdp_gathers_integers_in_their_own_dtype(alone: None, dtype: torch.dtype) -> None:
+    model, mixed = Lookup(), MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    expected = model.linear.bias.detach().to(dtype) + model.codes
+    torch_versions.divide_by_fsdp(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=mixed)
+    outputs = [model(torch.zeros(2, 4)) for _ in range(2)]
+    assert all(torch.equal(output, expected.expand(2, 4)) for output in outputs)
+    outputs[-1].sum().backward()
+    assert model.codes.grad is None and model.linear.weight.grad.dtype is torch.float32
+
+
+def test_integers_of_an_older_fsdp_ignore_requests_for_gradients() -> None:
+    with torch_versions.IntegersWithoutGradients():
+        assert not torch.zeros(2, dtype=torch.uint8).requires_grad_(True).requires_grad
+        assert torch.zeros(2).requires_grad_(True).requires_grad
+        assert not torch.zeros(2).requires_grad_(False).requires_grad
 
 
 def test_pipelines_of_an_older_torch_exchange_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 A storage counts from the operation that creates it until its last tensor is freed. FSDP2 frees gathered weights by
 resizing their storages to zero. A dispatch mode does not see that, so ``resize_`` is patched.
+
+``DTensor`` derives the shapes of results from fake tensors of undivided size, at the first call of an operator, and in
+torch 2.11 at every call of fused AdamW. They are fake in a training too, so they do not count.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,6 +57,7 @@ class Tracker(TorchDispatchMode):
         self.total = self.peak = 0
         self.at_peak = dict(self.held)
         self._storages: dict[int, Held] = {}
+        self._derives_shapes = False
 
     def restart(self) -> None:
         """Reset the peak to the current bytes."""
@@ -87,6 +93,8 @@ class Tracker(TorchDispatchMode):
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # a DTensor dispatches again with its local tensors, which are counted
         result = func(*args, **(kwargs or {}))
+        if self._derives_shapes:
+            return result
         exchanges = func.namespace in EXCHANGES and func._opname not in SENDS
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -119,6 +127,7 @@ class Tracker(TorchDispatchMode):
 
     def __enter__(self) -> Tracker:
         tracker, plain = self, torch.UntypedStorage.resize_
+        derive = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def resize(storage: torch.UntypedStorage, size: int) -> None:
             plain(storage, size)
@@ -127,11 +136,20 @@ class Tracker(TorchDispatchMode):
                 held.bytes, held.kind = size, "communication"
                 tracker._change(held, size)
 
-        self._resize = plain
+        def derive_uncounted(propagator: ShardingPropagator, schema: OpSchema) -> object:
+            tracker._derives_shapes = True
+            try:
+                return derive(propagator, schema)
+            finally:
+                tracker._derives_shapes = False
+
+        self._resize, self._derive = plain, derive
+        ShardingPropagator._propagate_tensor_meta_non_cached = derive_uncounted  # type: ignore[method-assign]
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         super().__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = self._derive  # type: ignore[method-assign]
         super().__exit__(*raised)

@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -36,6 +36,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement
 
 from slipstream.errors import UserError
+from slipstream.machine.torch_versions import divide_by_fsdp
 from slipstream.models.factory import Predictor
 from slipstream.models.plan import Plan, Style, blocks_of
 from slipstream.train.parallel.config import ParallelConfig
@@ -54,7 +55,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if config.offload else OffloadPolicy()
     divide_module = partial(
-        fully_shard,
+        divide_by_fsdp,
         mesh=mesh,
         reshard_after_forward=config.shard == "weights",
         offload_policy=offload,

@@ -178,6 +178,7 @@ def test_a_model_of_billions_of_parameters_takes_no_memory(layers: int, paramete
     (found,) = footprints([job.step])
     assert isinstance(found, Footprint), found
     assert found.at_peak["parameters"] == pytest.approx(parameters * 4 / 8, rel=0.01)
+    assert found.at_peak["optimizer"] == pytest.approx(parameters * 8 / 8, rel=0.01)
     assert found.at_peak["activations"] > layers * 2**28
     largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     assert largest * 1024 < 4 * 2**30, os.getpid()
