@@ -42,11 +42,9 @@ SUBCOMMANDS = {
     "doctor": Subcommand("slipstream.doctor.command", "Diagnose a package, a cluster or a node."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
-    "rehearse": Subcommand("tests.support.cluster.rehearse.command", "Run a profile's workflow locally, pod by pod."),
-    "cluster-proof": Subcommand(
-        "tests.support.cluster_proof.command", "Test this project's guarantees on your cluster."
-    ),
-    "gpu-proof": Subcommand("tests.support.gpu_proof.command", "Run the checks that need this machine's GPUs."),
+    "rehearse": Subcommand("slipstream.proofs.rehearsal.command", "Run a profile's workflow locally, pod by pod."),
+    "cluster-proof": Subcommand("slipstream.proofs.cluster.command", "Test this project's guarantees on your cluster."),
+    "gpu-proof": Subcommand("slipstream.proofs.gpu.command", "Run the checks that need this machine's GPUs."),
 }
 
 

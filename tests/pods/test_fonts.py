@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.rendering import primary_container
+from slipstream.proofs.rehearsal.rendering import primary_container
 from tests.support.package import package
 
 #: As in an image that has fontconfig's programs but not its configuration.
