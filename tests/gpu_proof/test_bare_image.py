@@ -12,7 +12,7 @@ import pytest
 from slipstream.proofs.gpu.check import CHECKS, Check
 from slipstream.proofs.gpu.command import in_process
 from tests.support import REPOSITORY
-from tests.support.bare_image import hidden_modules, listed_packages, write_blocker
+from tests.support.bare_image import hidden_modules, listed_packages, present_in_image, write_blocker
 
 #: Packages that the code of this project imports and GPU images lack.
 CLIENTS = {"boto3", "botocore", "croniter", "flyteidl", "flytekit"}
@@ -23,7 +23,9 @@ CHECK_MODULES = sorted({f"slipstream.proofs.gpu.checks.{check.function.split(':'
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Hide all other packages from the processes that the test starts."""
     (tmp_path / "image").mkdir()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(write_blocker(tmp_path / "image")), str(REPOSITORY)]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(write_blocker(tmp_path / "image", present_in_image())), str(REPOSITORY)])
+    )
     return tmp_path
 
 
@@ -32,7 +34,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_clients_of_stores_and_of_flyte_are_hidden(image: Path) -> None:
-    hidden = set(hidden_modules())
+    hidden = set(hidden_modules(present_in_image()))
     assert hidden >= CLIENTS and not hidden & {*listed_packages()}
     for name in CLIENTS:
         assert f"No module named '{name}'" in run_python(f"import {name}").stderr
