@@ -26,6 +26,7 @@ from tests.support import fake_kubectl
 from tests.support.command_line import Ended, invoke
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import BUCKET, FlyteAdmin, serving, write_config
+from tests.support.package import package
 
 NAMESPACE = "flytesnacks-development"
 
@@ -131,6 +132,13 @@ def test_an_endpoint_that_serves_pages(tmp_path: Path, monkeypatch: pytest.Monke
     assert said.count("check `admin.endpoint`") == 1
 
 
+@pytest.fixture
+def quick_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Package by the fork server, a third as long as by a new pyflyte, which the rehearsals use."""
+    monkeypatch.setattr(command, "package_workflows", lambda workdir, profile: package(workdir, profile.name))
+
+
+@pytest.mark.usefixtures("quick_package")
 def test_a_profile_that_the_cluster_has_no_room_for(
     admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +160,7 @@ def test_a_package_that_cannot_be_made_is_the_last_line_of_pyflyte(
     assert said.endswith("pyflyte package: no such thing")
 
 
+@pytest.mark.usefixtures("quick_package")
 def test_it_says_what_it_will_do_and_asks_first(
     admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

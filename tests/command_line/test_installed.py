@@ -18,7 +18,9 @@ from slipstream.subcommands import SUBCOMMANDS
 from tests.support import REPOSITORY
 from tests.support.bare_image import with_dependencies, write_blocker
 
-PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+PIP: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+#: Of a wheel and of its installation: from what is there.
+ALONE = ["--no-deps", "--no-index"]
 NO_SOURCE = shutil.ignore_patterns("__pycache__", "*.egg-info")
 #: Starts every listed command with --help, and prints what was listed and from where it was loaded.
 START_ALL = """
@@ -56,12 +58,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(REPOSITORY / name, source / name, ignore=NO_SOURCE)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source / name)
-    build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", place / "dist", source]
-    subprocess.run([*PIP, *build], check=True)
+    subprocess.run([*PIP, "wheel", *ALONE, "--no-build-isolation", "--wheel-dir", place / "dist", source], check=True)
     (wheel,) = (place / "dist").iterdir()
-    subprocess.run(
-        [*PIP, "install", "--no-deps", "--no-index", "--no-compile", "--target", place / "site", wheel], check=True
-    )
+    subprocess.run([*PIP, "install", *ALONE, "--no-compile", "--target", place / "site", wheel], check=True)
     return place / "site"
 
 
@@ -105,6 +104,6 @@ def test_every_command_that_it_lists_in_an_empty_folder_starts(site: Path, tmp_p
 def test_the_script_runs(site: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(site), sysconfig.get_path("purelib")])
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": path}
-    command = [sys.executable, "-S", site / "bin/slipstream", "profiles", "a100-spot"]
+    command: list[str | Path] = [sys.executable, "-S", site / "bin/slipstream", "profiles", "a100-spot"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0 and "train" in ended.stdout, ended.stderr
