@@ -16,9 +16,16 @@ test prove test-torch-oldest: export OMP_WAIT_POLICY := passive
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
 
-# Two files of tests at a time, in the order of tests/conftest.py.
-test: check
-	$(BIN)/python -m pytest -m "not prove" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two files of tests at a time, in the order of tests/conftest.py, and mypy during the first of them. All are run,
+# whatever fails; mypy's output comes last. ARGS="--durations 30" lists the slowest tests.
+test: $(READY)
+	@failed=0; types=$$(mktemp); \
+	nice $(BIN)/mypy >$$types 2>&1 & mypy=$$!; \
+	$(BIN)/ruff check . || failed=1; \
+	$(BIN)/ruff format --check . || failed=1; \
+	$(BIN)/python -m pytest -m "not prove" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=1; \
+	wait $$mypy || failed=1; \
+	cat $$types; rm -f $$types; exit $$failed
 
 check: $(READY)
 	$(BIN)/ruff check .

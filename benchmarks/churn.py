@@ -2,15 +2,15 @@
 
     python benchmarks/churn.py [OPTIONS]
 
-The table is generated from a seed, in files of 500,000 rows. A file depends only on its number, so 50 M rows start with
-the same 500,000 as 2 M. 150 columns are amounts (normal and log-normal, some with gaps), 29 are counts, 19 are texts of
-3 to 2,000 values, and one is the customer's number. ``churned`` is drawn with a probability that depends on eleven
-numeric columns, products of two, and a text of 50 values. About 22 % of the customers churn, and even a perfect model
-can predict only the probability.
+The table is generated from a seed, in files of 500,000 rows. A file depends only on its number, so larger tables start
+with the files of smaller ones. 150 columns are amounts (normal and log-normal, some with gaps), 29 are counts, 19 are
+texts of 3 to 2,000 values, and one is the customer's number. ``churned`` is drawn with a probability that depends on
+eleven numeric columns, products of two of them, and a text of 50 values. About 22 % of the customers churn, and even a
+perfect model can predict only the probability.
 
 A quarter, a half, and all of the rows are prepared in turns, each in a fresh process; the first turn is discarded. The
-figures are medians of wall time and of the CPU time of all processes. "Of a line" is a median divided by the value of a
-straight line fitted over the numbers of rows.
+figures are medians of wall time and of the CPU time of all processes. "Of a line" is a median divided by its value on a
+straight line fitted to the medians over the numbers of rows.
 """
 
 from __future__ import annotations

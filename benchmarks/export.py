@@ -270,7 +270,7 @@ def row_of(latency: Mapping[str, LatencyFigures], path: Path) -> Figures:
 
 
 def speedup_of(timed: Mapping[str, Mapping[str, LatencyFigures]], name: str, batch: str) -> Estimate:
-    """Return the speedup of a file over the reference; the reference itself has none."""
+    """Return the speedup over the reference of a file that is not the reference itself."""
     speedup = timed[name][batch].speedup
     assert speedup
     return speedup
@@ -279,7 +279,7 @@ def speedup_of(timed: Mapping[str, Mapping[str, LatencyFigures]], name: str, bat
 def bars(
     name: str, batch: str, chosen: str, against: Mapping[str, Mapping[str, LatencyFigures]], able: Sequence[str]
 ) -> Iterator[str]:
-    """Yield one line of text per bar; the latencies ``against`` have the chosen variant as reference."""
+    """Yield one line of text per bar; ``against`` has the latencies with the variant ``chosen`` as reference."""
 
     def chosen_over(other: str) -> Estimate:
         theirs = speedup_of(against, other, batch)

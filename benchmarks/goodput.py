@@ -2,12 +2,12 @@
 
     python benchmarks/goodput.py [OPTIONS]
 
-Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % useful steps with a checkpoint every 400
-steps and 94.6 % with a checkpoint on notice. Here two ranks of ``slipstream.train.run`` train a model whose steps take
-at least 50 ms. The faults come at times drawn from a seed, which the trainer cannot see. *periodic* saves every 400
-steps and is killed without notice. *auto* chooses its interval from a mean time between failures of 400 steps, and is
-killed without notice. *notice* saves every 400 steps and gets SIGTERM first. Start-up is the time until an attempt's
-first step starts.
+Ray (release/train_tests, 8 workers) reports 75.6 % useful steps with a checkpoint every 400 steps and 94.6 % with a
+checkpoint on notice. Here two ranks of ``slipstream.train.run`` train a model whose steps take at least 50 ms. The
+faults come at times drawn from a seed and unknown to the trainer. *periodic* saves every 400 steps and is killed
+without notice. *auto* chooses its interval from a mean time between failures of 400 steps, and is killed without
+notice. *notice* saves every 400 steps and is stopped by SIGTERM, at which it saves. Start-up is the time until an
+attempt's first step starts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Plan:
 
 
 def measure(plan: Plan, mode: str, seed: int) -> Figures:
-    """Run one training to its end and return its goodput (``apart``: without start-up)."""
+    """Run one training to its end and return its figures; ``apart`` is the goodput without start-up."""
     draw = random.Random(seed)
     # Exponential gaps; capped so that all faults fall into the run.
     mean = plan.steps / (plan.faults + 1) * plan.step_s

@@ -3,9 +3,9 @@
     python benchmarks/gpu_readiness.py [OPTIONS]
 
 *loss*: the cross-entropy of a language model's logits in bf16, forward and backward. The trainer computes it in chunks.
-The alternatives convert all logits to float32 at once, in their layout or transposed: torch's own function expects the
-classes in dimension 1, so the softmax runs over a strided dimension. Operations are those that torch dispatches,
-without views; CPU time is the median on one core of this machine.
+The alternatives convert all logits to float32 at once. One keeps their layout. The other transposes them, because
+torch's function expects classes in dimension 1; its softmax then runs over a strided dimension. Operations are those
+that torch dispatches, without views; CPU time is the median on one core of this machine.
 
 *clipping*: scaling the gradients of a sharded model all at once, as the trainer does, and one tensor at a time.
 
@@ -125,7 +125,7 @@ def done_once(quick: bool) -> Iterator[Table]:
 def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) -> Table:
     """Return a table of operations and CPU time.
 
-    The first function also runs once before, to fill caches.
+    The first function runs once before the measurement, to fill caches.
     """
     next(iter(works.values()))()
     found = figures(works, 1 if quick else 5)

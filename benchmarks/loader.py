@@ -3,12 +3,12 @@
     python benchmarks/loader.py [OPTIONS]
 
 One process reads 2 M rows of 200 float32 in shuffled segments from a warm page cache, in batches of 1024, with one
-thread per library. ``bound``: our loader, with and without verification, takes turns in one process with contiguous
+thread per library. ``bound``: our loader, with and without verification, alternates in one process with contiguous
 copies of 1024 rows from the memory map into a reused buffer; medians of 7 epochs. ``peers``: libraries and loops of a
 few lines run in turns, each in a fresh process; the first turn is discarded. Figures are medians; ours is compared with
 the fastest peer. Loaders that are not installed are skipped (litdata is not in ``[bench]``, as it needs torchvision;
 mosaicml-streaming needs older libraries than ours). ``shuffle``: for a column that was sorted in the source, the
-variance of our batch means over the variance when drawing without replacement (1 is ideal).
+ratio of the variance of our batch means to the variance when drawing without replacement (1 is ideal).
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ def measure(contender: str, data: Path, memory: float) -> Figures:
 def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, str]) -> dict[str, Figures]:
     """Return medians of every installed contender, and ratios of its times and memory to those of ``peers``.
 
-    Ratios of times are within a turn, with a 95 % interval. ``peers`` maps contenders to their names in keys of ratios.
+    Ratios of times are within a turn, with a 95 % interval. ``peers`` maps contenders to words for keys, such as
+    ``seconds_over_<word>``.
     """
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
     if left_out := [name for name in contenders if name not in installed]:
@@ -217,7 +218,7 @@ COLUMNS = (
 
 
 def beside(words: Iterable[str]) -> tuple[Column, ...]:
-    """Return the columns of a comparison with peers, given their names in keys."""
+    """Return the columns of a comparison with peers, given the ``words`` in :func:`compare`."""
     columns: list[Column] = []
     for word in words:
         columns += [

@@ -12,8 +12,8 @@ twice, if other processes used more than 0.3 CPUs meanwhile. ``--quick`` skips T
 *upload*: CPU time of a pod's first rank for one upload (two per minute), which reads new samples and condenses all
 samples, one hour after the start, with 8 devices.
 
-*marks*: additional CPU time of the training thread per step with marks, whose times are added up, over a step without
-marks, in turns. Steps follow each other at once, or after 20 ms, with cold caches.
+*marks*: CPU time per step of the training thread for marks, the timestamps between a step's phases, and for adding up
+their times. Steps with and without marks take turns. Steps follow each other at once, or after 20 ms, with cold caches.
 
 *steps*: two ranks run turns with telemetry and without, in alternating order. Telemetry is the marks of every step, the
 times in the consensus exchange, the totals that a thread writes every second, and a sampler process. *Without* is the
@@ -216,7 +216,7 @@ UPLOAD = (Column("CPU ms each time", "cpu", "{:.0f}", 1e-3),)
 
 
 def marks_cost(steps: int, apart_s: float) -> Figures:
-    """Measure the additional CPU seconds of marks, with steps of some tenths of a millisecond, ``apart_s`` apart."""
+    """Measure the CPU seconds that marks cost a step of some tenths of a millisecond, with steps ``apart_s`` apart."""
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     rows, clock, wait, times = torch.randn(32, 64), DeviceClock(), ProcessorWait(), StepTimes(0, WORLD)

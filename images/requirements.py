@@ -27,7 +27,7 @@ def without(requirements: Iterable[str], packages: Iterable[str]) -> list[str]:
 
 
 def release(number: str) -> tuple[int, ...]:
-    """Return ``(2, 13, 0)`` for ``2.13.0a0+rocm7.1``: a vendor's pre-release counts as the release."""
+    """Return a version as numbers, such as ``(2, 13, 0)`` for a vendor's pre-release ``2.13.0a0+rocm7.1``."""
     return tuple(map(int, re.match(r"\d+(?:\.\d+)*", number)[0].split(".")))
 
 

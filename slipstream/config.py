@@ -36,7 +36,7 @@ class RunConfig(Settings):
     def for_training(self) -> TrainingConfig:
         """Return the training section, with settings from ``collectives`` if it applies results of the tuner.
 
-        It names where the results are, not their content, so new results do not cause reruns.
+        The section names where the results are, not their content, so new results do not cause reruns.
         """
         training = self.training
         if not training.network_profile:

@@ -91,7 +91,7 @@ class Settings:
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, data: object) -> object:
-        """Normalise input: Flyte may send 3 as 3.0, and an empty ``training:`` in YAML is ``null``: the defaults."""
+        """Turn integral floats into integers (Flyte may send 3.0), and null (an empty ``training:``) into defaults."""
         if isinstance(data, ArgsKwargs):
             return ArgsKwargs(tuple(map(whole, data.args)), {name: whole(v) for name, v in (data.kwargs or {}).items()})
         if isinstance(data, dict):

@@ -25,7 +25,8 @@ class BadToml(ValueError):
 def read_toml(path: Path, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
     """Return the tables of a file.
 
-    Integers have at most 64 bits, and nesting has at most :data:`DEEPEST` levels. Raises ``BadToml`` and ``OSError``.
+    Integers have at most 64 bits, and nesting has at most :data:`DEEPEST` levels. Raises ``BadToml`` or, if reading
+    fails, ``OSError``.
     """
     with path.open("rb") as file:
         content = file.read(LARGEST_BYTES + 1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def parents() -> Distributed:
     """Return the task configuration of processes that start worker groups.
 
-    These processes join no process group; the processes that they start join a new one per launch.
+    These processes join no process group. Every launch starts further processes, which form a new group.
     """
     return replace(distributed("collectives", returns=MadeByElement.of, starts_processes=True), patience=patience)
 
@@ -32,7 +32,7 @@ def parents() -> Distributed:
 def patience(inputs: TaskInputs) -> float:
     """Return the rendezvous timeout of the benchmark's pods in seconds.
 
-    A main job does not need its benchmark, and may be waiting for the nodes that the benchmark holds.
+    It is limited, as a main job does not need its benchmark, but may be waiting for the benchmark's nodes.
     """
     config: CollectivesConfig | RunConfig = inputs["config"]
     return (config.collectives if isinstance(config, RunConfig) else config).timeout

@@ -1,7 +1,7 @@
 """First tasks of workflows, which find and check the user's inputs before any work starts.
 
-They are not cached, since the bytes at an address and the code of a model may change. They run in a pod with the
-export's placement: the fastest variant depends on the machine, so the machine is part of the export's cache key.
+They are not cached, since the bytes at an address and the code of a model may change. They run with the export's
+placement to find its machine, which is part of the export's cache key, as it decides which variant is fastest.
 """
 
 from __future__ import annotations

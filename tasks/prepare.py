@@ -252,7 +252,7 @@ def map_over_shares(work: Callable[..., object]) -> Callable[..., Promise]:
 
 
 def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, source: str) -> MadePrepared:
-    """Build the workflow nodes after the table was opened; arguments are promises."""
+    """Build the workflow nodes that follow the table's opening; arguments are promises."""
     scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
     fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
     encode = map_over_shares(partial(encode_share, plan=fitted.plan))

@@ -1,4 +1,7 @@
-"""Flyte tasks of scoring, divided by files among pods. None is cached: publishing twice is harmless."""
+"""Flyte tasks of scoring, divided by files among pods.
+
+None is cached, but a published table is not scored again.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def score_share(share: Part) -> Part:
 
 
 class PublishedScoring(NamedTuple):
-    """Published table; ``drifted`` repeats its alarms as a plain value, on which Flyte can branch."""
+    """Published table; ``drifted``, a plain value on which Flyte can branch, is True if it has alarms."""
 
     summary: ScoringSummary
     drifted: bool

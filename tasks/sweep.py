@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Begun(NamedTuple):
-    """Address of the sweep's store, and numbers of its workers."""
+    """Address of the sweep's store, and indices of its workers."""
 
     store: str
     workers: list[int]
@@ -65,7 +65,7 @@ def open_data(prepared: Prepared) -> PreparedData:
 @task(**on("sweep"))
 @map_errors
 def search(worker: int, store: str, prepared: Prepared, config: RunConfig) -> float:
-    """Run trials of a sweep until none is left to start; return the time in seconds."""
+    """Run trials of a sweep until none is left to start; return its duration in seconds."""
     from slipstream.sweep.engine import work
     from slipstream.sweep.worker import Pod
 
@@ -131,7 +131,8 @@ def compare_with_given(
     """Return the result of the sweep, which took ``seconds``.
 
     The model trained with the best settings is compared on the test rows with the model trained with ``config``, the
-    unchanged configuration. ``factory`` is the user's own factory in the best settings, or "".
+    unchanged configuration. ``factory`` is the model factory that the best settings name if it is the user's own, else
+    "".
     """
     from slipstream.models.trained import TrainedModel
     from slipstream.sweep.engine import search_of

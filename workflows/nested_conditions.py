@@ -1,7 +1,7 @@
 """Fix for nested conditionals in local runs.
 
 In flytekit an inner conditional shares the outer one's execution state: its skipped cases run all the same, and nodes
-after it in its branch do not. On a cluster, Flyte evaluates conditionals itself, correctly.
+after it in the same branch do not run. On a cluster, Flyte evaluates conditionals itself, correctly.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def score(
         output: a directory or a store's address for the table
         registry: the registry with the model in production
         model: an exported model (a directory or a store's address) instead of a registry
-        config: only the sections "data" (how rows are read) and "scoring" are used, so a training's file works
+        config: only the sections "data" (how rows are read) and "scoring" are used, so a training's configuration works
     """
     return score_rows(registry, model, data, output, config).summary
 

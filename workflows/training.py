@@ -145,7 +145,7 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
     Args:
         data: a file, a directory or a URI; empty: the handwritten digits that come with scikit-learn
         target: the column to predict
-        config: only the section "data" is used, so a training's file works
+        config: only the section "data" is used, so a training's configuration works
     """
     prepared = prepare_listed(list_data(data=data, target=target, config=config), target)
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
@@ -158,7 +158,8 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
     Args:
         model: the trained model: a directory or a store's address
         data: the prepared data: a directory or a store's address
-        config: only the section "export" is used, and "model.name" for a model of your own: no other factory is called
+        config: only the section "export" is used. For a model of your own, "model.name" must name its factory, as a
+            factory named only in the trained model never runs
     """
     sections = read_config(config=config)
     given = open_inputs(model=model, data=data)
@@ -180,8 +181,8 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
     Args:
         model: the trained model: a directory or a store's address
         data: the prepared data: a directory or a store's address
-        config: only the sections "compression" and "training" are used, and "model.name" for a model of your own: no
-            other factory is called
+        config: only the sections "compression" and "training" are used. For a model of your own, "model.name" must
+            name its factory, as a factory named only in the trained model never runs
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
     made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))

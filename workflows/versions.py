@@ -39,7 +39,7 @@ def structure(settings: SerializationSettings) -> str:
 
 
 def canonical(spec: Message) -> bytes:
-    """Serialise an entity to the same bytes if it is equal: flytekit lists upstream nodes in random order."""
+    """Serialise equal entities to the same bytes, although flytekit lists upstream nodes in random order."""
     if isinstance(spec, WorkflowSpec):
         for template in (spec.template, *spec.sub_workflows):
             for _, node in nodes_of(template):

@@ -22,7 +22,7 @@ LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "data
 
 
 def benchmark(measure: Callable[..., Iterator[Table]]) -> click.Command:
-    """Turn ``measure(quick, **options)`` into a command that prints its tables; its docstring is the help."""
+    """Turn ``measure(quick, **options)`` into a command that prints the tables; ``measure``'s docstring is the help."""
 
     @click.option("--quick", is_flag=True, help="Run on little data for seconds; the figures mean nothing.")
     @click.option("--json", "target", type=click.Path(path_type=Path), help="Also write the figures to this file.")

@@ -28,7 +28,7 @@ CASTS = ("_to_copy",)
 
 
 class Counted(TorchDispatchMode):
-    """Dispatch mode that counts operations without views, casts, and the bytes of the largest float32 result."""
+    """Dispatch mode that counts operations (views excluded), casts, and the bytes of the largest float32 result."""
 
     def __init__(self) -> None:
         super().__init__()

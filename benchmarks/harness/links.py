@@ -26,7 +26,8 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 #: ``PYTHONPATH`` with this project and its benchmarks.
 SEARCH_PATH = f"{REPOSITORY / 'benchmarks'}:{REPOSITORY}"
-#: Start method of ranks. It sets no preloaded modules, as the last list set counts for the whole process.
+#: Start method of ranks. It preloads no modules, because a list set here would replace the one of
+#: :mod:`harness.processes`, which has the same fork server.
 FORK = multiprocessing.get_context("forkserver")
 INTERFACE, NETWORK = "eth0", "10.77.0"
 #: Fraction of a link's rate that carries data in packets of 1,500 bytes: IP takes 20 bytes and TCP with timestamps 32,
@@ -171,7 +172,7 @@ def build(world: int, kept: ExitStack) -> Links:
 
 
 def keeper(command: Sequence[str], kept: ExitStack) -> int:
-    """Start a process that keeps new namespaces open until this process ends, and return its id."""
+    """Return the id of a new process that holds new namespaces open until ``kept`` closes or its parent ends."""
     process = subprocess.Popen(
         [*command, "sh", "-c", "echo kept; exec cat"],
         stdin=subprocess.PIPE,

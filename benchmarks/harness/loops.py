@@ -114,7 +114,7 @@ class Contender(ABC):
 
     @property
     def total(self) -> int:
-        """Steps until the end of the next turn, for the learning rate schedule."""
+        """Number of the next turn's last step, for the learning rate schedule."""
         return (self.done + self.epochs) * self.order.steps_per_epoch
 
     @abstractmethod

@@ -67,7 +67,10 @@ class Job:
 
 
 class Fault(NamedTuple):
-    """End of an attempt: ``at_s`` seconds after its start or first step, by SIGTERM if ``warned``, else SIGKILL."""
+    """End of an attempt, by SIGTERM if ``warned``, else by SIGKILL.
+
+    ``at_s`` is in seconds from the attempt's first step if ``from_first_step``, else from its start.
+    """
 
     at_s: float
     warned: bool

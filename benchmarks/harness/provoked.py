@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def predicted_s(self) -> float:
-        """Seconds per step that the diagnosis predicts without its cause."""
+        """Seconds per step that the diagnosis predicts once its cause is removed."""
         return self.step_s / self.bottleneck.gain
 
 

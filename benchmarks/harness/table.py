@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Column(NamedTuple):
-    """Column of the row values with ``key``, which rows may lack; numbers are shown in units of ``unit``."""
+    """Column of every row's value at ``key``, empty if it has none; numbers are shown in units of ``unit``."""
 
     title: str
     key: str
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers and words by name; ``columns`` and then ``remarks`` are printed.
+    """Named rows of numbers and words; printed are their ``columns``, then the ``remarks``.
 
     Numbers are finite and not negative: durations, rates, bytes, counts and ratios.
     """

@@ -74,7 +74,7 @@ def path_in(directory: Path, name: str | Path) -> Path:
 
 @contextmanager
 def scratch_for(output: Path, workers: int) -> Iterator[ResumableScratch]:
-    """Yield a scratch directory next to ``output``, with ``workers`` processes; remove it afterwards."""
+    """Yield a scratch directory next to ``output`` for ``workers`` processes; remove it afterwards."""
     with (
         closing(Workers(workers)) as processes,
         resumable_scratch(output.with_name(f"{output.name}.work"), processes, lasting=False) as scratch,

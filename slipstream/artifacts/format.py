@@ -156,7 +156,7 @@ class ArtifactWriter:
         self._records[name] = record
 
     def add(self, name: str) -> None:
-        """Add the existing file ``name`` of the directory, which other code wrote, by hashing it."""
+        """Hash the file ``name``, which other code wrote into the directory, and add its manifest entry."""
         self._records[name] = hash_file(path_below(self.directory, name))
 
     def note(self, name: str, record: FileRecord) -> None:
@@ -172,7 +172,7 @@ class ArtifactWriter:
         return Artifact.open(self.directory, kind)
 
     def write_manifest(self, kind: str, made_by: Mapping[str, object]) -> None:
-        """Write the manifest without opening the artifact, whose :meth:`note`-d files may still be missing."""
+        """Write the manifest without opening the artifact, as files added by :meth:`note` may still be missing."""
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
             if path.is_file() and name not in self._records:
@@ -238,7 +238,7 @@ class Artifact:
 
     @classmethod
     def open(cls, directory: Path, kind: str, only: Iterable[str] | None = None) -> Artifact:
-        """Open the artifact in ``directory``; check the sizes of the files ``only``, by default of all.
+        """Open the artifact in ``directory``; check the sizes of the files in ``only``, by default of all.
 
         Raises ``DamagedArtifact`` unless it is a complete artifact of this ``kind`` and format.
         """
@@ -364,7 +364,7 @@ def refused_is_damaged() -> Iterator[None]:
 def content_of(kind: str, files: Mapping[str, FileRecord]) -> str:
     """Return the SHA-256 (hex) of an artifact's kind, file names and digests.
 
-    Files that only hold timings or other figures (``figures`` of the stage) are left out.
+    Files in ``figures`` of the stage (:class:`.Stage`), such as timings, are left out.
     """
     figures = STAGES[kind].figures if kind in STAGES else ()
     digests = {name: record.sha256 for name, record in files.items() if name not in figures}

@@ -2,8 +2,8 @@
 
 A unit of work is a function call. Its result is stored in a record, which is trusted only if it is intact: it starts
 with its own SHA-256, appears by a rename, and holds a digest of every file that the unit wrote. So no write order or
-fsync is needed; work damaged by a crash of the machine is repeated. Records hold no pickles but a value of the
-function's annotated return type, so a writer to the directory cannot run code here.
+fsync is needed; work damaged by a crash of the machine is repeated. Records hold a value of the function's
+annotated return type instead of a pickle, so a writer to the directory cannot run code here.
 
 Units are identified only by function name and number. A directory therefore belongs to one input, configuration and
 code version. :meth:`ResumableScratch.bind` ties it to the input, because a file may have had other content when a
@@ -78,7 +78,7 @@ class ResumableScratch:
         self._calls: Counter[str] = Counter()
 
     def bind(self, made_from: dict[str, object], keep: Collection[Path] = ()) -> None:
-        """Delete everything in the directory but ``keep`` unless it is already bound to ``made_from``."""
+        """Bind the directory to ``made_from``; if it was not, delete everything in it but ``keep``."""
         binding, content = self.root / BINDING, canonical_json(made_from)
         if binding.is_file() and binding.read_bytes() == content:
             return
@@ -108,7 +108,7 @@ class ResumableScratch:
 def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[ResumableScratch]:
     """Yield a scratch directory; remove it and close ``workers`` at the end.
 
-    If the run is interrupted and ``lasting``, the directory stays for the next run.
+    With ``lasting``, the directory of an interrupted run stays for the next run.
     """
     try:
         yield ResumableScratch(root, workers)
@@ -125,7 +125,7 @@ def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> 
 
 
 def worth_resuming(error: BaseException) -> bool:
-    """Return True if finished work may serve a rerun: not for user errors, whose fix changes it, or a full disk."""
+    """Return True unless a rerun would do other work, as after a user error, or the disk is full."""
     full = isinstance(error, Exception) and out_of_space(error)
     return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
 

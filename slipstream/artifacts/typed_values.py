@@ -163,7 +163,7 @@ def read_one_of(allowed: tuple[object, ...], tree: object) -> object:
 
 
 def read_float(tree: object) -> float:
-    """Return a float from JSON; an ``int`` stays as it was written, and hexadecimal digits are :class:`Bits`."""
+    """Return a float from JSON: a number unchanged, even an ``int``, or hexadecimal digits decoded (:class:`Bits`)."""
     if isinstance(tree, float) or type(tree) is int:
         return tree
     if isinstance(tree, str) and len(tree) == 16:
@@ -185,7 +185,7 @@ def read_any(tree: object) -> object:
 
 
 def read_array(tree: object, info: Info) -> np.ndarray:
-    """Return the tensor named ``tree`` and remove it from the context: every tensor belongs to one field."""
+    """Return the tensor named ``tree`` and remove it from ``info.context``, as only one field may use it."""
     if type(tree) is not str or tree not in info.context:
         raise ValueError("Input should be the name of a tensor that no other field has")
     return info.context.pop(tree)

@@ -54,7 +54,7 @@ def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
 
 
 def module_digests(modules: tuple[str, ...]) -> dict[str, str]:
-    """Return the digest of every module in the import closure, sorted by name; seams have "seam <number>"."""
+    """Return the digests of the modules that ``modules`` import, sorted by name; "seam <number>" for ``SEAMS``."""
     digests = {}
     for module, path in sorted(import_closure(modules).items()):
         digests[module] = f"seam {SEAMS[module]}" if module in SEAMS else module_digest(path)
@@ -78,8 +78,8 @@ def module_digest(path: Path) -> str:
 def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
     """Return the project's modules that ``engines`` import, and ``engines``, with their source files.
 
-    Packages of imported modules are included, because Python runs their ``__init__``. A seam replaces the modules below
-    it. Raises ``ValueError`` for an engine that does not exist.
+    Packages of imported modules are included, because Python runs their ``__init__``. An entry of ``SEAMS`` replaces
+    the modules below it. Raises ``ValueError`` for an engine that does not exist.
     """
     sources: dict[str, Path] = {}
     waiting = list(engines)

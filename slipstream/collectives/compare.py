@@ -140,8 +140,8 @@ def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level
 def by_kind(before: int, now: int) -> float:
     """Return the probability that old and new launches differ in placement alone.
 
-    That is: all ``before`` launches are placed one way and all ``now`` another, at the most adverse frequencies.
-    Further interim tests do not raise it: this has happened at the first test or never.
+    It is the chance that all ``before`` launches are placed one way and all ``now`` another, if both ways have the most
+    adverse frequencies. Further interim tests do not raise it, as this happens at the first test or never.
     """
     return (before / (before + now)) ** before * (now / (before + now)) ** now
 

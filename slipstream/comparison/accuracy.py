@@ -59,7 +59,7 @@ def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
 
 
 def rows_enough(b: int, c: int, n: int, most: float, error: float) -> int | None:
-    """Return about how many rows would show a loss below ``most``, given equal fractions b / n and c / n.
+    """Return about how many rows would show a loss below ``most``, if b / n and c / n stay the same.
 
     None if the observed loss is not below ``most``, or if more than :data:`MOST_ROWS` would be needed.
     """

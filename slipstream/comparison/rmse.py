@@ -26,7 +26,7 @@ from slipstream.models import shares
 #: Minimum effective number of rows that differ for trusting their distribution.
 FEW = 20
 UNSEEN = 2.0
-#: Fraction of the error that Student's limit is given, because heavy tails exceed the nominal error.
+#: Fraction of ``error`` for which Student's limit is computed, because with heavy tails it errs more often than that.
 ASKED = 0.8
 #: Bisection steps over possible growths; the limit has a relative precision of 1e-9 or better.
 HALVINGS = 60

@@ -22,7 +22,7 @@ def upper_limit(mean: ArrayLike, spread: ArrayLike, skewness: ArrayLike, rows: i
     ``spread`` is the standard deviation. The limit is Student's with Johnson's correction ("Modified t Tests and
     Confidence Intervals for Asymmetrical Populations", Journal of the American Statistical Association 73, 1978; Hall,
     "On the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54, 1992, derives the
-    same term). A negative skewness would lower the limit and is not trusted: a sample seldom shows all of it.
+    same term). A negative skewness would lower the limit and is ignored, because samples seldom show it fully.
     """
     mean, spread, skewness, quantile = map(np.asarray, (mean, spread, skewness, quantile))
     corrected = quantile + np.maximum(skewness, 0.0) * (1 + 2 * quantile**2) / (6 * np.sqrt(rows))

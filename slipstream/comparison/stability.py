@@ -41,7 +41,7 @@ def found(drifts: Mapping[Place, Drift], matters: float = MATTERS) -> dict[Place
 
 
 def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> Drift:
-    """Return the drift from ``before`` to ``now``, counts in the same bins, both with rows.
+    """Return the drift from ``before`` to ``now``, non-empty counts in the same bins.
 
     Bins with few rows are merged: neighbours if ``ordered``, else the rarest.
     """
@@ -72,7 +72,7 @@ def with_rare_ones_together(before: np.ndarray, now: np.ndarray) -> tuple[np.nda
 
 
 def merged(before: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge neighbouring bins until each expects enough rows of the smaller sample."""
+    """Merge neighbouring bins until each has enough expected rows of the smaller sample."""
     rows = expected(before, now)
     least, starts, inside = max(FEWEST, rows.sum() / BINS), [0], 0.0
     for at, more in enumerate(rows.tolist()):

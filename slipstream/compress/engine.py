@@ -77,7 +77,8 @@ def propose(
 ) -> Artifact:
     """Write the next model to train, with its initial weights, as a trained model.
 
-    If the search or its time is over, writes an already trained candidate again. Raises ``UserError``.
+    If the search or its time is over, writes an already trained candidate again. Raises ``UserError`` if the model
+    cannot be compressed.
     """
     work.check()
     candidate = next_candidate(len(work.names()), tried, work.config)
@@ -165,9 +166,8 @@ def choose(
 ) -> tuple[TrainedModel, Compression]:
     """Return the model to continue with, and the record of the compression.
 
-    ``fine_tuned`` are the trained candidates in the order of ``tried``, then repetitions from after the end of the
-    search. The test rows are used once, for the best candidate. A single candidate that the user named is taken
-    whatever it loses.
+    ``fine_tuned`` are the trained candidates in the order of ``tried``, then candidates that :func:`propose` repeated
+    after the search. The test rows are used once, for the best candidate.
     """
     config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]

@@ -51,7 +51,10 @@ def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, su
 
 @torch.no_grad()
 def change_by_index(module: nn.Module, side: str) -> Tensor | None:
-    """Return the sum of weight times gradient of every output or input of a layer, float64; None without parameters."""
+    """Return the sum of weight times gradient for each input (``side`` "in") or output of a layer, in float64.
+
+    It is the first-order change of the loss. None if no parameter with a gradient has that dimension.
+    """
     dim = 1 if side == "in" else 0
     sums = [
         (p * p.grad).double().transpose(0, dim).flatten(1).sum(dim=1) if p.ndim > 1 else (p * p.grad).double()

@@ -39,7 +39,7 @@ MESSAGES: tuple[tuple[str, Meaning], ...] = (
 
 
 def meaning_of(error: BaseException) -> Meaning | None:
-    """Return the meaning of an error; None for any other, which is most likely a bug."""
+    """Return the meaning of an error; None if the error is unknown and most likely a bug."""
     import torch.distributed as dist
 
     if isinstance(error, MemoryError):

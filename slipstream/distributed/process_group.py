@@ -44,7 +44,8 @@ def all_are_here() -> bool:
 def names_while_connecting() -> AbstractContextManager[None]:
     """Look up host names on this machine only, if all processes run on it; for use while connecting.
 
-    With several machines connecting may take minutes, in which the preemption watcher must resolve its server's name.
+    With several machines this does nothing: connecting may take minutes, and the preemption watcher must resolve its
+    server's name meanwhile.
     """
     return names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_are_here() else nullcontext()
 

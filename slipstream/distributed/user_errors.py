@@ -28,9 +28,9 @@ class AgreedUserError(Agreed, UserError):
 def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Run the block on every rank; if any fails, raise the lowest failed rank's error on all ranks.
 
-    ``UserError``, and errors that :func:`explained` converts, become ``AgreedUserError``. Otherwise the other ranks
-    would wait in their next collective. Costs one small collective in ``group``, which must be a gloo group if GPU
-    memory may be exhausted, since NCCL needs some.
+    ``UserError``, and errors that :func:`explained` converts, become ``AgreedUserError``. If only one raised, the
+    others would wait in their next collective. Costs one small collective in ``group``, which must be a gloo group if
+    GPU memory may be exhausted, since NCCL needs some.
     """
     import torch.distributed as dist
 

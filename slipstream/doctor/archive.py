@@ -183,7 +183,7 @@ def with_inner(path: str, node: Node) -> Iterator[tuple[str, Node]]:
 def read_package(path: Path) -> Package:
     """Read an archive of ``pyflyte package``.
 
-    Raises ``UserError`` if the file is missing or another one.
+    Raises ``UserError`` if the file is missing or no such archive.
     """
     tasks: dict[str, TaskTemplate] = {}
     workflows: dict[str, WorkflowTemplate] = {}
@@ -323,7 +323,7 @@ def read_limits(path: Path) -> Limits:
 
 
 def with_quantities_as_text(table: object) -> object:
-    """Return ``cpu = 2`` as ``cpu = "2"``, and 0.5 as ``"0.5"``."""
+    """Return a TOML table with its numbers as text, such as ``cpu = "2"`` for ``cpu = 2``."""
     if not isinstance(table, dict):
         return table
     return {name: str(whole(value)) if type(value) in (int, float) else value for name, value in table.items()}

@@ -17,7 +17,7 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Finding:
-    """Problem that will fail or cost (``error``) or may (``warning``)."""
+    """Problem that will cause failure or costs (``error``), or may do so (``warning``)."""
 
     severity: Severity
     #: Task, ``workflow/node``, launch plan, file or part of the cluster.

@@ -11,7 +11,7 @@ TIMEOUT_S = 30
 
 #: Kubernetes object as JSON.
 KubeObject = Mapping[str, Any]
-#: Function that runs kubectl and returns its JSON output. Raises ``KubectlError``.
+#: Function that runs kubectl and returns its JSON output. Raises ``KubectlError`` if that fails.
 Ask = Callable[..., Any]
 
 

@@ -58,9 +58,9 @@ def is_amazons(manifest: Manifest) -> bool:
 
 
 def check_taints(manifests: Sequence[Manifest], stages: Mapping[str, Placement]) -> Iterator[Finding]:
-    """Yield node groups whose taints keep out every pod of the profile.
+    """Yield findings on node groups whose taints keep out every pod of the profile.
 
-    They are warnings if other nodes of the same kind accept the profile's pods.
+    Findings are warnings if other nodes of the same kind accept the profile's pods.
     """
     bothering = {manifest: fewest_taints(manifest, stages) for manifest in manifests if manifest.kind in TAINTS}
     open_to_pods = {sort_of(manifest, stages) for manifest, taints in bothering.items() if not taints}

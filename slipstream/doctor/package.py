@@ -324,7 +324,7 @@ def written(promise: OutputReference) -> str:
 def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> bool:
     """Return True if the promise's path enters a structure.
 
-    Elements of lists and maps are literals with their own hash.
+    Elements of lists and maps do not count, as they have their own hash.
     """
     kind = type_of(package, workflow, promise)
     for step in promise.attr_path:

@@ -74,7 +74,7 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
 
 
 def of_base(trained: TrainedModel, data: PreparedData) -> Graded | None:
-    """Return the grades of the base before fine-tuning on the held-out documents; None without a base.
+    """Return the base's grades on the held-out documents, before fine-tuning; None without a base.
 
     The base is freed from memory on return.
     """

@@ -57,7 +57,7 @@ def held_out_documents(data: PreparedData) -> list[Document]:
 
 
 def evaluate_language(run: ModelFunction, data: PreparedData, base: Graded | None = None) -> LanguageScores:
-    """Score the model against ``base``, the grades of the base before fine-tuning, or a count-based model.
+    """Score the model against ``base`` (the grades before fine-tuning) or, if None, a count-based model.
 
     Raise ``UserError`` if no held-out document was kept or the outputs are not finite.
     """

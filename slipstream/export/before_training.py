@@ -41,7 +41,7 @@ def check_for_any_data(model: ModelConfig, name: str, config: ExportConfig) -> N
 def check_exportable(prepared: Path, model: ModelConfig, most_parameters: int) -> None:
     """Raise ``UserError`` if the model has more than ``most_parameters`` on these data.
 
-    Not checked are a model that cannot be built on the meta device, and a transformer that can be exported as Hugging
+    A model that cannot be built on the meta device is not checked, nor a transformer that can be exported as Hugging
     Face files.
     """
     signature = open_prepared(prepared).signature

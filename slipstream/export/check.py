@@ -122,10 +122,7 @@ def check_no_link(path: Path) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Return the manifest after comparing it with its digest.
-
-    Raises ``BadPackage``.
-    """
+    """Return the manifest; raise ``BadPackage`` unless it is an export's and matches its digest."""
     path = directory / MANIFEST
     with malformed(path):
         if not path.is_file():
@@ -198,7 +195,7 @@ def check_deployed(directory: Path, records: Mapping[str, object]) -> None:
 def check_signature(directory: Path, key: Path | None) -> list[str]:
     """Verify the manifest's Ed25519 signature (RFC 8032), if signed.
 
-    A signature without ``key``, or the reverse, raises ``BadPackage``.
+    Raises ``BadPackage`` for a wrong signature, a signature without ``key``, or ``key`` without a signature.
     """
     path = directory / SIGNATURE
     if not path.exists():

@@ -117,7 +117,7 @@ def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
 def with_lists_of_axes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace scalar axes of ``Unsqueeze`` by lists of one axis, in place.
 
-    torch 2.13's exporter writes scalars, for example for grouped-query attention. The operator requires a list, and
+    torch 2.13's exporter writes scalars, for example for grouped-query attention. The operator requires a list, so
     ONNX Runtime's shape inference fails.
     """
     graph = model.graph

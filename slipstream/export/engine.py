@@ -183,7 +183,7 @@ def shortened(value: object) -> str:
 def judge(
     fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
 ) -> dict[str, Loss]:
-    """Return every finalist's loss against FP32 on the test rows and, by ``config.evidence``, the validation rows."""
+    """Return every finalist's loss against FP32 on the rows of the splits in ``config.evidence``."""
     task, truth = data.signature.task, targets_of(test)
     validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
     truth = np.concatenate([truth, targets_of(validation)])

@@ -35,7 +35,7 @@ ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 def default_threads(count: int) -> Iterator[None]:
     """Limit sessions created in the block to ``count`` threads, unless they set a number.
 
-    The default is one thread per core, and ONNX Runtime's quantisation tool accepts no session options.
+    ONNX Runtime's quantisation tool accepts no session options, and would use one thread per core.
     """
     import onnxruntime
 

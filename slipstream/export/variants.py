@@ -125,6 +125,6 @@ def figures(
 
 
 def left_out(name: str, verdict: VariantVerdict, file: Path | None = None, recipe: str = "") -> VariantFigures:
-    """Return the report entry of a variant that was not timed; ``file`` is given if it is kept."""
+    """Return the report entry of a variant that was not timed; ``file`` is the name of its file if that is kept."""
     size = file.stat().st_size if file else None
     return VariantFigures(name, file.name if file else None, size, False, verdict.short, verdict.reason, recipe)

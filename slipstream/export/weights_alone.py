@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 def too_large(model: nn.Module, config: ExportConfig) -> str:
-    """Return why the model gets no ONNX variants; "" if it does.
+    """Return why the model gets no ONNX variants; "" if it gets them.
 
-    Adapters do not count.
+    Parameters of adapters do not count.
     """
     count, most = parameters_of(model), config.most_parameters
     return f"{count:,} parameters are more than export.most_parameters, {most:,}" if count > most else ""

@@ -51,7 +51,7 @@ class FingerprintHistory(ABC, Generic[T]):
     def read(self, directory: Path) -> T:
         """Return the artifact in ``directory``.
 
-        Raises ``UserError``.
+        Raises ``UserError`` on failure.
         """
 
     def names(self) -> list[str]:
@@ -62,7 +62,7 @@ class FingerprintHistory(ABC, Generic[T]):
     def fetch(self, name: str) -> T:
         """Fetch and read an artifact.
 
-        Raises ``UserError`` (``DamagedArtifact``) naming the fault.
+        Raises ``UserError`` on failure, ``DamagedArtifact`` if its content is wrong.
         """
         with tempfile.TemporaryDirectory(prefix="history-") as scratch:
             for file in (MANIFEST, self.file):
@@ -179,7 +179,7 @@ class TuningHistory(FingerprintHistory[Tuning]):
 
 
 def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:
-    """Return the tuning at ``address``, or the newest for this fingerprint if that is a history.
+    """Return the tuning at ``address``, or the newest for this fingerprint if ``address`` is a history.
 
     None, with a warning, if there is none for this fingerprint. Raises ``UserError`` if it cannot be read.
     """

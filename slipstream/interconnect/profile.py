@@ -274,7 +274,7 @@ class NetworkProfile:
     def of(self, operation: str, mode: Mode = "loop", world: int = 0) -> list[Measurement]:
         """Return an operation's float32 sum measurements with one in flight, by size.
 
-        Out of place if measured so; between ``world`` processes (0: all).
+        Measurements out of place are preferred. ``world`` is the number of processes (0: all).
         """
         world = world or self.fingerprint.world
         alike = [
@@ -298,7 +298,8 @@ def bus_factor(operation: str, world: int) -> float:
 def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
     """Return the profiles of several launches of one group as one profile.
 
-    It has the launches of every case; other fields come from the first profile.
+    Measurements of the same case become one, with the launches of all profiles. Fields without measurements come from
+    the first profile.
     """
     turns: dict[Overlap, tuple[tuple[float, float, float], ...]] = {}
     for overlap in (each for profile in profiles for each in profile.overlaps):
@@ -314,7 +315,7 @@ def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
 
 
 def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """Return one measurement per case, with all launches."""
+    """Combine measurements of the same case into one, with all their launches."""
     launches: dict[Measurement, tuple[Launch, ...]] = {}
     for each in measurements:
         case = replace(each, launches=())

@@ -64,7 +64,7 @@ def machine() -> tuple[str, int, int]:
 
 
 def this_host(rdma: Sequence[str]) -> Host:
-    """Return this machine without ranks and their devices."""
+    """Describe this machine, without its ranks and their devices."""
     return Host(
         ranks=(),
         cpu=this_machine().cpu,

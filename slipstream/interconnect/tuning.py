@@ -24,8 +24,9 @@ VARIABLES = (
 #: Maximum characters of a variable's value, and its pattern.
 SHOWN = 100
 VALUE = re.compile(rf"[!-~]{{1,{SHOWN}}}")
-#: Prefix that limits an algorithm in NCCL_ALGO to all_reduce. Since NCCL 2.24 an algorithm without it applies to all
-#: operations, and those that lack it fail: broadcast and all_gather have no tree (nccl, tuning.cc).
+#: Prefix that limits an algorithm in NCCL_ALGO to all_reduce. Since NCCL 2.24 an algorithm without this prefix applies
+#: to all operations, and operations that lack the algorithm fail: broadcast and all_gather have no tree (nccl,
+#: tuning.cc).
 FOR_ALL_REDUCE = "allreduce:"
 #: Name of the trial in which gradients are copied to the reduced buffers.
 COPIED = "gradient_as_bucket_view=False"

@@ -33,7 +33,7 @@ PROBE = "probe-7f3a9c"
 
 
 class CannotRender(Exception):
-    """Error for a row that the template cannot render; its message is the reason, in half a line."""
+    """Error for a row that the template cannot render; its message is a short reason."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ChatTemplate:
 
 
 def learned(answer: Mapping[str, str], shown: str) -> str:
-    """Return the text of an answer that has loss: its content, preceded by its reasoning if ``shown`` contains it."""
+    """Return the learned text of an answer: its content, preceded by its reasoning if ``shown`` contains that."""
     reasoning = next((answer[name].strip() for name in REASONING if name in answer), "")
     return reasoning + answer["content"] if reasoning and reasoning in shown else answer["content"]
 

@@ -172,7 +172,7 @@ def byte_level(model: object) -> Library:
 
 
 def byte_characters() -> list[str]:
-    """Return the character that represents every byte in a byte-level vocabulary.
+    """Return, for every byte, its character in a byte-level vocabulary.
 
     It is the byte itself if visible, else one from U+0100 on (``bytes_to_unicode`` of GPT-2).
     """

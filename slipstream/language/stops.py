@@ -17,8 +17,8 @@ CONVERSATION = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": P
 def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
     """Return the stop token ids of a model that was trained with the tokenizer in ``files``.
 
-    They are the end token and, if the model ``answers``, the special token that its chat template puts after an answer.
-    Empty if the tokenizer cannot be loaded or has no end token.
+    They are the end token and, with ``answers``, the special token that its chat template puts after an answer. Empty
+    if the tokenizer cannot be loaded or has no end token.
     """
     try:
         tokenizer = Tokenizer(files)
@@ -30,7 +30,7 @@ def stops_of(files: Mapping[str, str], *, answers: bool) -> list[int]:
 
 
 def text_after_an_answer(files: Mapping[str, str]) -> str:
-    """Return the text that the chat template puts after a last answer; "" if it is unknown.
+    """Return the text that the chat template puts after the last answer; "" if it is unknown.
 
     Raises ``TemplateStopped`` if the template exceeds a limit.
     """

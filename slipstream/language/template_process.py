@@ -58,9 +58,10 @@ class TemplateProcess:
         self._template: dict[str, object] | None = None
 
     def compile(self, template: Mapping[str, object]) -> None:
-        """Compile a template unless it was the last; ``template`` holds the arguments of the worker's ``Template``.
+        """Compile a template, unless it is the last template that the process compiled.
 
-        Raises :class:`TemplateFailed` and :class:`TemplateStopped`.
+        ``template`` holds the arguments of the worker's ``Template``. Raises :class:`TemplateFailed` and
+        :class:`TemplateStopped`.
         """
         if self._process is not None and self._process.is_alive() and self._template == template:
             return
@@ -123,7 +124,7 @@ class TemplateProcess:
             ) from None
 
     def _receive(self, seconds: float) -> Any:
-        """Return the result of the next reply; kill the process if it is unusable."""
+        """Return the result of the next reply; kill the process if the reply is unusable."""
         try:
             state, found = self._reply(seconds)
             if state == STOPPED:

@@ -33,7 +33,7 @@ END, TURN, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 class Tokenizer:
     """Tokenizer loaded from Hugging Face's files.
 
-    ``files`` are without entries that make ids depend on earlier use or on chance. ``end`` is the id that ends a
+    ``files`` lack the entries that would make ids depend on earlier use or on chance. ``end`` is the id that ends a
     document, ``vocabulary`` the number of ids; ``specials`` are the texts of the special tokens, ``special_ids`` their
     ids.
     """
@@ -63,10 +63,10 @@ class Tokenizer:
         return divided(ids, counts)
 
     def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
-        """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens without loss.
+        """Return the tokens (int64) of every rendered conversation, with -1 - id for tokens not in the loss.
 
-        Tokens with loss start in one of the conversation's ``spans`` (characters). A token that begins before an answer
-        has none.
+        The loss covers tokens that start in one of the conversation's ``spans`` (characters). A token that begins
+        before an answer is not covered.
         """
         ids, counts, starts = self._engine.call(sum(map(len, texts)), Engine.encode_with_specials, list(texts))
         rows = zip(divided(ids, counts), divided(starts, counts), spans, strict=True)
@@ -77,7 +77,7 @@ class Tokenizer:
 
 
 def divided(values: array[int], counts: Iterable[int]) -> list[np.ndarray]:
-    """Return the values (int64) of every text; ``counts`` are their numbers."""
+    """Split ``values`` into one array (int64) per text; ``counts`` are their lengths."""
     whole = np.array(values, np.int64)
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(counts)])]
 
@@ -177,7 +177,7 @@ def entry(files: Mapping[str, str], name: str, key: str) -> object:
 
 
 def bytes_tokenizer(*, turns: bool) -> TokenizerFiles:
-    """Return a tokenizer with one id per byte, then special tokens, with those of ``turns`` if True."""
+    """Return a tokenizer with one id per byte, then special tokens; ``turns`` adds those for turns."""
     return made(bytes_bpe(specials(turns=turns)))
 
 

@@ -25,7 +25,7 @@ def request(
 ) -> tuple[int, bytes, Message]:
     """Return status, body and headers of one HTTP exchange, whatever the status.
 
-    Raises ``MetadataUnavailable``.
+    Raises ``MetadataUnavailable`` without an answer.
     """
     # No proxy, because it would forward the metadata of its own machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -4,7 +4,7 @@ A pod sees all cores of its node. So the amounts of its placement are passed in 
 uses the same number of threads on every type of node. They are set in pods only.
 
 A container's control group (version 2 or 1) limits CPU and memory, and so do all groups above it. A container usually
-sees its own group as the root of the file system. Otherwise the path of its group does not exist there, and only the
+sees its own group as the root of the mounted groups. If the kernel names a path that does not exist there, only the
 root counts.
 """
 

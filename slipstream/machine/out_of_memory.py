@@ -13,7 +13,8 @@ from pathlib import Path
 
 from slipstream.machine.limits import groups, memory_limit, read
 
-#: Fraction of the limit that a peak must reach to have met it, because pages are charged to a group in batches.
+#: Fraction of the limit from which a peak counts as having met the limit, because pages are charged to a group in
+#: batches.
 AT_LIMIT = 0.95
 GIB = 1 << 30
 

@@ -79,7 +79,7 @@ def why(pool: Pool) -> str:
 
 
 def limits(pool: Pool) -> Tree:
-    """Return the resources up to which the pool may grow: the sum of both queues.
+    """Return the resources up to which the pool may grow: the sum of both queues' quotas.
 
     GPUs are counted as whole nodes. CPUs and memory are doubled, because pods leave parts of nodes unused.
     """

@@ -30,7 +30,7 @@ FLYTE_ACCELERATOR, FLYTE_PARTITION = "k8s.amazonaws.com/accelerator", "k8s.amazo
 
 @dataclass(frozen=True)
 class Pool:
-    """Nodes for ``stages``; ``capacity`` is "spot", "on-demand", or "" where nodes are not created on demand."""
+    """Nodes for ``stages``; ``capacity`` is "spot", "on-demand", or "" for existing nodes."""
 
     kind: str
     capacity: str

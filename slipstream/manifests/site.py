@@ -16,6 +16,8 @@ DOMAINS = {PRODUCTION: "production", RESEARCH: "development"}
 
 @dataclass(frozen=True)
 class Site:
+    """Cluster that manifests are made for."""
+
     profile: Profile
     #: Cloud that creates nodes on demand: "aws", "gcp" or "azure"; "" for existing nodes.
     cloud: str

@@ -93,7 +93,7 @@ class ModelConfig(Settings):
             raise self.reject("quantise", "none, or a model.lora.rank: weights in four bits cannot be trained")
 
     def name_for(self, fitting: BuiltIn) -> str:
-        """Return the name, with "auto" resolved to the built-in model ``fitting`` the data.
+        """Return the name; for "auto" return ``fitting``, the built-in model that fits the data.
 
         Raises ``UserError`` if the name is that of another built-in model.
         """

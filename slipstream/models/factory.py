@@ -240,7 +240,7 @@ def initial_values(config: ModelConfig, model: nn.Module, seed: int) -> InitialV
 def check_without_constants(name: str, model: nn.Module) -> None:
     """Raise ``UserError`` if a model on the meta device has tensors other than parameters.
 
-    Their values, computed without memory, are lost.
+    Such tensors would never get values.
     """
     constants = [path for path, _ in model.named_buffers()]
     for path, module in model.named_modules():

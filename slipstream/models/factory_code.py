@@ -131,7 +131,7 @@ def own_modules(name: str) -> Iterator[Module]:
 def outermost(name: str) -> ModuleSpec | None:
     """Return the spec of a top-level module; None if there is none.
 
-    Submodules are looked up by ``PathFinder`` only, because other finders search the imported packages.
+    Asks all finders. Submodules are looked up by ``PathFinder`` only, because others search the imported packages.
     """
     finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
     return next((spec for find in finders if (spec := find(name, None))), None)

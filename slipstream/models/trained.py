@@ -129,7 +129,7 @@ class UntrustedFactory(UserError):
 class Architecture:
     """Contents of ``model.json``: all that a model is built from except its weights.
 
-    ``config`` is the user's own; in an opened model its factory was compared with the user's.
+    ``config`` is that of the training. In an opened model its factory was compared with the user's configuration.
     """
 
     config: ModelConfig

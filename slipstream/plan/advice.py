@@ -48,7 +48,7 @@ def choices(rows: Sequence[Row]) -> list[Choice]:
 
 
 def pareto(found: Sequence[Choice]) -> list[Choice]:
-    """Return the Pareto-optimal choices in dollars and 95 % hours, the cheapest first.
+    """Return the choices that are Pareto-optimal in mean dollars and 95 % quantile of hours, the cheapest first.
 
     A dearer choice must be faster by more than :data:`SOONER`.
     """
@@ -61,7 +61,7 @@ def pareto(found: Sequence[Choice]) -> list[Choice]:
 
 
 def recommended(found: Sequence[Choice], wanted: Wanted) -> Choice | None:
-    """Return the cheapest choice within deadline and budget at 95 %, or None.
+    """Return the cheapest choice that keeps deadline and budget with 95 % probability, or None.
 
     Choices whose hours include the gradient exchange are preferred.
     """

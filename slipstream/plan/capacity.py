@@ -1,8 +1,9 @@
 """Spot capacity of a pod, from attempts of earlier trainings, a file, or a profile.
 
 Interruptions of any cause are counted per hour for which pods were held. After k interruptions in t hours, the rate's
-posterior is Gamma(k + 1/2, t) (Jeffreys' prior for a Poisson process). If there are enough recorded times, times are
-drawn from bootstrap resamples (Efron), so that few records give a wide result; otherwise times are exponential.
+posterior is Gamma(k + 1/2, t) (Jeffreys' prior for a Poisson process). Hours until an interruption, and hours of
+waiting for a new pod, are drawn from bootstrap resamples (Efron) of the recorded ones, so that few records give a wide
+result. With fewer than :data:`ENOUGH` records they are exponential.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Capacity:
 
     @property
     def wait(self) -> float:
-        """Mean hours of a wait."""
+        """Mean hours of a wait for a new pod."""
         return float(np.mean(self.waits)) if self.waits else ASSUMED_WAIT
 
     def interval(self) -> tuple[float, float] | None:
@@ -102,7 +103,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Preemption traces: exponential times with a mean per training, or draws from resampled times."""
+    """Preemption traces: exponential hours with a mean per training, or draws from resampled hours."""
 
     random: np.random.Generator
     mean_ups: np.ndarray
@@ -155,7 +156,7 @@ def from_attempts(trainings: Sequence[Sequence[Attempt]]) -> Capacity | None:
 def from_file(path: Path) -> Capacity:
     """Read recorded times: CSV with the columns up_hours and wait_hours, or a JSON object of two such lists.
 
-    The last wait may be missing. Raises ``UserError``.
+    The last wait may be missing. Raises ``UserError`` for anything else.
     """
     try:
         text = path.read_text(encoding="utf-8")

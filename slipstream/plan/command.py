@@ -166,7 +166,7 @@ def capacity_notes(capacity: Capacity | None) -> Iterator[str]:
 
 
 def old(rows: Sequence[Row], today: date | None = None) -> Iterator[str]:
-    """Yield a line per date of outdated prices."""
+    """Yield a warning per date of prices that are too old."""
     return old_prices(
         {row.option.instance.name: row.option.price.dated for row in rows if row.option.price.dated}, today
     )

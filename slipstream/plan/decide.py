@@ -75,7 +75,7 @@ class Outcome:
     in_time: float
 
     def keeps(self, wanted: Wanted) -> bool:
-        """Return True if deadline and budget hold at 95 %."""
+        """Return True if deadline and budget are each kept with 95 % probability."""
         return (wanted.deadline is None or self.hours.high <= wanted.deadline) and (
             wanted.budget is None or self.dollars.high <= wanted.budget
         )
@@ -150,7 +150,7 @@ def row_of(
 
 
 def job_of(planned: Measured, work_s: float, between: float) -> Job:
-    """Return the job if interruptions are ``between`` hours apart.
+    """Return the planned job for interruptions ``between`` hours apart.
 
     Start and save times are measured; the checkpoint interval is the trainer's choice.
     """
@@ -171,8 +171,8 @@ def capacity_of(option: Option, wanted: Wanted) -> tuple[Capacity | None, str]:
 def rules_of(option: Option, planned: Measured) -> Rules:
     """Return the preemption rules of an option.
 
-    A pod has time for a save if its profile watches for notices and a save fits into the grace period. A single pod
-    ends on on-demand capacity.
+    A pod has time for a save if its profile watches for notices and a save fits into the grace period. Only a single
+    pod falls back to on-demand capacity.
     """
     grace = option.placement.grace_seconds if option.placement else 0
     saves = grace > MARGIN * planned.figures.save_seconds + LEAVE_S
@@ -188,7 +188,7 @@ def outcome(
     wanted: Wanted,
     rules: Rules = Rules(),  # noqa: B008 - it is frozen
 ) -> Outcome | None:
-    """Simulate an option in one ``way``; None if that has no price."""
+    """Simulate an option on spot or on demand (``way``); None without a price for that."""
     random = np.random.default_rng(0)  # common random numbers: options differ only by themselves
     per_hour, on_demand = option.per_hour(spot=way == SPOT), option.per_hour(spot=False)
     if per_hour is None:
@@ -225,7 +225,7 @@ def outcome(
 def together(hours: np.ndarray, dollars: np.ndarray, wanted: Wanted, random: np.random.Generator) -> list[np.ndarray]:
     """Return hours and dollars of sweeps whose trainings are drawn from the simulated ones.
 
-    A trial starts when a running one ends.
+    A trial waits while ``wanted.parallel`` others run.
     """
     free = np.zeros((SWEEPS, min(wanted.parallel, wanted.trials)))
     costs, sweeps = np.zeros(SWEEPS), np.arange(SWEEPS)

@@ -156,9 +156,9 @@ def left_out_errors(roofs: Sequence[float], steps: Sequence[float]) -> list[floa
 
 
 def spread_of(errors: Sequence[float], otherwise: float) -> float:
-    """Return the standard deviation whose 90 % interval covers 90 % of the errors and of a further one.
+    """Return the standard deviation whose 90 % interval covers a further error with 90 % probability.
 
-    With fewer than ``ENOUGH`` errors, the largest of them and ``otherwise`` (relative) is used.
+    With fewer than ``ENOUGH`` errors, the interval covers all of them and ``otherwise`` (relative).
     """
     if len(errors) < ENOUGH:
         half = max([math.log(1 + otherwise), *map(abs, errors)])
@@ -168,7 +168,7 @@ def spread_of(errors: Sequence[float], otherwise: float) -> float:
 
 
 def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, processes: int) -> WorkTime | None:
-    """Return the time by runs of the same work on the same hardware; None without such runs."""
+    """Return the planned training's time from runs of the same work on the same hardware; None without any."""
     alike = [
         run for run in runs if run.processes == processes and gpu_of(run.figures.gpu) == gpu and planned.same_work(run)
     ]
@@ -176,7 +176,7 @@ def measured_time(planned: Measured, runs: Sequence[Measured], gpu: Gpu | None, 
 
 
 def time_of(planned: Measured, alike: Sequence[Measured]) -> WorkTime:
-    """Return the time by ``alike`` runs, which do the same work on the same hardware."""
+    """Return the planned training's time from ``alike`` runs, which do the same work on the same hardware."""
     logs = np.log([(run.computing_s + run.waiting_s) / run.figures.ledger.kept for run in alike])
     spread = math.log(1 + ONE_RUN) / HALF_WIDTH
     if len(logs) > 1:
@@ -219,7 +219,7 @@ def predicted(planned: Measured, runs: Sequence[Measured], gpu: Gpu, processes: 
 def exchanged(
     planned: Measured, computing: float, gpu: Gpu, processes: int, networks: Sequence[NetworkProfile]
 ) -> tuple[float, str]:
-    """Return a step's seconds including its gradient exchange, and a note on how that is known."""
+    """Return a step's seconds including its gradient exchange, and a note on the exchange's source."""
     if processes == 1:
         return computing, ""
     figures = planned.figures

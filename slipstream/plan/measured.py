@@ -34,7 +34,7 @@ class Measured:
     #: Seconds of computing (steps and evaluations), and of waiting for rows.
     computing_s: float
     waiting_s: float
-    #: Mean seconds from an attempt's start to its first step, and for which a save blocks the steps.
+    #: Mean seconds from an attempt's start to its first step, and mean seconds for which a save blocks the steps.
     start_s: float
     stall_s: float
 

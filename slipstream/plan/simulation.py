@@ -1,8 +1,8 @@
 """Simulation of trainings on preemptible capacity: hours, billed hours, interruptions.
 
-For every training, up times and waits are drawn; the events between them are computed. To Flyte, a single pod's
-preemption is a system failure, and after the third the next attempt runs on demand; preemption of a PyTorchJob's pods
-costs a retry and never changes the capacity (:mod:`slipstream.profiles.retries`).
+For every training, the times until a preemption and the waits for a new pod are drawn; the rest follows from them. To
+Flyte, a single pod's preemption is a system failure, and after the third the next attempt runs on demand; preemption of
+a PyTorchJob's pods costs a retry and never leads to on-demand capacity (:mod:`slipstream.profiles.retries`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Weather(Protocol):
         """Return the hours until the next interruption of each of the ``chosen`` trainings."""
 
     def wait(self, chosen: np.ndarray) -> np.ndarray:
-        """Return the hours that each then waits for new pods."""
+        """Return the hours until each of the ``chosen`` trainings has new pods."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Simulated:
 def simulate(
     job: Job, weather: Weather, rules: Rules, random: np.random.Generator, slower: np.ndarray | None = None
 ) -> Simulated:
-    """Simulate trainings of ``job``, one per factor of its work in ``slower`` (default: :data:`RUNS` ones)."""
+    """Simulate trainings of ``job``, one per factor in ``slower`` (default: :data:`RUNS` ones) on its work."""
     slower = np.ones(RUNS) if slower is None else slower
     left = job.work * slower
     every, cycle = job.every, job.every + job.stall

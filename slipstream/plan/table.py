@@ -63,7 +63,7 @@ def dollars(outcome: Outcome | None) -> str:
 
 
 def chart(best: Sequence[Choice]) -> str:
-    """Return Pareto-optimal choices as bars of their dollars, with 95 % hours."""
+    """Return Pareto-optimal choices as bars of their dollars, with the 95 % quantile of hours."""
     ended = [choice for choice in best if math.isfinite(choice.outcome.dollars.median)]
     most = max((choice.outcome.dollars.median for choice in ended), default=0.0)
     rows = [

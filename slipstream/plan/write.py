@@ -18,7 +18,7 @@ from slipstream.telemetry.prices import TYPE_LABEL
 
 #: CPUs and GiB per GPU for an instance without a profile: assumed, not measured.
 CPUS, MEMORY_GIB = 4, 16
-#: Timeout of an attempt relative to the 95 % hours; it includes waits for pods.
+#: Timeout of an attempt relative to the 95 % quantile of hours; it includes waits for pods.
 ROOM = 2
 
 

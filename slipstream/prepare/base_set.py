@@ -302,7 +302,7 @@ class BaseSet:
         return FittedColumns(self._roles, self.transform, [])
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, object]:
-        """Copy all files because no file is new; return the base set's ``made_by``."""
+        """Copy the whole base set, as there are no new files; return its ``made_by``."""
         logger("prepare").info("no new files: %s holds all of them and is reused unchanged", self.address)
         self.copy(self.files, writer)
         return self.made_by

@@ -16,7 +16,7 @@ from slipstream.prepare.fit.splits import TRAIN
 def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dict[str, Drift]:
     """Return the drift of every held-out split from the training rows; ``binned`` holds the bin of every row.
 
-    If ``ordered``, sparse bins are merged with their neighbours, else all sparse bins are merged.
+    If ``ordered``, sparse bins are merged with their neighbours, else all sparse bins are merged into one.
     """
     both = np.bincount(binned * len(SPLITS) + splits, minlength=len(SPLITS) * (int(binned.max(initial=0)) + 1))
     counts = both.reshape(-1, len(SPLITS)).T

@@ -51,8 +51,8 @@ def prepare(
 
     The same data and config give the same bytes with any number of ``workers``, by default chosen by the size of the
     data. An interrupted run resumes if it is repeated with its ``scratch`` directory, which must be on the disk of
-    ``directory`` and serve this config and code only. It restarts without ``scratch``, and if a file has changed since
-    it was listed, as either version may have been read. Raise ``UserError`` for bad data.
+    ``directory`` and serve this config and code only. It restarts if ``scratch`` is None or a file has changed
+    since it was listed, as either version may have been read. Raise ``UserError`` for bad data.
     """
     listing = list_data(data, config) if isinstance(data, str) else data if isinstance(data, Listing) else None
     size = listing.size if listing else 0

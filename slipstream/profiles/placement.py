@@ -101,8 +101,8 @@ class Placement(Settings):
     preemptions_per_day: Annotated[float, Field(ge=0, le=MOST_PREEMPTIONS)] = 0.0
     """Mean number of preemptions of one pod per day; determines ``retries`` if they are not set."""
     retries: Natural = 0
-    """Flyte's budget for user failures. If it is not set and preemptions_per_day is: enough for 99 of 100 executions of
-    maximum duration, and two for other causes."""
+    """Flyte's budget for user failures. If only preemptions_per_day is set, the budget is enough for 99 of 100
+    executions of maximum duration, and two for other causes."""
     restarts: Natural = 0
     """Number of restarts of a process group in the same pods after a worker died, before a retry is used."""
     price_per_hour: float = 0.0
@@ -135,7 +135,7 @@ class Placement(Settings):
     """Directory or store address, reachable from all pods, below which trainings keep their checkpoints. Empty: Flyte's
     raw output; on one machine ``.slipstream``."""
     checkpoint_days: Annotated[float, Field(gt=0)] = 14.0
-    """Days after its last heartbeat from which a training's checkpoints may be deleted."""
+    """Days after a training's last heartbeat from which its checkpoints may be deleted."""
     data_cache_gib: Annotated[float, Field(gt=0, le=LARGEST)] = 100.0
     """Local disk for prepared data (GiB per node). Data that fits is downloaded before the first step; other data is
     streamed from S3 ahead of use."""
@@ -171,7 +171,7 @@ class Placement(Settings):
 
     @property
     def cloud(self) -> str:
-        """Cloud whose nodes the fields name: "aws", "gcp" or "azure"; "" for any."""
+        """Cloud whose nodes some field requires: "aws", "gcp" or "azure"; "" if none does."""
         return next((cloud for _, cloud in self._clouds()), "")
 
     @property

@@ -60,7 +60,7 @@ class Profile:
     plan: Planned | None = None
 
     def asked(self, stage: str) -> Placement:
-        """Return the request of the stage, with ``processes`` as given."""
+        """Return the request of the stage, with ``processes`` 0 where :meth:`placement` would resolve it."""
         return self.stages.get(STAGES[stage].pod_of or stage, self.default)
 
     def placement(self, stage: str) -> Placement:

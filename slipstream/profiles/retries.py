@@ -2,8 +2,8 @@
 
 Flyte keeps two budgets per task. A *system* failure uses the platform's budget (3 by default; the attempt after the
 last system retry runs on demand), a *user* failure uses the task's ``retries``. The preemption of a single pod is a
-system failure: it costs no retries, and never the result. The preemption of a PyTorchJob is a user failure, whichever
-pod reports it first: it costs a retry, and the next attempt stays on spot.
+system failure: it costs no retries and cannot fail the stage. The preemption of a PyTorchJob is a user failure,
+whichever pod reports it first: it costs a retry, and the next attempt stays on spot.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ def retries_for(preemptions_per_day: float, hours: float, pods: int) -> int:
 
     ``preemptions_per_day`` is the preemption rate of one pod, ``hours`` the time of the stage over all its attempts,
     ``pods`` the number of pods of its job. A preempted pod ends the attempt of all pods. Preemptions are modelled as a
-    Poisson process; the result is the 99 % quantile of their number. It is 0 for a single pod, whose preemptions cost
-    no retries.
+    Poisson process; the result is the 99 % quantile of their number. It is 0 for a single pod.
     """
     if pods == 1:
         return 0
@@ -30,7 +29,7 @@ def retries_for(preemptions_per_day: float, hours: float, pods: int) -> int:
 def poisson_quantile(mean: float, probability: float) -> int:
     """Return the smallest n with P(X <= n) >= ``probability`` for a Poisson variable X of this mean.
 
-    Written out because scipy.stats would take longer to import than everything else that registers a workflow.
+    Written out because importing scipy.stats would take longer than all other imports of a registration.
     """
     if mean <= 0:
         return 0

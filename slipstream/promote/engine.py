@@ -14,7 +14,7 @@ from slipstream.promote.store import Pointer, Registry, manifest_digest, version
 
 
 def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
-    """Compare an exported model with the promoted model on ``data``, which the exported model was made with.
+    """Decide whether to promote an exported model, compared with the promoted one on ``data``, which it was made from.
 
     Raises ``UserError`` if files of either model are missing or damaged.
     """
@@ -50,8 +50,8 @@ def promote(
 ) -> Promotion:
     """Store the model, and put it in service if the decision ``passed`` is positive.
 
-    If another run has promoted a model meanwhile, the comparison is repeated with that model. A retry of a killed
-    attempt finds the model in service.
+    If another run has promoted a model meanwhile, the comparison is repeated with that model. A retry accepts the
+    promotion by a killed attempt.
     """
     version = registry.add(package, Path(config.signing_key) if config.signing_key else None)
     while passed.passed:

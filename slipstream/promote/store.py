@@ -65,7 +65,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Registry:
-    """Registry at ``uri``. All methods raise ``UserError`` and ``StorageUnavailable``."""
+    """Registry at ``uri``. All methods may raise ``UserError`` and ``StorageUnavailable``."""
 
     uri: str
 

@@ -15,7 +15,7 @@ def in_turns(contenders: Mapping[str, Callable[[], Figures]], turns: int) -> dic
     """Run every contender once per turn and return its figures by turn.
 
     Every turn has a random order: in a fixed order, a contender would always pay for the state that its predecessor
-    leaves, such as memory that the host of a virtual machine has reclaimed.
+    leaves.
     """
     found: dict[str, list[Figures]] = {name: [] for name in contenders}
     draw = random.Random(0)
@@ -30,7 +30,7 @@ def medians(runs: Sequence[Mapping[str, float]]) -> Figures:
 
 
 def settled(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Return the medians without the first run, which warms caches, or that run if it is the only one."""
+    """Return the medians of all runs but the first, which warms caches and counts only if alone."""
     return medians(runs[1:] or runs)
 
 

@@ -51,7 +51,7 @@ class AgainstPlan:
     other_rows: int = 0
 
     def lines(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield name, planned amount, actual amount and answer for every amount."""
+        """Yield a line per figure: name, planned and actual amount, and whether that is as planned ("" if unknown)."""
         yield "time", *amounts(self.hours, hours), self.hours.answer
         yield "dollars", *amounts(self.dollars, fmt.dollars), self.dollars.answer
         mean = f"{fmt.significant(self.planned_interruptions)} on average"

@@ -54,7 +54,7 @@ def write_card(prepared: Artifact, card: Card, directory: Path, now: datetime) -
 def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made_at: datetime) -> str:
     """Return the page with every prepared column and the first quarantined rows.
 
-    ``card`` is the content of ``card.json``, ``quarantined`` the first rows of ``quarantine.parquet``.
+    ``card`` is the content of ``card.json``.
     """
     totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}
     return render("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)

@@ -46,8 +46,8 @@ def build(  # noqa: PLR0913 - all that a run has to say
     """Write the directory of a whole run under ``runs`` and return its summary.
 
     ``config`` is the whole configuration as nested dictionaries by section. ``schedule`` is set if a schedule started
-    the run, ``promotion`` if promotion was requested, ``compression`` if compression was requested, and ``sweep`` if a
-    sweep ran. Charts are cached in ``store``.
+    the run, ``promotion`` and ``compression`` if requested, and ``sweep`` if a sweep ran. Charts are cached in
+    ``store``.
 
     Raises ``DamagedArtifact`` if the exported model or the data card is damaged.
     """

@@ -41,7 +41,7 @@ def score(
     """Score ``data`` and publish the table in ``output``.
 
     The model is the promoted one of ``registry``, or the exported ``package``. Returns the publication, and True if it
-    is new. Raises ``UserError``.
+    is new. Raises ``UserError`` for invalid input.
     """
     plan = plan_scoring(registry, package, data, output, reading, config)
     there = published(output, plan.key)

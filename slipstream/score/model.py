@@ -42,7 +42,7 @@ class ModelAddress:
     def fetch(self, directory: Path, key: Path | None) -> ServedModel:
         """Copy the model to the fresh ``directory`` and verify it.
 
-        If ``key`` is given, it must have signed the model. Raises ``UserError``.
+        Raises ``UserError`` if the model is damaged, or not signed by ``key``, if given.
         """
         if self.promoted:
             Registry(self.registry).fetch(self.promoted, directory)
@@ -80,7 +80,7 @@ def find_model(registry: str, package: str) -> ModelAddress:
 def fetch_package(address: str, directory: Path) -> None:
     """Copy an exported package to the fresh ``directory`` and verify it.
 
-    Raises ``UserError``.
+    Raises ``UserError`` on failure.
     """
     try:
         copy_package(address, directory)

@@ -202,7 +202,7 @@ def of_files(
 
 
 def written(kept: dict[str, pa.Array], predicted: Predictions, job: PartJob) -> pa.Table:
-    """Return the columns of the table."""
+    """Return the part's table: kept columns, predictions, model version."""
     columns = dict(kept)
     outputs = predicted.outputs.astype(np.float32, copy=False)
     if predicted.labels is not None:
@@ -225,10 +225,7 @@ def finite(
 
 
 class PartFile:
-    """Writer of a Parquet file that is created with its first rows.
-
-    Row groups have at least :data:`GROUP_ROWS` rows.
-    """
+    """Writer of a Parquet file that is created with its first rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

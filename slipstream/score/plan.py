@@ -117,7 +117,7 @@ def check_apart(data: str, output: str) -> None:
 
 
 def check_none_inside(listing: Listing, output: str) -> None:
-    """Raise ``UserError`` if the data, such as a pattern, include a file in the output."""
+    """Raise ``UserError`` if the data, which may be a pattern, include a file in the output."""
     below = f"{whole(output).rstrip('/')}/"
     for file in listing.files:
         if (str(Path(file.uri).absolute()) if file.local else file.uri).startswith(below):

@@ -85,7 +85,7 @@ class RawPredictor:
         return table.take(value_types.codes_of(coded))
 
     def spelled(self, texts: pa.Array) -> np.ndarray:
-        """Return every text as the model expects it, and finally the text for missing values."""
+        """Return every text as the model expects it, and as the last element the text for missing values."""
         clean = value_types.clean(texts.cast(pa.string()), list(self.columns.missing))
         return np.array(
             [*(self.columns.mark if text is None else text for text in clean.to_pylist()), self.columns.mark], object

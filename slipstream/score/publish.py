@@ -73,9 +73,9 @@ def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) 
 
 
 def table_of(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) -> ScoredTable:
-    """Return the record for the manifest.
+    """Return the table's record for its manifest.
 
-    Raises ``UserError``.
+    Raises ``UserError`` as :func:`publish`.
     """
     rows, bad = sum(part.rows for part in parts), [row for part in parts for row in part.bad]
     address = plan.source.address
@@ -175,7 +175,7 @@ def read_manifest(output: str, publication: Publication) -> Manifest:
 def read_scored(output: str, publication: Publication) -> ScoredTable:
     """Return the record in a table's manifest.
 
-    Raises ``UserError``.
+    Raises ``UserError`` on failure.
     """
     return from_tree(
         read_manifest(output, publication).made_by, ScoredTable, f"{output}: the manifest of {publication.key}"
@@ -196,7 +196,7 @@ def check_there(output: str, publication: Publication) -> None:
 def fetch(output: str, publication: Publication, directory: Path) -> Artifact:
     """Copy a table to the fresh ``directory`` and verify every byte.
 
-    Raises ``UserError``.
+    Raises ``UserError`` on failure.
     """
     storage, prefix = storage_for(output), table_prefix(publication.key)
     manifest = read_manifest(output, publication)

@@ -21,9 +21,9 @@ from slipstream.source.text import csv_blocks, json_lines
 from slipstream.source.text.csv_blocks import Parsed, read_blocks
 from slipstream.source.text.text_tables import detect_delimiter, in_one, text_names
 
-#: GiB that determine the rows per read; fewer than in preparation, as more gives no speed.
+#: GiB that determine the rows per read; fewer than in preparation, as larger reads are not faster.
 READ_GIB = 0.25
-#: As in preparation: larger numbers, including infinity, do not fit float32.
+#: Largest valid number, as in preparation; larger ones, including infinity, do not fit float32.
 LARGEST = 1e38
 #: Prefix of kept columns in a batch.
 KEPT = "\0kept "
@@ -204,7 +204,7 @@ def line_of(row: BadRow) -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """File of rows, line of every row (int64 ``[rows]``), and stored values."""
+    """Origin of rows: file, line of every row (int64 ``[rows]``), and their values as stored."""
 
     file: str
     lines: np.ndarray
@@ -218,9 +218,9 @@ def judged(
     origin: Origin,
     wanted: Wanted,
 ) -> Batch:
-    """Return a batch of typed ``columns`` with invalid rows quarantined.
+    """Return a batch of typed ``columns`` and ``kept`` columns, with invalid rows quarantined.
 
-    Invalid values are ``unreadable`` (bool ``[rows]``), infinite or too large.
+    A row is invalid if a value is ``unreadable`` (bool ``[rows]`` per column), infinite or too large.
     """
     rows = len(origin.lines)
     reasons: dict[int, tuple[str, str]] = {}

@@ -162,8 +162,8 @@ class ArrowFile:
     def _of_large(self, index: int, names: list[str], rows: int, size: int) -> Iterator[pa.RecordBatch]:
         """Yield a unit in batches that are copied from a memory map, since Arrow can otherwise only read it whole.
 
-        Every slice is copied right after a check of the file's ``size``, so a truncation can kill the process only
-        during these milliseconds.
+        Every slice is copied right after a check of the file's ``size``, so only a truncation in between can kill the
+        process.
         """
         with pa.memory_map(self._source.uri) as mapping:
             whole = pa.ipc.open_file(mapping).get_batch(index)

@@ -336,7 +336,7 @@ def paths_matching(root: str, below: str) -> list[Path]:
 
 
 def check_folder(path: Path, *, listed: bool) -> None:
-    """Raise ``UserError`` for a folder that cannot be entered or, if ``listed``, cannot be listed."""
+    """Raise ``UserError`` for a folder that cannot be entered or, with ``listed=True``, cannot be listed."""
     if kind_of(path) == "folder":
         with may_fail(path):
             (path / "..").stat()

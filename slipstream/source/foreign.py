@@ -56,7 +56,7 @@ def by_name(name: str) -> str:
 def by_beginning(data: bytes) -> str:
     """Return the error text for an unsupported file that starts with ``data``, with a hint; "" if unknown.
 
-    Signatures of letters only, with which a column name could start (ORCID), also need a control character.
+    A signature of letters only may start a column name (ORC in ORCID), so ``data`` must also have a control character.
     """
     found = next((mark for mark in BEGINNINGS if data.startswith(mark)), b"")
     return "" if found.isalnum() and not CONTROL.search(data) else BEGINNINGS.get(found, "")

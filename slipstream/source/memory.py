@@ -29,7 +29,7 @@ class Budget:
     gib: float
 
     def batch_rows(self, columns: int) -> int:
-        """Return the rows per batch, a multiple of 256; a batch is in memory several times in different forms."""
+        """Return the rows per batch, a multiple of 256, with room for several forms of a batch in memory."""
         return int(np.clip(int(self.gib * GIB) // 64 // (8 * max(columns, 1)), 256, 1 << 16)) // 256 * 256
 
     @property

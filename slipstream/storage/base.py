@@ -75,7 +75,7 @@ class Storage(Protocol):
     base: str
 
     def scratch(self) -> Path:
-        """Return a local directory for files to be put, from which :meth:`put` is cheapest."""
+        """Return a local directory in which to write files before :meth:`put`, which is cheapest from there."""
 
     def put(self, key: str, source: Path | bytes) -> None:
         """Store a file or bytes under ``key`` atomically; a file is moved, so ``source`` disappears."""
@@ -118,7 +118,7 @@ class RequestStore(Protocol):
         """Return size and version of an object; raises ``MissingObject``."""
 
     def fetch(self, source: ObjectInfo, start: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``end``; raises ``AlreadyThere`` if the version has changed."""
+        """Return the bytes from ``start`` to ``end``; raises ``AlreadyThere`` if the object has another version now."""
 
 
 def at_or_below(uri: str, candidates: Iterable[ObjectInfo]) -> list[ObjectInfo]:

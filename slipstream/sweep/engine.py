@@ -47,7 +47,7 @@ def search_of(config: RunConfig, data: PreparedData) -> Search:
 def begin(config: RunConfig, data: PreparedData, address: str) -> None:
     """Start or resume the sweep in the store at ``address``.
 
-    Raises ``UserError`` for an unknown setting or model argument in the space, a value that it rejects, or if the store
+    Raises ``UserError`` if the space has an unknown setting or model argument or an invalid value, or if the store
     holds another sweep.
     """
     from slipstream.models.factory import build

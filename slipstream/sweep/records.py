@@ -1,8 +1,8 @@
 """Immutable records of a sweep, each written once under a unique number.
 
 A trial has a record of its settings, then reports at rungs, then its end. Every record contains a digest of its
-content. A truncated or changed record is ignored and blocks no later one. Of several reports for a rung, or ends, the
-first counts, so a worker that was thought dead cannot change its successor's records.
+content. A truncated or changed record is ignored and blocks no later one. If a trial has several ends or reports for a
+rung, the first counts, so a worker that was thought dead cannot change its successor's records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Proposed:
-    """Start of a trial with ``values`` by setting path; {} for the configuration as given."""
+    """Start of a trial with ``values`` by setting path; {} for the unchanged configuration."""
 
     values: dict[str, Any]
 
@@ -90,7 +90,7 @@ class Identity:
 
     #: Fingerprint of the prepared data.
     data: str
-    #: Settings of the configuration as given, the search space, and the seed of the sampler.
+    #: Settings of the unchanged configuration, the search space, and the seed of the sampler.
     model: dict[str, Any]
     training: dict[str, Any]
     space: dict[str, Any]
@@ -163,8 +163,8 @@ def trials_of(
     """Return the trials, and the reasons for ignored proposals, by trial number.
 
     ``found`` holds the records of every number, in order. Only the first proposal of a number counts, and only if it
-    sets exactly the ``parameters`` to values that can be drawn. The first proposal without values is the configuration
-    as given.
+    sets exactly the ``parameters`` to values that can be drawn. The first proposal without values is the unchanged
+    configuration.
     """
     trials: list[Trial] = []
     ignored: dict[int, str] = {}
@@ -203,5 +203,5 @@ def trial_of(number: int, values: dict[str, Any], records: Sequence[Record]) -> 
 
 
 def given_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial of the configuration as given; None before it is proposed."""
+    """Return the trial of the unchanged configuration; None before it is proposed."""
     return next((trial for trial in trials if not trial.values), None)

@@ -68,12 +68,12 @@ def thinned(curve: Sequence[Point]) -> Sequence[Point]:
 def against_given(
     address: str, asked: ModelConfig, directory: Path, best: TrainedModel, data: PreparedData
 ) -> AgainstGiven | None:
-    """Compare the ``best`` model with the one trained with the settings as given, on the test rows.
+    """Compare the ``best`` model with the one trained with the unchanged configuration, on the test rows.
 
-    Validation rows selected the best of many trials, so it looks too good on them. Each confidence limit may err with
-    2.5 %. The compared model, for the configuration ``asked``, is at ``address`` and downloaded into ``directory``.
-    None, with a warning, if it is missing, damaged or another one: anyone with write access to the store may replace
-    it. Raises ``UserError`` if the test split is empty.
+    Validation rows selected the best of many trials, so it looks too good on them. Each confidence limit holds with
+    97.5 %. The compared model, for the configuration ``asked``, is at ``address`` and downloaded into ``directory``.
+    Returns None, with a warning, if it is missing, damaged or another model, since anyone with write access to the
+    store may replace it. Raises ``UserError`` if the test split is empty.
     """
     records, task = held_out_rows(data), best.signature.task
     try:
@@ -88,7 +88,7 @@ def against_given(
 
 
 def open_given(address: str, asked: ModelConfig, directory: Path, signature: Signature) -> TrainedModel:
-    """Open the model trained with the settings as given.
+    """Open the model trained with the unchanged configuration.
 
     Raises ``UserError`` if it is missing or belongs to another configuration.
     """

@@ -14,8 +14,8 @@ from slipstream.sweep.store import SweepStore
 from slipstream.train.checkpoint.home import CLAIMS, Home, newest
 from slipstream.train.checkpoint.lease import Lease, Sign, Watch, process_lock, within_timeout
 
-#: Attempts, and the pause between them in seconds, at a local lock that another process may hold briefly only to see
-#: whether it is held.
+#: Attempts to take a local lock, and the pause between them in seconds. Another process may hold the lock briefly just
+#: to see whether it is free.
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 0.02
 #: Minimum seconds between two reads of a running trial's lease in a remote store; several fit into the heartbeat
 #: timeout.
@@ -26,7 +26,7 @@ GLANCE_S = 10.0
 class Seen:
     """Number of a trial's last attempt, and whether it is running, at time ``at`` (``time.monotonic``).
 
-    ``held`` is None while that is unknown, because a heartbeat may still follow.
+    ``held`` is None until a heartbeat, or its absence, shows whether the trial is running.
     """
 
     attempt: int

@@ -3,7 +3,7 @@
 ``records/sweep/`` holds the identity of the sweep and the starts of executions; ``records/0007/`` the records of trial
 7. A record (:mod:`slipstream.sweep.records`) is created under the next free number if absent, so workers need neither a
 server nor a lock. ``trials/0007/`` has ``claims/`` and ``leases/``, which limit trial 7 to one worker at a time, and
-``checkpoints/`` of its training until it ends. The trial of the configuration as given also has its ``model/``.
+``checkpoints/`` of its training until it ends. The trial of the unchanged configuration also has its ``model/``.
 
 Anyone with write access to the store may write records. So a trial counts only if its settings can be drawn from the
 space (:func:`~slipstream.sweep.records.trials_of`).
@@ -179,7 +179,7 @@ class SweepStore:
     def keep_model(self, trial: int, directory: Path, names: Iterable[str]) -> None:
         """Store a trained model, with its manifest last.
 
-        Files in ``directory`` are moved; files with equal content may exist already.
+        Files are moved from ``directory``; the store may already have equal ones.
         """
         for name in (*names, MANIFEST):
             self.storage.put(f"{TRIALS}{trial:04d}/model/{name}", directory / name)

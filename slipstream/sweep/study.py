@@ -48,7 +48,7 @@ def is_due(places: Sequence[int], trial: Trial, progress: int) -> bool:
 
 
 def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Proposed:
-    """Return the next trial: the configuration as given first, then sampled values."""
+    """Return the next trial: the unchanged configuration first, then sampled values."""
     if given_of(trials) is None:
         return Proposed({})
     study = study_of(trials, parameters, sampler_of(sweep, len(trials)))
@@ -59,7 +59,7 @@ def propose(sweep: SweepConfig, parameters: Sequence[Parameter], trials: Sequenc
 def stops(sweep: SweepConfig, places: Sequence[int], trials: Sequence[Trial], now: Trial, report: Reported) -> bool:
     """Return True if the trial ``now``, one of ``trials``, stops at this report.
 
-    The configuration as given never stops, because the best is compared with it in the end.
+    The unchanged configuration never stops, because the best trial is compared with it in the end.
     """
     if sweep.pruning == "none" or not now.values or not places:
         return False
@@ -105,7 +105,7 @@ def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict
 def study_of(trials: Sequence[Trial], parameters: Sequence[Parameter], sampler: Any = None) -> Study:
     """Return an Optuna study of the trials.
 
-    It excludes the configuration as given, whose values are not part of the space.
+    It excludes the unchanged configuration, whose values are not part of the space.
     """
     import optuna
 

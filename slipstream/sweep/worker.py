@@ -38,7 +38,7 @@ from slipstream.sweep.trial import Outcome, TrialJob, train_trial
 from slipstream.train.checkpoint.home import CHECKPOINTS, complete
 from slipstream.train.checkpoint.lease import Lease
 
-#: Modules that the server preloads from which trial processes are forked.
+#: Modules preloaded by the server from which trial processes are forked.
 MODULES: tuple[str, ...] = ("torch", "slipstream.train.run", "slipstream.sweep.trial")
 #: Seconds between two searches for a trial to train.
 POLL_S = 1.0
@@ -49,7 +49,7 @@ LOG = logger("sweep")
 
 @dataclass(frozen=True)
 class Search:
-    """Configuration as given, searched parameters, and rungs (:func:`slipstream.sweep.study.rungs`)."""
+    """User's configuration, searched parameters, and rungs (:func:`slipstream.sweep.study.rungs`)."""
 
     config: RunConfig
     parameters: list[Parameter]
@@ -60,7 +60,7 @@ class Search:
 class Pod:
     """A worker's resources and identity: prepared data, scratch directory, number of processes, lease holder.
 
-    Also its execution, and mode and grace period of preemption notices.
+    Further fields: execution, and mode and grace period of preemption notices.
     """
 
     prepared: Path
@@ -236,7 +236,7 @@ class Worker:
     def _follow_until_it_fits(self, taken: Taken, job: TrialJob) -> tuple[Outcome | None, list[Point]]:
         """Run a trial's process, again with smaller micro-batches after running out of memory.
 
-        The trial fails if the same micro-batch count runs out twice, since a larger count then had no effect.
+        The trial fails if memory runs out twice with the same micro-batch count, since a larger one had no effect.
         """
         ran_out = set[int]()
         while True:

@@ -193,8 +193,8 @@ def launch(total: Block, columns: Mapping[str, np.ndarray], around: Around) -> t
 def throttled(beside: np.ndarray, waited: np.ndarray, threads: int) -> tuple[float, str]:
     """Return the seconds lost to the pod's CPU quota or lower GPU clocks, and a sentence about them.
 
-    The kernel counts throttled seconds per thread, and since Linux 6.18 only some of them. ``waited``, the ranks' time
-    ready to run without a processor, includes all of them, but also the time that other processes took.
+    The kernel counts throttled seconds per thread, and since Linux 6.18 misses some. ``waited``, the ranks' time ready
+    to run without a processor, includes all of them, but also the time that other processes took.
     """
     numbers = {name: number for number, name in enumerate(PER_EXCHANGE)}
     periods = beside[:, numbers["periods"]]

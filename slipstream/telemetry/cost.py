@@ -142,7 +142,7 @@ def in_cents(amounts: Sequence[Fraction]) -> list[Decimal]:
 
 
 def together(rows: Sequence[Cost]) -> Cost:
-    """Return the sum of rows; a sum skips rows without that figure."""
+    """Return the sum of every figure over the rows that have it."""
     return Cost(
         sum(row.pod_hours for row in rows),
         sum(row.gpu_hours for row in rows),

@@ -1,7 +1,7 @@
 """Names, types, help texts and labels of a pod's Prometheus metrics.
 
-``monitoring/`` uses no other Slipstream metrics. Units are Prometheus' base units. Names of counters end in ``_total``;
-histograms add the suffixes of their series.
+``monitoring/`` uses no Slipstream metrics but these. Units are Prometheus' base units. Names of counters end in
+``_total``; histograms add the suffixes of their series.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ FACTS = "facts.json"
 def write_facts(directory: Path, facts: NodeFacts) -> None:
     """Write the facts to ``directory``.
 
-    Raises ``OSError``, for example if the disk is full.
+    Raises ``OSError`` on failure.
     """
     (directory / FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
 

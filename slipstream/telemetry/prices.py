@@ -20,7 +20,7 @@ from slipstream.profiles.placement import TYPE_LABEL, Placement
 from slipstream.toml_file import BadToml, read_toml
 
 FILE = Path(__file__).with_name("prices.toml")
-#: GKE's accelerator label, used in addition to ``TYPE_LABEL`` if the placement selects nodes by it.
+#: GKE's accelerator label, used in addition to ``TYPE_LABEL`` if the placement's node selector has it.
 ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
 TABLES = ("sources", "instances", "accelerators", "cpu_instances")
 OLD_DAYS = 90
@@ -178,7 +178,7 @@ def table(path: Path, data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> Instance:
-    """Return the instance of a validated file entry."""
+    """Validate a file entry and return its instance."""
     required, optional = {"gpus", "region", "on_demand", "source"}, {"spot", "gpu"}
     if not isinstance(entry, dict) or not required <= entry.keys() <= required | optional:
         raise UserError(f"{where}: expected {', '.join(sorted(required))} and, if known, spot and gpu")
@@ -195,7 +195,7 @@ def instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -
 
 
 def cpu_instance(where: str, name: str, entry: object, sources: Mapping[str, Any]) -> CpuInstance:
-    """Return the CPU instance of a validated file entry."""
+    """Validate a file entry and return its CPU instance."""
     required = {"cpu", "cores", "region", "on_demand", "source"}
     if not isinstance(entry, dict) or entry.keys() != required:
         raise UserError(f"{where}: expected {', '.join(sorted(required))}")

@@ -164,8 +164,7 @@ def written(value: float | None) -> float:
 def read(directory: Path) -> list[Sample]:
     """Return all intact samples, the oldest first.
 
-    The last hour has one sample per second; earlier there is one per minute, dated as its last second. If times are
-    equal, the seconds file's sample is returned.
+    A minute's sample is dated as its last second. If times are equal, the seconds file's sample is returned.
     """
     return Reader(directory).read()
 
@@ -355,7 +354,7 @@ def mean_of(samples: Sequence[Sample]) -> Sample:
 def mean_device(readings: Sequence[DeviceReading]) -> DeviceReading:
     """Return the mean of the readings in which the device was up.
 
-    It is throttled for a reason if at least half of them are.
+    The mean is throttled for a reason if at least half of these readings are.
     """
     up = [reading for reading in readings if reading.up]
     if not up:

@@ -26,15 +26,15 @@ BLOCK_STEPS, BLOCKS = 16, 512
 class Block:
     """Sums over a block of consecutive steps.
 
-    ``sums`` is float64 ``[ranks, PER_STEP]``. A rank's local work is its step without the exchange. Other fields are
-    taken over the ranks step by step.
+    ``sums`` is float64 ``[ranks, PER_STEP]``. A rank's local work is its step without the exchange. The other fields
+    sum one rank's seconds of every step.
     """
 
     steps: int
     sums: np.ndarray
     #: Seconds of local work of every step's slowest rank.
     slowest: float
-    #: The same without the wait for data.
+    #: Seconds of local work without the wait for data, of every step's slowest rank by this measure.
     slowest_without_data: float
     #: Seconds of exchange of every step's rank that waited least for others.
     least_exchange: float

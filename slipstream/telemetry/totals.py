@@ -71,7 +71,7 @@ class NodeCounter:
 def write_node(directory: Path, totals: NodeTotals) -> None:
     """Write the node's totals.
 
-    Raises ``OSError``, for example if the disk is full.
+    Raises ``OSError`` on failure.
     """
     put_in_place(directory / NODE, asdict(totals))
 
@@ -94,7 +94,7 @@ def read_node(directory: Path) -> NodeTotals:
 def write_totals(directory: Path, totals: RankTotals) -> None:
     """Write a rank's totals.
 
-    Raises ``OSError``, for example if the disk is full.
+    Raises ``OSError`` on failure.
     """
     ranks = directory / RANKS
     ranks.mkdir(parents=True, exist_ok=True)

@@ -63,8 +63,8 @@ def watching(
 def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
     """Start the sampler; log a warning and return None on failure.
 
-    It inherits no open file: a sampler that a driver blocks in the kernel would keep this process's output open for its
-    readers.
+    It inherits no open file. Otherwise a sampler that a driver blocks in the kernel would keep this process's output
+    open after its end.
     """
     named = [f"--{name}={value}" for name, value in asdict(labels).items()]
     priced = [f"--price={name}={dollars!r}" for name, dollars in prices.items()]

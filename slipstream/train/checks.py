@@ -94,7 +94,7 @@ def rows_of_text(config: DataConfig, model: ModelConfig) -> Signature:
 
 
 def traits_of(predictor: Predictor, device: torch.device) -> Traits:
-    """Return a model's traits, probed on ``device``, or on the meta device if the model has no memory."""
+    """Return a model's traits, probed on ``device``, or on the meta device if any parameter is there."""
     return probe(predictor, META if any(parameter.is_meta for parameter in predictor.parameters()) else device)
 
 
@@ -198,7 +198,7 @@ def check_compiler(gpu: bool) -> None:
 def check_memory(predictor: Predictor, training: TrainingConfig, group: Group, precision: str) -> None:
     """Raise ``UserError`` if parameters, gradients and optimiser state do not fit this process's device.
 
-    Also checks free memory of this process's GPU. Other GPUs' processes may have started, so they are not checked.
+    Also checks free memory of this process's GPU, but not of other GPUs, whose processes may have started.
     """
     state, on = ModelState.of(predictor, training), nodes(group.world)
     layout = training.parallel, group.world, on, precision

@@ -57,8 +57,8 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
 def is_finished(output: Path, made_by: Callable[[], Mapping[str, object]]) -> bool:
     """Return True if ``output`` already holds the model of this training.
 
-    torchrun restarts a rank that dies after the end of training. Raises ``UserError`` if ``output`` holds another
-    artifact.
+    This happens if torchrun restarts a rank that died after the end of training. Raises ``UserError`` if ``output``
+    holds another artifact.
     """
     if not (output / MANIFEST).exists():
         return False

@@ -42,8 +42,8 @@ PATIENCE_S = 1.0
 class Batch(NamedTuple):
     """One rank's batch, as views of a reused buffer of whole records.
 
-    So the row stride of tensors is a record's size. They are valid until the next batch is requested; on a GPU, for all
-    work enqueued on the current stream by then.
+    So the row stride of tensors is a record's size. The tensors are valid until the next batch is requested; on a GPU,
+    for all work enqueued on the current stream by then.
     """
 
     #: Tensors ``[rows, *shape]`` in the signature's order.

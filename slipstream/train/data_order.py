@@ -11,7 +11,7 @@ random ones:
 * The *sequence* of an epoch lists all rows. It is divided into strata. A stratum is a segment, or several segments that
   are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows are in
   random order, the same for all blocks of equal length; this suffices, as a row's position in its block is already
-  random. It allows large batches to read a few neighbouring rows at once.
+  random. For large batches a few neighbouring rows stay together, to be read at once.
 * Each stratum is divided into *lanes*, intervals of the sequence of equal length, about :data:`LANES` in all. Every
   batch takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes,
   and contains all segments in the proportion of their sizes.
@@ -181,7 +181,7 @@ class GlobalOrder:
     def _plan(
         self, epoch: int, step: int, steps: int, rank: int, world: int, verified: set[int]
     ) -> tuple[list[BatchPlan], set[int]]:
-        """Return the plans of ``steps`` steps, without the blocks ``verified``, and the blocks that they use."""
+        """Return the plans of ``steps`` steps, and all blocks that they use; ``verified`` are not verified again."""
         # Arrays are int64 ``[steps, lanes]``. Of a lane's interval of the batch this rank reads from ``begin`` to
         # ``end``, which are the rows from ``first`` to ``last`` of the sequence.
         sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
@@ -291,7 +291,7 @@ class StoredOrder:
     def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
         """Yield the batch plans of ``rank``, at least ``rounds``; additional plans have no rows.
 
-        ``consumed`` is the number of the row after the batch.
+        A plan's ``consumed`` is the number of the row after its batch.
         """
         mine, read = share(rank, world, self.blocks.rows), -1
         starts = range(mine.start, mine.stop, self.batch_size)

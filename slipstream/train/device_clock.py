@@ -26,7 +26,7 @@ class Past(NamedTuple):
 
 
 class DeviceClock:
-    """Clock of a device that finishes work before the call returns, like a CPU."""
+    """Clock of a device that works synchronously, like a CPU."""
 
     def mark(self) -> Mark:
         """Mark the end of the work enqueued so far."""

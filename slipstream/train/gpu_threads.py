@@ -1,7 +1,7 @@
 """GPU selection for new threads.
 
-The current device of a new thread is GPU 0, whichever GPU its process uses. Creating a stream there would create a CUDA
-context: half a GiB on GPU 0 for every rank of the machine.
+The current device of a new thread is GPU 0, whichever GPU its process uses. Creating a stream on GPU 0 would create a
+CUDA context there: half a GiB for every rank of the machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Identity of a training: the values that must equal a checkpoint's to resume it.
 
 It covers data, model, settings, the user's model code, the base, the order of the samples and :data:`STEP_VERSION`. It
-has no code version, so a training resumes after code edits. The digests of all modules are stored separately, to name
-changed ones.
+has no code version, so a training resumes after code edits. The digests of all modules are stored separately, so that
+logs can name changed modules.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def identity(
 
 
 def in_older_form(identity: Mapping[str, object], model: ModelConfig) -> dict[str, object]:
-    """Return an identity as releases before :data:`STEP_VERSION` wrote it, without :data:`MANIFESTS`.
+    """Return an identity as releases before :data:`STEP_VERSION` wrote it, without the fields :data:`MANIFESTS`.
 
-    For checkpoint directories that ``training.checkpoint_uri`` names; to be removed with the next release.
+    Only needed for checkpoint directories that ``training.checkpoint_uri`` names; remove it with the next release.
     """
     code = model_code(model, by_bytes=True)
     older = {name: value for name, value in identity.items() if name not in (*MANIFESTS, "model_code")}

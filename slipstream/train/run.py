@@ -145,8 +145,8 @@ def train(
 ) -> dict[str, bytes]:
     """Train to the end, from the newest checkpoint if there is one, and return the record files by name.
 
-    Live progress goes to the paths in ``request``. ``made_for`` is stored with a micro-batch count for the next
-    attempt, if a rank runs out of memory.
+    Live progress goes to the paths in ``request``. If a rank runs out of memory, a higher number of micro-batches is
+    stored for the next attempt, with ``made_for``, the conditions under which it applies.
     """
     training, group, recorder = setup.training, setup.group, guard.recorder
     describe_machine(recorder.record, request.sampled, group)
@@ -214,7 +214,10 @@ def train(
 
 
 def describe_machine(record: AttemptRecord, sampled: Path | None, group: Group) -> None:
-    """Record device, pods, node and spot capacity of this attempt; the node is the host name without a sampler."""
+    """Record device, pods, node and spot capacity of this attempt.
+
+    Without a sampler, the node is the host name.
+    """
     gpu = group.device.type == "cuda"
     record.device = torch.cuda.get_device_name(group.device) if gpu else "cpu"
     record.pods = max(1, group.world // int(os.environ.get("LOCAL_WORLD_SIZE", group.world)))

@@ -311,7 +311,7 @@ class Setup:
 def first_of_machine(group: Group) -> bool:
     """Return True for the first process of a machine or pod, which does work needed once per machine.
 
-    Rank 0 always counts: a single process may have its GPU's number as local rank.
+    Rank 0 always counts, because a single process may have its GPU's number as local rank.
     """
     return group.rank == 0 or os.environ.get("LOCAL_RANK") == "0"
 
@@ -319,7 +319,7 @@ def first_of_machine(group: Group) -> bool:
 def same_origin(address: str, digests: Sequence[str]) -> str:
     """Return the digest of base and adapter on which all machines agree.
 
-    The first process of every machine gives one; other processes' ``digests`` are empty. ``address`` is the base's.
+    ``digests`` are those of all processes, empty except for the first of every machine. ``address`` is the base's.
     Raises ``AgreedUserError`` on all ranks if digests differ.
     """
     found = {digest for digest in digests if digest}

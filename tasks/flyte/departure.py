@@ -9,9 +9,9 @@ All pods share the attempt's output prefix, where Flyte reads the result once th
 error to outputs: ``error.pb`` or, with distributed error aggregation, the earliest ``error*.pb``.
 
 With flytekit alone, every pod overwrites ``error.pb`` or adds a file. Whether the attempt is retried then depends on
-which is read, "peer lost" or the "out of memory" that caused it. Here only one ``error.pb`` is written, with either
-setting. A pod writes a consequence ("peer lost") only if no error exists yet, by a conditional write. A cause ("out of
-memory") replaces a consequence.
+which is read, "peer lost" or the "out of memory" that caused it. Here only one ``error.pb`` is written, with or without
+aggregation. A pod writes a consequence ("peer lost") only if no error exists yet, by a conditional write. A cause ("out
+of memory") replaces a consequence.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ LOG = logger("flyte")
 
 POLL_S = 1.0
 #: Timeout in seconds of a finished pod for the result of rank 0's pod. An upload takes minutes, and the task's timeout
-#: ends the job in any case. After an hour, rank 0's pod hangs, and Flyte starts another attempt.
+#: ends the job in any case. If there is no result after an hour, rank 0's pod hangs; Flyte then starts another attempt.
 RESULT_S = 3600.0
 #: Timeout in seconds of a pod that lost its peers for the cause. The agent of the failed pod notices within a second,
 #: then gives its other workers 30 seconds before it kills them.

@@ -264,7 +264,10 @@ class DistributedTask(PytorchElasticFunctionTask):
             raise
 
     def _let_go(self, outputs: LiteralMap) -> None:
-        """Release the lease on the checkpoint directory; Flyte can find the result in ``outputs``."""
+        """Pass the address of the uploaded result to the function that releases the lease.
+
+        :meth:`Unfinished.deliver` returned this function; ``outputs`` has the address.
+        """
         if self._delivered is None:
             return
         try:
@@ -332,7 +335,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         return config.returns(made)
 
     def _deciding(self, inputs: TaskInputs) -> dict[str, Any]:
-        """Return the inputs that decide the result, which are all that Flyte's cache key includes."""
+        """Return the inputs that decide the result: those in Flyte's cache key."""
         ignored = self.metadata.cache_ignore_input_vars
         return {name: value for name, value in inputs.items() if name not in ignored}
 
@@ -417,8 +420,8 @@ class DistributedTask(PytorchElasticFunctionTask):
     def _run_workers(self, workspace: Workspace, inputs: TaskInputs) -> Any:
         """Run a process group; rerun it with smaller micro-batches if a step ran out of memory.
 
-        Reruns need a single machine or pod, and use no retry, which a single pod may not have. If the same number of
-        micro-batches fails twice, the attempt ends.
+        Only a single machine or pod reruns. A rerun uses no retry, since a single pod may have none. If the same number
+        of micro-batches fails twice, the attempt ends.
         """
         ran_out = set[int]()
         while True:

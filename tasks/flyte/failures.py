@@ -4,7 +4,7 @@ A failure is recoverable if another attempt can help: the machine was preempted,
 lost, a store was unavailable, or a step ran out of memory and micro-batches can be smaller. A user's mistake, a
 non-finite loss, other lack of memory and bugs are not recoverable: a retry would fail again. If failures cause each
 other, an unrecoverable one is the *cause*, and a recoverable one may be its *consequence*. torch elastic tells the
-agent only of the first failing worker, which may be either. So every worker writes a report of its end, and the agent
+agent only of the first failure, which may be either. So every worker writes a report of its end, and the agent
 uses the worst.
 """
 

@@ -1,4 +1,4 @@
-"""Addresses of checkpoint directories, which outlive pods and executions, and this attempt as their holder."""
+"""Addresses of checkpoint directories, which outlive pods and executions; the identity that leases one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def home_of(stage: str, inputs: Mapping[str, object], placement: Placement, amon
     """Return the address of a stage's checkpoint directory, the same for every attempt, recovery and relaunch.
 
     ``inputs`` are all inputs that decide the result; artifacts among them must be on this machine. The code version is
-    not part of the address: unfinished work resumes after a change of the code, and reports the change.
+    not part of the address: unfinished work resumes after a change of the code, which is logged.
     """
     key = content_key(stage, "", {name: describe(value) for name, value in inputs.items()})
     if runs_locally():

@@ -65,7 +65,7 @@ def has_address(name: str) -> bool:
 
 @contextmanager
 def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
-    """Log the missing pods periodically until ``met`` is set or the block ends."""
+    """Log the missing pods periodically until ``all_met`` is called or the block ends."""
     waiting = WaitingForPods(nodes)
 
     def say() -> None:

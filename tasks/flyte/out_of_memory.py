@@ -1,7 +1,7 @@
 """Errors that name the kernel's out-of-memory kill as the cause, and the setting to increase.
 
-A kill at the pod's own limit would recur, so it is not retried. If the node had no memory left, it is: another node may
-have more.
+A kill at the pod's own limit would recur, so it is not retried. If the node had no memory left, the pod is retried,
+since another node may have more.
 """
 
 from __future__ import annotations

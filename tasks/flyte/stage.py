@@ -145,8 +145,8 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
     """Make the stage's artifact, or reuse it.
 
     ``make(directory, key)`` writes the artifact into the new ``directory``. For a stage that searches for earlier
-    results itself, it returns True if it found one. Locally the result is stored under a key of inputs and code. In a
-    pod Flyte caches and uploads it.
+    results itself, ``make`` returns True if it found one. Locally the result is stored under a key of inputs and code.
+    In a pod Flyte caches and uploads it.
     """
     key = key_of(stage, inputs)
     started = time.perf_counter()

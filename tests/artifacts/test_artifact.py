@@ -65,7 +65,7 @@ def test_what_a_killed_process_left_is_replaced_and_nothing_is_written_twice(tmp
     assert (tmp_path / "weights").exists()
     writer = ArtifactWriter(tmp_path)
     writer.write_bytes("weights", b"whole")
-    with pytest.raises(ValueError, match="weights is written already"):
+    with pytest.raises(ValueError, match="weights"):
         writer.write_bytes("weights", b"again")
     assert writer.finish("kind", {}).read_bytes("weights") == b"whole"
 

@@ -157,6 +157,7 @@ def pythons() -> list[str]:
     return found
 
 
+@pytest.mark.prove
 def test_the_digests_are_equal_on_all_versions_of_python() -> None:
     others = pythons()
     if not others:

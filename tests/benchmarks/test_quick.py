@@ -28,23 +28,10 @@ MAY_BE_NOTHING = (
     *("marks", "marks_low", "marks_high", "others", "kills"),
 )
 BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
-#: Parts that start interpreters or load libraries for seconds, to do what other tests do as well (verdicts on provoked
-#: faults, a sweep's worker, a task by ``pyflyte``), or what only the libraries do: `make prove` runs them.
-LONGER = {"loader": "peers", "sweep": "real", "telemetry": "peer", "trainer": "libraries"}
-#: The other parts of these.
-SHORTER = {
-    "loader": ("bound", "shuffle"),
-    "sweep": ("simulated",),
-    "telemetry": ("sampler", "upload", "marks", "steps"),
-    "trainer": ("same", "usual"),
-}
+#: The part of a sweep that starts no training is the cheapest benchmark: `make test` has no other.
 FORMS = [
-    *(pytest.param(path, SHORTER.get(path.stem, ()), id=path.stem) for path in BENCHMARKS),
-    *(
-        pytest.param(path, (LONGER[path.stem],), id=f"{path.stem}: {LONGER[path.stem]}", marks=pytest.mark.prove)
-        for path in BENCHMARKS
-        if path.stem in LONGER
-    ),
+    pytest.param(REPOSITORY / "benchmarks/sweep.py", ("simulated",), id="sweep, simulated"),
+    *(pytest.param(path, (), id=path.stem, marks=pytest.mark.prove) for path in BENCHMARKS),
 ]
 
 
@@ -81,12 +68,6 @@ def in_process(benchmark: Path, parts: tuple[str, ...], target: Path) -> str:
     with at_most(SECONDS):
         chosen = [word for part in parts for word in ("--part", part)]
         return CliRunner().invoke(main, ["--quick", "--json", str(target), *chosen], catch_exceptions=False).stdout
-
-
-def test_all_parts_are_in_one_of_both_forms() -> None:
-    for name, part in LONGER.items():
-        (option,) = [each for each in importlib.import_module(name).main.params if each.name == "parts"]
-        assert sorted(option.type.choices) == sorted([part, *SHORTER[name]])
 
 
 @contextmanager

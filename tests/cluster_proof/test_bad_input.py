@@ -15,6 +15,7 @@ import grpc
 import pytest
 from flyteidl.admin import project_pb2, version_pb2
 
+from slipstream.doctor.archive import Package
 from slipstream.doctor.kubectl import KubectlError
 from slipstream.errors import UserError
 from slipstream.flyte.backend import FlyteBackend
@@ -26,7 +27,6 @@ from tests.support import fake_kubectl
 from tests.support.command_line import Ended, invoke
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import BUCKET, FlyteAdmin, serving, write_config
-from tests.support.package import package
 
 NAMESPACE = "flytesnacks-development"
 
@@ -133,12 +133,12 @@ def test_an_endpoint_that_serves_pages(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def quick_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Package by the fork server, a third as long as by a new pyflyte, which the rehearsals use."""
-    monkeypatch.setattr(command, "package_workflows", lambda workdir, profile: package(workdir, profile.name))
+def packaged_once(package_for: Callable[[str], Package], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "package_workflows", lambda workdir, profile: package_for(profile.name))
 
 
-@pytest.mark.usefixtures("quick_package")
+@pytest.mark.usefixtures("packaged_once")
+@pytest.mark.prove
 def test_a_profile_that_the_cluster_has_no_room_for(
     admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_package_that_cannot_be_made_is_the_last_line_of_pyflyte(
     assert said.endswith("pyflyte package: no such thing")
 
 
-@pytest.mark.usefixtures("quick_package")
+@pytest.mark.usefixtures("packaged_once")
 def test_it_says_what_it_will_do_and_asks_first(
     admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slipstream.subcommands import slipstream
 from tests.support import REPOSITORY
-from tests.support.command_line import Ended, run_process
+from tests.support.command_line import Ended, invoke, run_process
 
 ALONE = [sys.executable, "-m", "slipstream", "collectives"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "slipstream", "collectives"]
@@ -23,6 +24,12 @@ def start(directory: Path, command: list[str], settings: str = "launches: 2", *m
     (directory / "run.yaml").write_text(f"collectives: {SMALL.format(settings)}\n")
     words = [*command, "--config", "run.yaml", *more]
     return run_process(words, directory, {"PYTHONPATH": str(REPOSITORY), **environment})
+
+
+def here(directory: Path, settings: str = "launches: 2", *more: str, **environment: str) -> Ended:
+    """:func:`start` alone, in this process."""
+    (directory / "run.yaml").write_text(f"collectives: {SMALL.format(settings)}\n")
+    return invoke(slipstream, directory, ["collectives", "--config", "run.yaml", *more], environment)
 
 
 def measured(output: str) -> list[str]:
@@ -37,7 +44,7 @@ def measured(output: str) -> list[str]:
 
 
 def test_it_starts_its_own_processes_and_keeps_the_profile(tmp_path: Path) -> None:
-    ended = start(tmp_path, ALONE, "launches: 2", "--processes", "4", "--json", "profile.json", "--csv", "profile.csv")
+    ended = here(tmp_path, "launches: 2", "--processes", "4", "--json", "profile.json", "--csv", "profile.csv")
     assert ended.returncode == 0, ended.stdout
     assert "# 4 processes, gloo, torch " in ended.stdout and ", 2 launches" in ended.stdout
     assert measured(ended.stdout) == [f"all_reduce {n}" for n in (1024, 4096)] + ["barrier 0"]
@@ -49,6 +56,7 @@ def test_it_starts_its_own_processes_and_keeps_the_profile(tmp_path: Path) -> No
     assert json.loads(kept.read_text()) == profile
 
 
+@pytest.mark.prove
 def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
     """A smaller group, without some of the processes, is measured in the same table."""
     ended = start(tmp_path, TORCHRUN, "launches: 1, worlds: [2, 4]")
@@ -73,14 +81,14 @@ def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, settings: str, environment: dict[str, str], said: str) -> None:
-    ended = start(tmp_path, ALONE, settings, **environment)
+    ended = here(tmp_path, settings, **environment)
     assert ended.returncode == 1
     (line,) = ended.stdout.strip().splitlines()
     assert line.startswith(said)
 
 
 def test_more_processes_than_gpus_is_one_line(tmp_path: Path) -> None:
-    ended = start(tmp_path, ALONE, "launches: 2", "--processes", "3", CUDA_VISIBLE_DEVICES="0")
+    ended = here(tmp_path, "launches: 2", "--processes", "3", CUDA_VISIBLE_DEVICES="0")
     assert ended.returncode == 1
     (line,) = ended.stdout.strip().splitlines()
     assert line.startswith("Error: 3 processes for 1 GPU: each process needs one of its own")

@@ -39,7 +39,7 @@ def profile(
     )
 
 
-@pytest.mark.parametrize("history", [1, 2, 5])
+@pytest.mark.parametrize("history", [1, 2, pytest.param(5, marks=pytest.mark.prove)])
 def test_a_link_of_154_instead_of_200_is_found_and_nothing_else_is(history: int) -> None:
     found = false = before = 0
     for seed in range(30):
@@ -162,7 +162,7 @@ def of(logarithms: np.ndarray) -> NetworkProfile:
     return NetworkProfile(fingerprint, 0.0, measurements, Topology((Host((0, 1), "cpu", 2, 1, ("cpu", "cpu")),), LINK))
 
 
-@pytest.mark.parametrize("kind", ["normal", "two kinds"])
+@pytest.mark.parametrize("kind", [pytest.param("normal", marks=pytest.mark.prove), "two kinds"])
 def test_looking_again_costs_no_false_alarm(kind: str) -> None:
     """Of 70 comparisons 0.7 may be; with the whole error at each look there were 2 and 6."""
     alarms = sum(looked(np.random.default_rng(seed), KINDS[kind], 2) == "slower" for seed in range(80, 150))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from tests.support.command_line import REPOSITORY, Ended, invoke, run_process
+from slipstream.subcommands import slipstream
+from tests.support.command_line import REPOSITORY, Ended, invoke
 
 SMALL = {
     "operations": ["all_reduce"],
@@ -28,8 +28,7 @@ WORKFLOW = str(REPOSITORY / "workflows/collectives.py")
 
 def command(directory: Path, *words: str) -> Ended:
     (directory / "run.json").write_text(json.dumps({"collectives": SMALL}))
-    start = [sys.executable, "-m", "slipstream", "collectives", *words, "--config", "run.json"]
-    return run_process(start, directory, {"PYTHONPATH": str(REPOSITORY)})
+    return invoke(slipstream, directory, ["collectives", *words, "--config", "run.json"], {})
 
 
 @pytest.mark.prove

@@ -79,7 +79,12 @@ def test_some_of_the_ranks_are_a_group_of_their_own() -> None:
         ("refuse", UserError, "^largest: too much$"),
         ("bug", RuntimeError, "rank 2 failed during the part that fails: .*KeyError"),
         ("die", Interrupted, "^rank 2 died .SIGKILL.* during the part that fails$"),
-        ("hang", Interrupted, "^rank 2 did not continue within 2 s, during the part that fails$"),
+        pytest.param(
+            "hang",
+            Interrupted,
+            "^rank 2 did not continue within 2 s, during the part that fails$",
+            marks=pytest.mark.prove,
+        ),
     ],
 )
 def test_the_rank_to_blame_is_named_in_time(kind: str, error: type[Exception], said: str) -> None:

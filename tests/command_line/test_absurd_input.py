@@ -65,15 +65,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
             "",
             "covers 65,743 days, from 2026-11-02 to 2206-11-02; expected 3,660",
         ),
-        (["2026-11-02T00:00+00:00,1", "0001-01-01T00:00+05:00,1"], "", "line 3: time 0001-01-01T00:00+05:00: expected"),
-        (
-            ["2026-11-02T00:00,1e15", *HOURS[1:]],
-            "",
-            "has 2.78e+11 requests a second in its busiest minute; expected",
-        ),
         (HOURS, PRICES.replace("= 3", "= 999999999999999999999"), MANY_DIGITS),
-        (HOURS, f'{PRICES}[accelerators]\nnvidia-l4 = ["mine"]\n', "accelerators.nvidia-l4: there is no instance ['mi"),
         *more(
+            (
+                ["2026-11-02T00:00+00:00,1", "0001-01-01T00:00+05:00,1"],
+                "",
+                "line 3: time 0001-01-01T00:00+05:00: expected",
+            ),
+            (
+                ["2026-11-02T00:00,1e15", *HOURS[1:]],
+                "",
+                "has 2.78e+11 requests a second in its busiest minute; expected",
+            ),
+            (
+                HOURS,
+                f'{PRICES}[accelerators]\nnvidia-l4 = ["mine"]\n',
+                "accelerators.nvidia-l4: there is no instance ['mi",
+            ),
             (
                 ["0001-01-01T00:00+05:00,1", *(f"{each}" for each in HOURS)],
                 "",
@@ -138,6 +146,7 @@ def test_a_profile(tmp_path: Path, text: str, said: str) -> None:
     refused(slipstream("profiles", tmp_path / "mine.toml"), said, help_of("profiles"))
 
 
+@MORE
 def test_a_profile_of_a_workflow(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SPOT)
     asked = [str(PYFLYTE), "run", str(TRAINING), "prepare", "--data", "nothing.csv", "--target", "y"]
@@ -155,20 +164,19 @@ def test_schedules(tmp_path: Path, text: str, said: str) -> None:
     refused(ran, said, help_of("schedules"))
 
 
+@MORE
 @pytest.mark.parametrize(
     ("options", "layers", "said"),
     [
         (["--length", "16"], 2**31 - 1, "model.arguments.num_hidden_layers: 2147483647 is not allowed; expected at le"),
-        *more(
-            (["--length", 2**31 - 1], 2, "--length 2147483647: expected a whole number from 1 to 1,048,576"),
-            (["--length", "9" * 5000], 2, "--length"),
-            (
-                ["--length", "16", "--devices", 2**31 - 1],
-                2,
-                "--devices 2147483647: expected a whole number from 1 to 100,",
-            ),
-            (["--length", "16", "--memory", "9" * 400 + "GiB"], 2, "expected a device's memory, such as 24GiB or 80GB"),
+        (["--length", 2**31 - 1], 2, "--length 2147483647: expected a whole number from 1 to 1,048,576"),
+        (["--length", "9" * 5000], 2, "--length"),
+        (
+            ["--length", "16", "--devices", 2**31 - 1],
+            2,
+            "--devices 2147483647: expected a whole number from 1 to 100,",
         ),
+        (["--length", "16", "--memory", "9" * 400 + "GiB"], 2, "expected a device's memory, such as 24GiB or 80GB"),
     ],
 )
 def test_memory(tmp_path: Path, options: list[object], layers: int, said: str) -> None:

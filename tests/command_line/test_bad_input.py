@@ -149,7 +149,11 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
         r"absent\.yaml: no such file; expected a YAML",
     ),
     "a configuration that is a directory": (None, ["--config", "."], r"\.: cannot be read: .*Is a directory"),
-    "no such factory": (None, ["--config", '{"model": {"name": "mine.nets:build"}}'], r"model\.name.*mine"),
+    "no such factory": (
+        csv("t.csv", HEADER + GOOD),
+        ["--data", "t.csv", "--target", "y", "--config", '{"model": {"name": "mine.nets:build"}}'],
+        r"model\.name.*mine",
+    ),
 }
 
 
@@ -196,11 +200,11 @@ def test_an_option_that_is_missing_is_named(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("file", ["training", "scoring", "sweep"])
-def test_workflows_start_where_text_is_ascii_by_default(file: str, tmp_path: Path) -> None:
+def test_workflows_start_where_text_is_ascii_by_default(tmp_path: Path) -> None:
     """flytekit's own help has other characters, hence stdout has an encoding."""
     variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "utf-8"}
-    code = "import locale, sys; print(locale.getpreferredencoding(False)); import workflows." + file
+    code = "import locale; print(locale.getpreferredencoding(False))\n"
+    code += "import workflows.training, workflows.scoring, workflows.sweep"
     started = run_process([sys.executable, "-c", code], tmp_path, {**variables, "PYTHONPATH": str(REPOSITORY)})
     assert started.returncode == 0 and started.stdout.splitlines()[0] in ("ANSI_X3.4-1968", "US-ASCII"), started.stdout
 
@@ -229,6 +233,7 @@ def test_a_factory_that_raises_is_refused_by_all_workers_and_said_once(pyflyte_r
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.prove
 def test_a_mistake_that_one_rank_alone_makes_stops_all(pyflyte_run: Run, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "import os\n"

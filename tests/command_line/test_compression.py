@@ -39,6 +39,7 @@ def result_of(stdout: str, tmp_path: Path) -> Path:
     return tmp_path / found[1]
 
 
+@pytest.mark.prove
 def test_units_are_removed_and_then_reused(model: tuple[str, str], pyflyte_run: Run, tmp_path: Path) -> None:
     given = arguments(model, share=0.5)
     first = pyflyte_run(*given, workflow="prune")

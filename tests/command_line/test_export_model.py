@@ -78,7 +78,7 @@ def test_a_provider_that_is_not_there_is_one_line(model: tuple[str, str], pyflyt
 def test_a_mistake_is_one_line(
     swapped: tuple[int, int], settings: dict[str, float], message: str, model: tuple[str, str], pyflyte_run: Run
 ) -> None:
-    config = json.dumps({"export": {"seconds": 0.5, **settings}})
+    config = json.dumps({"export": {"seconds": 0.05, **settings}})
     arguments = ("--model", model[swapped[0]], "--data", model[swapped[1]], "--config", config)
     ended = pyflyte_run(*arguments, workflow="export_model")
     assert ended.returncode != 0 and message in one_message(ended.stdout), ended.stdout

@@ -19,24 +19,22 @@ def loaded_by(*modules: str) -> list[set[str]]:
     return [set(line.split()) for line in said.splitlines() if line.startswith("loaded ")]
 
 
-def test_the_workflow_loads_no_engine() -> None:
-    (loaded,) = loaded_by("workflows.training")
-    assert "flytekit" in loaded and not loaded & set(HEAVY)
-
-
 COUNT = """
-import collections, mashumaro.jsonschema as schema
+import collections, sys, mashumaro.jsonschema as schema
 counts, build = collections.Counter(), schema.build_json_schema
 schema.build_json_schema = lambda of: counts.update([of.__name__]) or build(of)
 import workflows.training
 print(counts["StageRun"], counts["TrainingConfig"], max(counts.values()))
+print(*sys.modules)
 """
 
 
-def test_a_dataclass_is_described_once() -> None:
+def test_the_workflow_loads_no_engine_and_describes_a_dataclass_once() -> None:
     """Flyte's type of it, for all signatures that mention it; once more where a hash method belongs to it."""
     said = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True).stdout
-    assert said.split() == ["1", "2", "2"]
+    described, loaded = (set(line.split()) if "flytekit" in line else line.split() for line in said.splitlines()[-2:])
+    assert described == ["1", "2", "2"]
+    assert "flytekit" in loaded and not set(loaded) & set(HEAVY)
 
 
 EQUAL = """
@@ -68,39 +66,40 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
     assert described == TypeEngine.to_literal_type(ModelSize)
 
 
-def test_tasks_without_a_process_group_load_no_torch() -> None:
-    for room, loaded in zip(PLAIN, loaded_by(*(f"tasks.{room}" for room in PLAIN)), strict=True):
-        assert f"tasks.{room}" in loaded, room
-        assert not loaded & {"torch", "scipy", *HEAVY}, room
-
-
-#: Imports a module as a pod does: inside of flytekit's execution of a task.
+#: Imports modules as a pod does, inside of flytekit's execution of a task, and says after each what is loaded.
 AS_A_POD = """
-import sys
+import importlib, sys
 from flytekit.bin.entrypoint import setup_execution
 before = set(sys.modules)
 with setup_execution(raw_output_data_prefix="raw"):
-    import {}
-print("loaded", *(set(sys.modules) - before))
+    for name in {!r}:
+        importlib.import_module(name)
+        print("loaded", *(set(sys.modules) - before))
+        assert "torch" not in before and "scipy" not in before
 """
 
 
-@pytest.mark.parametrize("room", PLAIN)
-def test_a_pod_loads_no_library_before_its_work_and_describes_no_dataclass(room: str) -> None:
-    code = AS_A_POD.format(f"tasks.{room}")
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    loaded = set(said.split())
-    assert f"tasks.{room}" in loaded
-    assert not loaded & {"mashumaro.jsonschema", "numpy", "pandas", "pyarrow", "boto3", "torch", *HEAVY}
+def as_a_pod(*modules: str, then: str = "") -> list[str]:
+    code = AS_A_POD.format(modules) + then
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_pod_loads_no_library_before_its_work_and_describes_no_dataclass() -> None:
+    """Import tasks without a process group, one after the other."""
+    rooms = [f"tasks.{room}" for room in PLAIN]
+    said = [set(line.split()) for line in as_a_pod(*rooms) if line.startswith("loaded ")]
+    for room, loaded in zip(rooms, said, strict=True):
+        assert room in loaded
+        unwanted = {"mashumaro.jsonschema", "numpy", "pandas", "pyarrow", "boto3", "torch", "scipy", *HEAVY}
+        assert not loaded & unwanted, room
 
 
 def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
-    code = AS_A_POD.format("tasks.train, slipstream.train.run") + (
+    then = (
         "print(not {'pandas._libs', 'pyarrow.lib'} & set(sys.modules))\n"
         "import pandas; print(pandas.DataFrame({'a': [1]}).shape)\n"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines()[-2:] == ["True", "(1, 1)"]
+    assert as_a_pod("tasks.train", "slipstream.train.run", then=then)[-2:] == ["True", "(1, 1)"]
 
 
 @pytest.mark.parametrize("engine", ["data_engine", "engine"])

@@ -21,6 +21,8 @@ from tests.support.quick_config import EXPORT, NETWORK
 
 STAGES = ("prepare", "train", "evaluate", "export", "collectives")
 QUICK = {"training": {"epochs": 3}, "export": EXPORT, "collectives": NETWORK}
+#: A network that is trained and exported in a moment.
+SMALL = {**QUICK, "model": {"arguments": {"widths": [8], "depth": 1}}, "training": {"epochs": 1}}
 
 
 def made(output: str) -> dict[str, str]:
@@ -37,7 +39,7 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: Path) -> None:
-    first = start_in(tmp_path, "--config", json.dumps(QUICK))
+    first = start_in(tmp_path, "--config", json.dumps(SMALL))
     assert first.returncode == 0, first.stdout
     assert made(first.stdout) == dict.fromkeys(STAGES, "made"), first.stdout
     directory = run_directory(tmp_path)
@@ -51,7 +53,7 @@ def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: P
     assert session.run(None, {image.name: np.zeros((7, 1, 8, 8), np.uint8)})[0].shape == (7, 10)
     assert not list(tmp_path.glob(".slipstream/checkpoints/*/step-*")), "checkpoints outlived the finished training"
 
-    second = pyflyte_run("--config", json.dumps(QUICK))
+    second = pyflyte_run("--config", json.dumps(SMALL))
     assert second.returncode == 0 and made(second.stdout) == dict.fromkeys(STAGES, "reused"), second.stdout
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
@@ -61,7 +63,7 @@ def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: P
     data[1000] ^= 1
     rows.write_bytes(data)
     shutil.rmtree(next(tmp_path.glob(".slipstream/evaluate/*")))
-    third = pyflyte_run("--config", json.dumps({**QUICK, "export": {**EXPORT, "opset": 21}}))
+    third = pyflyte_run("--config", json.dumps({**SMALL, "export": {**EXPORT, "opset": 21}}))
     assert third.returncode == 0, third.stdout
     assert made(third.stdout) == {
         "prepare": "damaged then made",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
 from tests.support.command_line import Run, start_in
@@ -102,6 +103,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+@pytest.mark.prove
 def test_a_killed_prepare_goes_on_when_it_is_started_again(pyflyte_run: Run, tmp_path: Path) -> None:
     (tmp_path / "shop.csv").write_text(table())
     (tmp_path / "fault").mkdir()

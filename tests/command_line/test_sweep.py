@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from slipstream.sweep.command import main as sweep_command
@@ -27,9 +28,13 @@ PARAMETERS = untyped_parameters(SWEEP["space"])
 
 def config(**sweep: Any) -> str:
     training = {"epochs": 4, "batch_size": 64, "learning_rate": 1e-5}
-    return json.dumps({"training": training, "export": EXPORT, "collectives": NETWORK, "sweep": {**SWEEP, **sweep}})
+    model = {"arguments": {"hidden": [8]}}
+    return json.dumps(
+        {"training": training, "model": model, "export": EXPORT, "collectives": NETWORK, "sweep": {**SWEEP, **sweep}}
+    )
 
 
+@pytest.mark.prove
 def test_it_searches_trains_the_best_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(table_text(600))
     arguments = ("--data", "table.csv", "--target", "y", "--config")

@@ -163,6 +163,7 @@ def work_on(model: Path, prepared: Path, method: str = "prune", **settings: obje
     return CompressionRun(TrainedModel.open(model), PreparedData.open(prepared), config)
 
 
+@pytest.mark.prove
 def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -> None:
     from slipstream.artifacts.results.export import read_export
     from slipstream.export.config import ExportConfig

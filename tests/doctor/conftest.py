@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slipstream.doctor.archive import Package, read_package
-from tests.support.package import package
 
 
 @pytest.fixture(scope="session")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archive(archive_for: Callable[[str], Path]) -> Path:
     """What ``pyflyte package`` writes for two nodes of eight GPUs on spot."""
-    directory = tmp_path_factory.mktemp("doctor")
-    package(directory, "a100-spot")
-    return directory / "flyte.tgz"
+    return archive_for("a100-spot")
 
 
 @pytest.fixture

@@ -134,6 +134,7 @@ def measured(model: Predictor, data: PreparedData, documents: list[Document], co
     return bits_per_byte(bits, sizes), bits_per_byte(beside_bits(KneserNey(train, context), documents), sizes)
 
 
+@pytest.mark.prove
 def test_150_steps_are_better_than_one_byte_of_context(tmp_path: Path) -> None:
     """By 0.3 bits per byte: 0.5 million parameters, 150 steps of 1,024 tokens."""
     data = prepare_language(tmp_path / "data", "", tokenizer="train", vocabulary=2048, length=128)

@@ -23,7 +23,7 @@ from slipstream.proofs.gpu.trainings import write_prepared, write_table
 from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses, same_wording
 
-SHORT = ExportConfig(seconds=1.0)
+SHORT = ExportConfig(seconds=0.3)
 
 
 class Network(nn.Module):
@@ -128,7 +128,7 @@ def test_too_few_rows_to_calibrate(data: PreparedData, tmp_path: Path) -> None:
     why = "export.calibration_rows: the training split has 15 rows for calibration; expected at least 16"
     assert why not in reasons["dynamic"]
     same_wording(reasons["u8s8-smooth"])
-    asked = ExportConfig(seconds=1.0, tensorrt=True)
+    asked = ExportConfig(seconds=0.3, tensorrt=True)
     assert refusal(tmp_path / "again", trained_on(data, 1), few, asked) == why
     with refuses(UserError, match=r"export\.calibration_rows:"):
         ExportConfig(calibration_rows=8)

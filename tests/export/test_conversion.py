@@ -40,7 +40,7 @@ class Exported:
         return inputs_of(self.data.signature, self.data.split("test")[:rows])
 
 
-@pytest.fixture(scope="module", params=["table", "image", "regression"])
+@pytest.fixture(scope="module", params=["table", "image", pytest.param("regression", marks=pytest.mark.prove)])
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     directory = tmp_path_factory.mktemp(request.param)
     makers = {

@@ -56,7 +56,9 @@ class Case:
         return next(v for v in self.report["variants"] if v["name"] == name)
 
 
-@pytest.fixture(scope="module", params=["table", "image", "regression"])
+@pytest.fixture(
+    scope="module", params=["table", *(pytest.param(name, marks=pytest.mark.prove) for name in ("image", "regression"))]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = tmp_path_factory.mktemp(request.param)
     makers = {
@@ -151,7 +153,8 @@ def fake_timing(speeds: Mapping[str, float]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("speed", "doubt", "chosen"), [(4.0, "take", "int8"), (4.0, "keep", "fp32"), (1.0, "take", "fp32")]
+    ("speed", "doubt", "chosen"),
+    [(4.0, "take", "int8"), (4.0, "keep", "fp32"), pytest.param(1.0, "take", "fp32", marks=pytest.mark.prove)],
 )
 def test_what_was_measured_decides(
     speed: float, doubt: Any, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

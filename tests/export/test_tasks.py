@@ -15,6 +15,7 @@ from tasks.export import evaluate_and_export, export
 from tests.support.toys import untrained
 
 
+@pytest.mark.prove
 def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = write_table(tmp_path / "data", "regression")

@@ -95,6 +95,7 @@ def test_the_line_that_is_told_loads_it(
         torch.testing.assert_close(theirs(input_ids=rows).logits, trained.load()(rows), rtol=0, atol=1e-5)
 
 
+@pytest.mark.prove
 def test_at_the_limit_there_are_variants(trained: TrainedModel, data: PreparedData, tmp_path: Path) -> None:
     engine.export(tmp_path / "out", trained, data, ExportConfig(most_parameters=20_640, seconds=0.01), {})
     report = read_export(tmp_path / "out")

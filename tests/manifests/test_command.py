@@ -43,7 +43,7 @@ def test_it_lists_what_it_wrote_and_what_each_is_for(tmp_path: Path) -> None:
     assert "StaticCapacity" not in ended.output
     h100 = called("h100-efa-spot", "--out", tmp_path / "h100").output
     same_wording(line_with("StaticCapacity", h100))
-    assert h100.count("--replicas=2, as Karpenter makes none for hugepages-2Mi\n") == 2
+    assert h100.count("--replicas=2, as Karpenter does not create nodes for hugepages-2Mi\n") == 2
 
 
 def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

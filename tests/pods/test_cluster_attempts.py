@@ -28,6 +28,7 @@ def bucket(server: FaultyS3) -> S3Bucket:
     return S3Bucket(server.url, "attempts", patient=False)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("job", [False, True])
 def test_the_next_attempt_runs_beside_the_pods_of_the_one_before(job: bool, bucket: S3Bucket, tmp_path: Path) -> None:
     execution = Shell(FIRST_LASTS, job=job, retries=int(job)).execution(bucket, tmp_path, f"overlap-{job}".lower())
@@ -49,6 +50,7 @@ def test_the_next_attempt_runs_beside_the_pods_of_the_one_before(job: bool, buck
     assert execution.record.spent == {"user": int(job), "system": int(not job)}
 
 
+@pytest.mark.prove
 def test_the_last_attempt_that_the_system_pays_for_is_kept_from_spot_nodes(bucket: S3Bucket, tmp_path: Path) -> None:
     spot, demand = SchedulerNode("spot", room=9, taint=SPOT), SchedulerNode("on demand", room=9)
     task = Shell("sleep 60", interruptible=True)
@@ -86,7 +88,9 @@ def test_a_pod_that_is_deleted_while_it_waits_for_room_is_the_systems_as_well(bu
     assert succeeded and succeeded.succeeded and [pod.exit_code for pod in execution.pods] == [None, 0]
 
 
-@pytest.mark.parametrize("how", ["OOMKilled 0", "OOMKilled 137", "OOMKilled 247"])
+@pytest.mark.parametrize(
+    "how", ["OOMKilled 137", *(pytest.param(f"OOMKilled {code}", marks=pytest.mark.prove) for code in (0, 247))]
+)
 def test_out_of_memory_spends_the_users_retries(how: How, bucket: S3Bucket, tmp_path: Path) -> None:
     execution = Shell("sleep 60 & echo ready; wait $!; exit 0", retries=1).execution(bucket, tmp_path, how[10:])
     with under_way(execution) as running:

@@ -33,6 +33,7 @@ def away(server: FaultyS3) -> Callable[[], None]:
     return back
 
 
+@pytest.mark.prove
 def test_eleven_failed_rounds_end_a_cached_task_in_its_midst_and_its_pod(
     bucket: S3Bucket, server: FaultyS3, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_with_more_retries_the_same_outage_is_survived_and_the_count_never_goes_
     assert execution.pods == [pod] and not pod.deleted and pod.exit_code == 0
 
 
+@pytest.mark.prove
 def test_in_the_midst_of_a_task_that_is_not_cached_nothing_is_read(
     bucket: S3Bucket, server: FaultyS3, tmp_path: Path
 ) -> None:
@@ -82,7 +84,7 @@ def test_in_the_midst_of_a_task_that_is_not_cached_nothing_is_read(
     assert execution.rounds.failed == server.refused == 0
 
 
-@pytest.mark.parametrize("refusals", [RETRIES, RETRIES + 1])
+@pytest.mark.parametrize("refusals", [pytest.param(RETRIES, marks=pytest.mark.prove), RETRIES + 1])
 def test_flyte_admin_away_costs_rounds_as_well(refusals: int, bucket: S3Bucket, tmp_path: Path) -> None:
     left = [True] * refusals
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from slipstream.doctor.archive import Package
 from slipstream.proofs.rehearsal.rendering import primary_container
-from tests.support.package import package
 
 #: As in an image that has fontconfig's programs but not its configuration.
 FC_LIST = '#!/bin/sh\necho >> "$ASKED"\necho "Fontconfig error: Cannot load default config file" >&2\n'
@@ -22,14 +23,14 @@ print(roc_curve(SimpleNamespace(fpr=[0, 1], tpr=[0, 1]), "yes"))
 
 
 @pytest.mark.parametrize("in_a_pod", [True, False])
-def test_a_pod_asks_for_no_fonts(in_a_pod: bool, tmp_path: Path) -> None:
+def test_a_pod_asks_for_no_fonts(in_a_pod: bool, package_for: Callable[[str], Package], tmp_path: Path) -> None:
     """Outside of pods Matplotlib does: what it finds is kept for all programs of a home directory."""
     (tmp_path / "fc-list").write_text(FC_LIST)
     (tmp_path / "fc-list").chmod(0o755)
     asked = tmp_path / "asked"
     environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "MPLCONFIGDIR": str(tmp_path / "empty")}
     if in_a_pod:
-        environment |= primary_container(package(tmp_path, "local").tasks["tasks.report.report"]).environment
+        environment |= primary_container(package_for("local").tasks["tasks.report.report"]).environment
     ended = subprocess.run(
         [sys.executable, "-c", CHART], env={**environment, "ASKED": str(asked)}, capture_output=True, text=True
     )

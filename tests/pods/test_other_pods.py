@@ -40,6 +40,7 @@ def job(number: int, name: str, port: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.prove
 def test_a_training_says_for_whom_it_waits_and_then_trains(cluster: Cluster, tmp_path: Path) -> None:
     port, own = free_port(), python_path(tmp_path, SOON, before="tasks.flyte.elastic")
     first = cluster.pod(2, "waits", number=0, **{**job(0, "waits", port), **own})
@@ -64,6 +65,7 @@ def write_benchmark(cluster: Cluster) -> None:
     cluster.bucket.write("benchmark.pb", LiteralMap(literals={"config": literal}).SerializeToString())
 
 
+@pytest.mark.prove
 def test_a_benchmark_without_its_peers_is_given_up_for_good(cluster: Cluster) -> None:
     write_benchmark(cluster)
     variables = job(0, "alone", free_port())

@@ -49,7 +49,8 @@ def groups(request: pytest.FixtureRequest) -> Iterator[list[Path]]:
         yield [stack.enter_context(memory_group(LIMIT)) for _ in range(2)]
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("rank", [0, 3])
 def test_a_rank_of_a_job(rank: int, cluster: Cluster, groups: list[Path], tmp_path: Path) -> None:
     name, variables = f"hungry-{rank}", python_path(tmp_path, HUNGRY.format(rank=rank))
     pods = pods_of_job(cluster, name, processes=2, inputs="endless", variables=[variables, variables])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +61,10 @@ WORKFLOW = "workflows.training.train_and_export"
 RESOURCES = {1: "cpu", 2: "nvidia.com/gpu", 3: "memory", 5: "ephemeral-storage"}
 
 
-@pytest.fixture(scope="module")
-def package_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Package]:
-    """Packages for a profile, once."""
-    return cache(lambda name: package(tmp_path_factory.mktemp("package"), name))
-
-
-@pytest.fixture(scope="module", params=names())
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in ("a100-spot", "local") else pytest.mark.prove) for name in names()],
+)
 def packaged(request: pytest.FixtureRequest, package_for: Callable[[str], Package]) -> tuple[str, Package]:
     return request.param, package_for(request.param)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from slipstream.proofs.rehearsal.rendering import primary_container, rendered, v
 from slipstream.source.config import DataConfig
 from slipstream.stages import StageRun
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.package import package
 from tests.support.tables import table_text
 from tests.support.toys import untrained
 
@@ -32,8 +32,8 @@ BLOCK_ROWS = 16
 
 
 @pytest.fixture(scope="module")
-def packaged(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    return package(tmp_path_factory.mktemp("package"), "local")
+def packaged(package_for: Callable[[str], Package]) -> Package:
+    return package_for("local")
 
 
 @pytest.fixture
@@ -101,7 +101,8 @@ def test_a_pod_of_the_report_asks_for_no_rows(
     assert asked(store, bucket, "prepared") == {}
 
 
-@pytest.mark.parametrize("task", ["export", pytest.param("evaluate_and_export", marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("task", ["export", "evaluate_and_export"])
 def test_a_pod_asks_for_the_blocks_that_it_reads(
     task: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def until_shown(cluster: Cluster, pod: PodProcess, name: str, attempt: int, word
     return deck(cluster, name, attempt)
 
 
+@pytest.mark.prove
 def test_a_finished_training_has_a_deck(cluster: Cluster) -> None:
     pod = cluster.pod(1, "deck")
     log = pod.finish()

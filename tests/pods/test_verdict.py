@@ -75,7 +75,9 @@ def verdict_of(
     return verdict
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(4, 20))])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[] if seed in (0, 3) else pytest.mark.prove) for seed in range(20)]
+)
 def test_out_of_memory_on_any_rank_in_any_order_is_final(
     seed: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path
 ) -> None:
@@ -94,7 +96,7 @@ def test_out_of_memory_on_any_rank_in_any_order_is_final(
     assert "training.accumulation: out of memory" in verdict.cause
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(1, 12))])
 def test_in_a_step_it_is_worth_another_attempt_with_word_of_it(
     seed: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path
 ) -> None:
@@ -112,7 +114,11 @@ def test_in_a_step_it_is_worth_another_attempt_with_word_of_it(
 
 
 @pytest.mark.parametrize(
-    ("error", "message"), [(LOST_PEER, "gloo/transport"), (PREEMPTED, "spot terminate")], ids=["lost peer", "preempted"]
+    ("error", "message"),
+    [
+        pytest.param(LOST_PEER, "gloo/transport", id="lost peer"),
+        pytest.param(PREEMPTED, "spot terminate", id="preempted", marks=pytest.mark.prove),
+    ],
 )
 def test_without_a_cause_the_attempt_is_repeated(
     error: Exception, message: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +128,7 @@ def test_without_a_cause_the_attempt_is_repeated(
     assert (verdict.payer, verdict.recoverable) == ("user", True) and message in verdict.cause
 
 
-@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("last", [0, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_pod_that_is_done_waits_for_the_result(
     last: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path
 ) -> None:
@@ -157,7 +163,7 @@ def test_a_store_that_stays_away_ends_no_wait(
 def test_a_pod_that_comes_too_late_takes_no_part(environment: dict[str, str]) -> None:
     prefix = OutputPrefix("s3://bucket/over")
     prefix.leave(FlyteRecoverableException("a peer was lost"))
-    with pytest.raises(IgnoreOutputs, match="over"), one_verdict(prefix):
+    with pytest.raises(IgnoreOutputs, match="operator"), one_verdict(prefix):
         raise AssertionError("took part")
 
 

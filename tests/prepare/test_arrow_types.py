@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.arrow_columns import ROWS, SUFFIXES, UNIONS, USES, columns, fuzz, made, outcome
 
-FUZZ = fuzz(60)
+FUZZ = fuzz(25)
 
 
 @FUZZ

@@ -186,6 +186,7 @@ def test_numbers_with_separators_are_text_with_a_word(prepared: Prepare, value: 
     assert any("'price': looks like numbers with separators" in warning for warning in data.card["warnings"])
 
 
+@pytest.mark.prove
 def test_very_many_columns_and_very_long_texts(prepared: Prepare) -> None:
     draw = np.random.default_rng(0)
     wide = pa.table({f"c{n}": draw.normal(size=60) for n in range(10_000)} | {"y": np.arange(60) % 2})

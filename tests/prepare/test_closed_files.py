@@ -110,9 +110,10 @@ def test_files_and_folders_without_permission(folder: Path) -> None:
     assert all(messages[f"{address} {work}"] == "done" for address in allowed for work in ("fingerprint", "prepare"))
 
 
-def test_names_that_are_too_long(tmp_path: Path) -> None:
+def test_names_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.csv").write_text(table_text(100))
-    for address in (str(tmp_path / ("x" * 300)), str(tmp_path) + "/x" * 3000):
+    monkeypatch.chdir(tmp_path)  # messages are cut, and its length differs
+    for address in ("x" * 300, "x/" * 3000):
         with refuses(UserError):
             list_source(address)
     for address in (str(tmp_path / "a\0b"), str(tmp_path / "t.csv/u.csv")):

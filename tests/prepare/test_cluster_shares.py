@@ -78,7 +78,7 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
     assert len({each.fingerprint for each in output}) == 1 and "train-00000_00006.rows" in output[0].files
 
 
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.prove)])
 def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     for module in (shuffle, merge_partitions):
         monkeypatch.setattr(module, "PART_BYTES", 5000)

@@ -37,7 +37,7 @@ CELLS = st.one_of(
 LINES = st.lists(CELLS, max_size=5).map(",".join)
 BREAKS = st.sampled_from(["\n", "\r\n", "\n\n"])
 BODIES = st.lists(st.tuples(LINES, BREAKS), max_size=12).map(lambda parts: "".join(a + b for a, b in parts))
-FUZZ = settings(max_examples=100, derandomize=True, deadline=20_000, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=50, derandomize=True, deadline=20_000, suppress_health_check=[HealthCheck.too_slow])
 
 FEW = settings(FUZZ, max_examples=30)
 
@@ -67,6 +67,7 @@ def prepare_bytes(name: str, raw: bytes, target: str = "y", **config: object) ->
 SOUND = "".join(f"{i % 7},{'abc'[i % 3]},{'pq'[i % 2]}\n" for i in range(60))
 
 
+@pytest.mark.prove
 @FUZZ
 @given(body=BODIES)
 @example(body='1,"never closed,p\n2,b,q\n')
@@ -90,6 +91,7 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.one_of(st.sampled_from(["x", "t", "y"]), st.text(max_size=3)), VALUES, max_size=4)
 
 
+@pytest.mark.prove
 @FUZZ
 @given(rows=st.lists(st.one_of(OBJECTS.map(json.dumps), CELLS, st.text(max_size=9)), max_size=9))
 @example(rows=['{"\\u0000line": 1}', '{"\\ud800": 1}', '{"y": NaN, "y": 1}', "\r", "{}"])

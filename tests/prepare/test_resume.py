@@ -228,8 +228,14 @@ def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path)
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("what", ["scan_unit-0-000003.done", "encode_unit-0-000003.done", "run-000000000750.rows"])
-@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        pytest.param(how, what, marks=[] if first == second else pytest.mark.prove)
+        for first, how in enumerate(("cut", "flipped", "gone"))
+        for second, what in enumerate(("scan_unit-0-000003.done", "encode_unit-0-000003.done", "run-000000000750.rows"))
+    ],
+)
 def test_what_is_not_whole_is_done_again(
     parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
 ) -> None:

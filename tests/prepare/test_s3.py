@@ -54,12 +54,12 @@ def test_files_in_s3_give_the_same_rows_as_local_ones(
 @pytest.mark.parametrize(
     ("pattern", "rows"),
     [
-        ("*.csv", 100),
-        ("*/*.csv", 400),
+        pytest.param("*.csv", 100, marks=pytest.mark.prove),
+        pytest.param("*/*.csv", 400, marks=pytest.mark.prove),
         ("**/*.csv", 500),
         ("day=2024-01-0[12]", 200),
-        ("day=*/part-?.csv", 400),
-        ("d*/*", 400),
+        pytest.param("day=*/part-?.csv", 400, marks=pytest.mark.prove),
+        pytest.param("d*/*", 400, marks=pytest.mark.prove),
         ("", 500),
     ],
 )

@@ -23,6 +23,7 @@ from tests.support.promotions import LENIENT, Models, in_service, put
 from tests.support.wording import refuses, same_wording
 
 
+@pytest.mark.parametrize("registry", [pytest.param("directory", marks=pytest.mark.prove), "s3"], indirect=True)
 def test_two_runs_that_promote_at_once_leave_one_whole_winner(
     models: Models, registry: Registry, tmp_path: Path
 ) -> None:
@@ -46,6 +47,7 @@ def race(model: Path, data: Path, uri: str, barrier: Any) -> None:
     promote(model, registry, prepared, LENIENT, verdict)
 
 
+@pytest.mark.prove
 def test_processes_that_race_for_the_first_promotion(models: Models, tmp_path: Path) -> None:
     """Both were judged as the first: one is, and the other is judged against it."""
     uri, context = str(tmp_path / "registry"), multiprocessing.get_context("spawn")

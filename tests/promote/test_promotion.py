@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
 from slipstream.promote.config import PromotionConfig
@@ -16,6 +18,7 @@ from tests.support.raw_tables import mixed_table
 from tests.support.wording import refuses
 
 
+@pytest.mark.parametrize("registry", ["directory", pytest.param("s3", marks=pytest.mark.prove)], indirect=True)
 def test_one_after_the_other(models: Models, registry: Registry, tmp_path: Path) -> None:
     assert registry.promoted() is None
     first = put(models.trained(150), registry, models.data)

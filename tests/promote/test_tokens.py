@@ -37,6 +37,7 @@ def packages(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tu
     return directory / "0", directory / "40"
 
 
+@pytest.mark.prove
 def test_only_the_better_model_takes_the_others_place(
     packages: tuple[Path, Path], data: PreparedData, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.doctor.archive import Package, nodes_of
 from tasks.flyte.artifact_types import Evaluated, Prepared, Trained
-from tests.support.package import package
 
 
 @task
@@ -111,8 +110,8 @@ def mismatches(package: Package) -> Iterator[str]:
                         yield f"{name}/{place}: {binding.var} is bound to {promise.node_id}.{promise.var}, {found}"
 
 
-def test_the_workflows_bind_artifacts_of_one_kind(tmp_path: Path) -> None:
-    packaged = package(tmp_path, "a100-spot")
+def test_the_workflows_bind_artifacts_of_one_kind(package_for: Callable[[str], Package]) -> None:
+    packaged = package_for("a100-spot")
     assert not list(mismatches(packaged))
     train = packaged.tasks["tasks.train.train"].interface.inputs.variables["prepared"].type.blob
     train.format = "evaluate"

@@ -79,6 +79,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     assert said.startswith(f"Flyte at {endpoint} cannot be reached (") and "check `admin.endpoint`" in said
 
 
+@pytest.mark.prove
 def test_a_name_that_does_not_exist(tmp_path: Path) -> None:
     said = one_line(run_remote(tmp_path, "flyte.invalid:443"))
     assert said.startswith("Flyte at flyte.invalid:443 cannot be reached (")
@@ -109,17 +110,19 @@ def test_no_tls_where_it_is_expected(plain: FlyteAdmin, tmp_path: Path) -> None:
 
 
 def test_a_token_that_has_expired(with_login: FlyteAdmin, tmp_path: Path) -> None:
-    for token in ("old", "new"):
-        (tmp_path / token).mkdir()
     login: dict[str, Any] = {"authType": "ExternalCommand", "command": ["echo", "old"]}
-    said = one_line(run_remote(tmp_path / "old", with_login.endpoint, **login))
+    said = one_line(run_remote(tmp_path, with_login.endpoint, **login))
     assert "does not accept the login (token is expired by 17h3m); log in again" in said
-    login["command"] = ["echo", "new"]
-    accepted = run_remote(tmp_path / "new", with_login.endpoint, **login)
+
+
+@pytest.mark.prove
+def test_a_token_that_is_accepted(with_login: FlyteAdmin, tmp_path: Path) -> None:
+    login: dict[str, Any] = {"authType": "ExternalCommand", "command": ["echo", "new"]}
+    accepted = run_remote(tmp_path, with_login.endpoint, **login)
     assert accepted.returncode == 0 and len(with_login.executions) == 1, accepted.stdout
 
 
-@pytest.mark.parametrize("command", ["false", "no-such-program"])
+@pytest.mark.parametrize("command", [pytest.param("false", marks=pytest.mark.prove), "no-such-program"])
 def test_a_login_that_cannot_be_made(with_login: FlyteAdmin, tmp_path: Path, command: str) -> None:
     said = one_line(run_remote(tmp_path, with_login.endpoint, authType="ExternalCommand", command=[command]))
     assert "wants a login, which failed" in said and command in said
@@ -157,6 +160,7 @@ def test_a_failed_execution_that_is_waited_for_is_told_by_its_cause(plain: Flyte
     assert "to see execution in the console" in ended.stdout
 
 
+@pytest.mark.prove
 def test_of_another_projects_failure_flytekit_tells_what_there_is(plain: FlyteAdmin, tmp_path: Path) -> None:
     plain.closure.phase = WorkflowExecution.FAILED
     plain.closure.error.message = "Trace:\n\n    frames\n\nMessage:\n\n    ValueError: mine"
@@ -164,12 +168,14 @@ def test_of_another_projects_failure_flytekit_tells_what_there_is(plain: FlyteAd
     assert ended.returncode != 0 and "ValueError: mine" in ended.stdout
 
 
+@pytest.mark.prove
 def test_an_execution_that_succeeds_is_waited_for(plain: FlyteAdmin, tmp_path: Path) -> None:
     plain.closure.phase = WorkflowExecution.SUCCEEDED
     ended = run_remote(tmp_path, plain.endpoint, "--wait")
     assert ended.returncode == 0 and "has succeeded" in ended.stdout, ended.stdout
 
 
+@pytest.mark.prove
 def test_v_shows_flytekits_traceback(tmp_path: Path) -> None:
     ended = run_remote(tmp_path, f"localhost:{free_port()}", verbose=True)
     assert ended.returncode == 1 and "Traceback" in ended.stdout

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from slipstream.promote.store import Registry
+from tests.support.packages import package
+from tests.support.promotions import put
 from tests.support.scoring import registry_with_model
+from tests.support.toys import images
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +20,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 @pytest.fixture(scope="session")
 def regression(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     return registry_with_model(tmp_path_factory.mktemp("regression"), "regression")
+
+
+@pytest.fixture(scope="session")
+def of_images(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    place = tmp_path_factory.mktemp("images")
+    data, registry = images(place / "prepared"), Registry(str(place / "registry"))
+    put(package(place / "package", data), registry, data)
+    return registry
 
 
 @pytest.fixture(scope="session")

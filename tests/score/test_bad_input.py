@@ -21,10 +21,8 @@ from slipstream.score.engine import score
 from slipstream.score.model import ServedModel
 from slipstream.source.config import DataConfig
 from tests.support.damaged_records import damages
-from tests.support.packages import package
-from tests.support.promotions import flip, put
+from tests.support.promotions import flip
 from tests.support.scoring import rows
-from tests.support.toys import images
 from tests.support.wording import refuses, same_wording
 
 
@@ -170,18 +168,17 @@ def vouched(model: Path, *names: str) -> None:
     (model / "manifest.sha256").write_text(digest_line((model / "manifest.json").read_bytes()))
 
 
-def test_a_table_for_a_model_of_images_and_images_for_one_of_a_table(served: Registry, tmp_path: Path) -> None:
+def test_a_table_for_a_model_of_images_and_images_for_one_of_a_table(
+    served: Registry, of_images: Registry, tmp_path: Path
+) -> None:
     from PIL import Image
 
-    data = images(tmp_path / "prepared")
-    registry = Registry(str(tmp_path / "registry"))
-    put(package(tmp_path / "package", data), registry, data)
-    same_wording(refusal(tmp_path, registry.uri, csv(tmp_path, rows(9))))
+    same_wording(refusal(tmp_path, of_images.uri, csv(tmp_path, rows(9))))
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "one.png")
     same_wording(refusal(tmp_path, served.uri, tmp_path / "one.png"))
-    said = refusal(tmp_path, registry.uri, tmp_path / "one.png")
+    said = refusal(tmp_path, of_images.uri, tmp_path / "one.png")
     same_wording(said)
-    same_wording(refusal(tmp_path, registry.uri, tmp_path / "one.png", keep=["id"]))
+    same_wording(refusal(tmp_path, of_images.uri, tmp_path / "one.png", keep=["id"]))
 
 
 def test_a_column_to_keep_that_is_missing_or_whose_name_is_taken(served: Registry, tmp_path: Path) -> None:

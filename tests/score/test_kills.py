@@ -80,6 +80,7 @@ def survive(registry: Registry, tmp_path: Path, seed: int, kills: int) -> None:
     assert all(bytes_below(output)[name] == bytes_below(tmp_path / "undisturbed")[name] for name in left)
 
 
+@pytest.mark.prove
 def test_three_kills(served: Registry, tmp_path: Path) -> None:
     survive(served, tmp_path, seed=0, kills=3)
 

@@ -41,10 +41,9 @@ from slipstream.source.fingerprint import load_digits
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package
-from tests.support.promotions import put
 from tests.support.raw_tables import as_raw
 from tests.support.scoring import KEEP, bytes_below, in_shares, manifest_of, rows, scored, table_of, write_files
-from tests.support.toys import ToyTrained, images
+from tests.support.toys import ToyTrained
 from tests.support.wording import refuses
 
 NUMBER = 5000
@@ -123,12 +122,9 @@ def test_the_preparation_stands_in_where_the_raw_model_cannot(
     assert same > 0.98  # two trainings on the same rows
 
 
-def test_images_are_scored_file_by_file(tmp_path: Path) -> None:
+def test_images_are_scored_file_by_file(of_images: Registry, tmp_path: Path) -> None:
     from PIL import Image
 
-    data = images(tmp_path / "prepared")
-    registry = Registry(str(tmp_path / "registry"))
-    put(package(tmp_path / "package", data), registry, data)
     folder = tmp_path / "in"
     folder.mkdir()
     for place, name in enumerate(("left", "middle", "right")):
@@ -136,7 +132,7 @@ def test_images_are_scored_file_by_file(tmp_path: Path) -> None:
         pixels[:, 3 * place : 3 * place + 3] = 11
         Image.fromarray(pixels).save(folder / f"{name}.png")
     (folder / "torn.png").write_bytes((folder / "left.png").read_bytes()[:40])
-    table = scored(registry, folder, tmp_path / "out", ScoringConfig(), quarantine_limit=0.5)
+    table = scored(of_images, folder, tmp_path / "out", ScoringConfig(), quarantine_limit=0.5)
     found = dict(zip(table["file"].to_pylist(), table["label"].to_pylist(), strict=True))
     assert found == {"left.png": "left", "middle.png": "middle", "right.png": "right"}
     assert table.column_names[:3] == ["file", "row", "label"]
@@ -260,6 +256,7 @@ def test_texts_are_scored_file_by_file_without_class_folders(tmp_path: Path) -> 
     assert table_of(output, again)["probability_cats"].to_pylist() == table["probability_cats"].to_pylist()[:1]
 
 
+@pytest.mark.prove
 def test_arrays_and_the_digits_are_scored_row_by_row(tmp_path: Path) -> None:
     prepare(tmp_path / "prepared", "", "", DataConfig(), {}, 1)
     data = PreparedData.open(tmp_path / "prepared")

@@ -52,16 +52,22 @@ def instead_of_stores(
     forget()
 
 
-@pytest.mark.parametrize("way", REQUESTS)
-@pytest.mark.parametrize("kind", REMOTE)
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        pytest.param(kind, way, marks=[] if first == second else pytest.mark.prove)
+        for first, kind in enumerate(REMOTE)
+        for second, way in enumerate(REQUESTS)
+    ],
+)
 def test_all_tries_end_at_an_endpoint_that_never_answers(silent: SilentEndpoint, kind: str, way: str) -> None:
     """A data request would wait for 20 s, twelve times."""
     storage = storage_for(f"{kind}://bucket/base")
     within(60, CLIENTS[kind])
     started = time.monotonic()
-    with pytest.raises(StorageUnavailable, match=r"within 1\.2 s"):
-        within(1.2, lambda: REQUESTS[way](storage))
-    assert 1.0 < time.monotonic() - started < 3.0
+    with pytest.raises(StorageUnavailable, match=r"within 2\.4 s"):
+        within(2.4, lambda: REQUESTS[way](storage))
+    assert 2.0 < time.monotonic() - started < 8.0
     wait_until_closed(silent)
     time.sleep(0.2)
     assert len(silent.connections) >= 2, "it was tried once"
@@ -75,7 +81,7 @@ def test_an_answer_that_trickles_is_not_waited_for(trickling: SilentEndpoint, ki
     started = time.monotonic()
     with pytest.raises(StorageUnavailable, match=r"within 1\.2 s"):
         within(1.2, lambda: storage_for(f"{kind}://bucket/base").list("claims/"))
-    assert time.monotonic() - started < 3.0 and trickling.connections
+    assert time.monotonic() - started < 8.0 and trickling.connections
 
 
 def wait_until_closed(endpoint: SilentEndpoint) -> None:

@@ -45,7 +45,7 @@ def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> N
     """The process of a pod. Like ``pyflyte-execute`` it exits with 0 once it has written what there is to write."""
     os.setsid()
     os.environ.update(environment)
-    departure.POLL_S, departure.CAUSE_S = 0.02, 5.0
+    departure.POLL_S, departure.CAUSE_S = 0.02, 3.0
     prefix = OutputPrefix(uri)
     with suppress(IgnoreOutputs), one_verdict(prefix):
         time.sleep(play.seconds)

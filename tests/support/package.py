@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from filelock import FileLock
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
@@ -29,6 +30,16 @@ def package(directory: Path, profile: str, **environment: str) -> Package:
     process.join(300)
     assert process.exitcode == 0, log.read_text()
     return read_package(archive)
+
+
+def packaged(place: Path, profile: str) -> Path:
+    """Return the archive for ``profile``, made by the first process that asks for it below ``place``."""
+    directory = place / "packages" / profile
+    directory.mkdir(parents=True, exist_ok=True)
+    with FileLock(directory / "lock"):
+        if not (archive := directory / "flyte.tgz").exists():
+            package(directory, profile)
+    return archive
 
 
 def run_package(archive: Path, log: Path, environment: dict[str, str]) -> None:

@@ -16,5 +16,5 @@ def package(directory: Path, data: PreparedData, steps: int = 150, **settings: A
     """A model trained for ``steps`` on ``data`` and exported to ``directory``, which is returned."""
     made_by = {"prepared": data.artifact.fingerprint, "trained": "b" * 64, "code": "c" * 16}
     trained = cast(TrainedModel, trained_on(data, steps))
-    engine.export(directory, trained, data, ExportConfig(seconds=0.5, **settings), made_by)
+    engine.export(directory, trained, data, ExportConfig(seconds=0.1, **settings), made_by)
     return directory

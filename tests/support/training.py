@@ -43,6 +43,8 @@ def table_of_numbers(
 
 
 def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    import torch
+
     from slipstream.distributed.user_errors import explained
     from slipstream.errors import UserError
     from slipstream.train.run import run
@@ -53,6 +55,7 @@ def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], enviro
     log = os.open(f"{settings['directory']}.log{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    torch.set_num_threads(1)  # several ranks and tests share the cores
     try:
         run(TrainingRequest(**settings))
     except Exception as error:

@@ -32,6 +32,8 @@ PLACEHOLDERS = {
     r"(?<![\w.])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12,}\b": "<digest>",
     r"\b0x[0-9a-f]+\b": "<address>",
     r"\b\d+(?= MiB free)|(?<=differ by )\d[\d.e-]*|(?<=more than the )\d[\d.e-]*(?= that rounding)": "<number>",
+    r"(?<=raised TypeError: )empty\(\).*": "<words of torch>",
+    r"(?<= for )\d+(?= s \(away\))": "<number>",
     r"(?<=127\.0\.0\.1:)\d+|(?<=localhost:)\d+": "<port>",
 }
 #: The names of all tests by file, for the files that pytest collected whole.

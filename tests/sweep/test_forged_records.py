@@ -110,6 +110,7 @@ def test_the_first_that_sets_nothing_is_the_configuration_as_given() -> None:
     assert study.stops(SEARCHED.sweep, [2222], [as_given, *others[1:], worse], worse, report)
 
 
+@pytest.mark.prove
 def test_one_worker_among_all_of_them(tmp_path: Path, prepared: Path) -> None:
     """Bad records of every kind are ignored.
 

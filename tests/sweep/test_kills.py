@@ -13,6 +13,7 @@ from tests.support.faulty_s3 import FaultyS3
 from tests.support.sweep_runs import CONFIG, KINDS, SweepRun, check, storm
 
 
+@pytest.mark.prove
 def test_two_workers_and_a_kill_of_each_kind(tmp_path: Path, prepared: Path) -> None:
     run = SweepRun(tmp_path, prepared, RunConfig.from_dict(CONFIG))
     trials = storm(run, 2, KINDS, seed=3)

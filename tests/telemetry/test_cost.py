@@ -79,7 +79,7 @@ def test_the_sums_are_those_of_the_exact_amounts(used: list[Usage]) -> None:
     assert abs(Fraction(known(total.lost)) - lost) <= 2 * half
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ATTEMPTS)
 def test_a_row_contradicts_nothing(used: list[Usage]) -> None:
     by_row = {(row.stage, number): row for number, row in enumerate(bill(used).rows)}

@@ -150,6 +150,7 @@ def test_the_host_is_two_steps_ahead_at_most_and_the_record_tells_the_devices_ti
     assert all(4 <= later - earlier <= 9 for earlier, later in pairwise(found["saved"][1:]))
 
 
+@pytest.mark.prove
 def test_a_device_that_waits_for_data_is_recorded_as_such(tmp_path: Path) -> None:
     found = recorded(tmp_path, batch_s=2 * STEP_S)
     assert found["steps"] == pytest.approx(STEPS * STEP_S, rel=0.05)

@@ -110,7 +110,9 @@ def test_where_a_base_lies_is_nothing_to_the_home_of_its_training() -> None:
     assert lasting({**inputs, "code": ""})["model"].base == "here", "else nothing tells bases apart"
 
 
-@pytest.mark.parametrize(("world", "parallel"), [(1, {}), (2, {"shard": "weights"})])
+@pytest.mark.parametrize(
+    ("world", "parallel"), [pytest.param(1, {}, marks=pytest.mark.prove), (2, {"shard": "weights"})]
+)
 def test_training_begins_with_the_base_and_leaves_a_model_of_its_own(
     world: int, parallel: dict[str, Any], data: PreparedData, base: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from slipstream.models.base.headers import LENGTH_BYTES
@@ -29,6 +30,7 @@ def asked_for(requests: list[str], part: Path) -> int:
     return sum(last + 1 - begin for begin, last in places if begin >= first)
 
 
+@pytest.mark.prove
 def test_ranks_share_the_bytes_of_a_base_in_a_store(store: FaultyS3, tmp_path: Path) -> None:
     remote = Remote(f"s3://bucket/{tmp_path.name}/base", store, "PUT")
     here = make_base(tmp_path / "base", max_shard_size="20KB")

@@ -101,6 +101,10 @@ def test_a_resumed_run_evaluates_in_the_same_batches_bit_for_bit(prepared: Path,
     assert not evaluations(prepared, tmp_path / "resumed", 20, stops=True)
     assert evaluations(prepared, tmp_path / "resumed", 70) == undisturbed
     assert rows_of(tmp_path / "resumed") == {8}, "32 would fit by now"
+
+
+@pytest.mark.prove
+def test_a_resumed_run_with_less_memory_evaluates_in_smaller_batches(prepared: Path, tmp_path: Path) -> None:
     evaluations(prepared, tmp_path / "smaller", 20, stops=True)
     evaluations(prepared, tmp_path / "smaller", 0)
     assert rows_of(tmp_path / "smaller") == {LEAST}

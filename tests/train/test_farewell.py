@@ -39,6 +39,7 @@ def rank_that_writes_for_long(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
+@pytest.mark.prove
 def test_a_model_may_take_longer_to_write_than_a_collective_may(tmp_path: Path) -> None:
     prepared = table_of_numbers(tmp_path / "prepared", 64)
     config = TrainingConfig(epochs=1, batch_size=64)
@@ -75,7 +76,7 @@ def rank_whose_disk_is_full(rank: int, *arguments: Any) -> None:
     training.rank_body(rank, *arguments)
 
 
-@pytest.mark.parametrize("shard", ["none", "weights"])
+@pytest.mark.parametrize("shard", [pytest.param("none", marks=pytest.mark.prove), "weights"])
 def test_a_model_that_finds_no_room_is_a_mistake_that_all_ranks_know_of(shard: Any, tmp_path: Path) -> None:
     """Of a divided model the other ranks are in the collectives of the tensors that rank 0 does not write."""
     prepared = table_of_numbers(tmp_path / "prepared", 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,16 +97,15 @@ def expected() -> dict[str, Tensor]:
     return by_hand()
 
 
-def check(world: int, accumulation: int, place: Path) -> None:
-    for found in on_ranks(world, functools.partial(divided, accumulation), place):
-        for name, parameter in expected().items():
-            torch.testing.assert_close(found[name], parameter, atol=1e-12, rtol=0)
+def divided_each() -> list[dict[str, Tensor]]:
+    return [divided(accumulation) for accumulation in (1, 2, 5)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("accumulation", [1, 2, 5])
-def test_however_a_batch_is_divided_the_weights_are_the_same(world: int, accumulation: int, tmp_path: Path) -> None:
-    check(world, accumulation, tmp_path)
+def test_however_a_batch_is_divided_the_weights_are_the_same(world: int, tmp_path: Path) -> None:
+    for found in itertools.chain(*on_ranks(world, divided_each, tmp_path)):
+        for name, parameter in expected().items():
+            torch.testing.assert_close(found[name], parameter, atol=1e-12, rtol=0)
 
 
 def test_a_mean_over_the_tokens_of_each_part_would_be_found() -> None:

@@ -39,7 +39,7 @@ def steps(model: Path) -> list[float]:
     return [point["loss"] for point in json.loads((model / "history.json").read_text())["steps"]]
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.prove), 3])
 def test_batch_normalisation_trains_though_a_rank_has_a_row_or_none(
     prepared: Path, tmp_path: Path, accumulation: int
 ) -> None:
@@ -51,7 +51,7 @@ def test_batch_normalisation_trains_though_a_rank_has_a_row_or_none(
     assert seen == 3 * 4 * accumulation
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_parameters_that_take_no_part_stay_as_they_are(prepared: Path, tmp_path: Path, world: int) -> None:
     config = TrainingConfig(epochs=2, batch_size=64, patience=0)
     model = trained(prepared, tmp_path, world, config, ModelConfig(f"{NETS}with_unused"))
@@ -67,7 +67,7 @@ def test_parameters_that_take_part_in_some_batches_only_are_refused_in_one_line(
     same_wording(refusal(tmp_path, 0))
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.prove), 3])
 def test_micro_batches_have_one_shape(prepared: Path, tmp_path: Path, accumulation: int) -> None:
     config = TrainingConfig(epochs=2, batch_size=64, patience=0, accumulation=accumulation)
     environment = {"NOTES": str(tmp_path / "notes")}

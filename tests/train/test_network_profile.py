@@ -65,6 +65,7 @@ def job(prepared: Path, place: Path, **training: Any) -> TrainingJob:
     return TrainingJob(prepared, place, 2, str(place / "home"), dropout=0, training=training)
 
 
+@pytest.mark.prove
 def test_training_applies_what_was_found_and_resumes_with_what_it_began_with(
     prepared: Path, history: tuple[Path, Fingerprint], tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def weights(run: TrainingJob) -> dict[str, str]:
     return {name: digest for name, digest in result_digests(run).items() if not name.startswith("step-")}
 
 
+@pytest.mark.prove
 def test_without_permission_numbers_stay_as_they_are(
     prepared: Path, history: tuple[Path, Fingerprint], tmp_path: Path
 ) -> None:

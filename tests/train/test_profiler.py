@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
@@ -36,6 +37,7 @@ def test_the_operations_of_the_steps_are_counted_and_traced(tmp_path: Path) -> N
     assert sum(event.get("name") == "aten::addmm" for event in trace["traceEvents"]) == 3 * 2
 
 
+@pytest.mark.prove
 def test_a_run_with_a_profile_goes_on_from_one_without_and_too_few_steps_give_none(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", 512)
     plain = replace(TRAINING, profile=StepProfileConfig(), epochs=2)

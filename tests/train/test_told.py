@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ def said(job: TrainingJob) -> list[str]:
     return (job.place / "told-0").read_text().splitlines()
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_path: Path) -> None:
     job = TrainingJob(prepared, tmp_path, world, str(tmp_path / "home"), stops_after=2)
     assert not run_attempt(job).finished
@@ -24,18 +25,19 @@ def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_
     assert any(log.endswith("Stopped: stopped at step 10\n") for log in logs), logs
 
 
-def test_a_training_that_nobody_stops_ends_as_without_anybody(prepared: Path, tmp_path: Path) -> None:
+def test_a_training_that_nobody_stops_ends_as_without_anybody(
+    prepared: Path, undisturbed: Callable[[int], dict[str, str]], tmp_path: Path
+) -> None:
     """Kills change nothing: every evaluation is reported before a checkpoint holds it, so none is missed."""
-    plain = TrainingJob(prepared, tmp_path / "plain", 2, str(tmp_path / "plain/home"))
-    assert run_attempt(plain).finished
     job = TrainingJob(prepared, tmp_path / "told", 2, str(tmp_path / "told/home"), stops_after=99)
     killed = run_attempt(job, InjectedFault("step", at=14))
     assert killed.fired and not killed.finished and run_attempt(job).finished
-    assert result_digests(job) == result_digests(plain)
+    assert result_digests(job) == undisturbed(2)
     steps = [int(line.split()[1]) for line in said(job)]
     assert sorted(set(steps)) == [5, 10, 15, 20, 24] and len(set(said(job))) == 5
 
 
+@pytest.mark.prove
 def test_told_to_stop_at_the_end_it_has_ended(prepared: Path, tmp_path: Path) -> None:
     job = TrainingJob(prepared, tmp_path, 1, str(tmp_path / "home"), stops_after=5)
     assert run_attempt(job).finished and (job.output / "manifest.json").is_file()

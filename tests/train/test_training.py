@@ -59,7 +59,7 @@ def test_ranks_and_pieces_change_nothing_but_rounding(
 def test_mixed_precision_learns_and_keeps_full_precision_weights(
     prepared: Path, tmp_path: Path, precision: Literal["fp16", "bf16"]
 ) -> None:
-    model = trained(prepared, tmp_path / precision, 1, TrainingConfig(epochs=12, batch_size=32, precision=precision))
+    model = trained(prepared, tmp_path / precision, 1, TrainingConfig(epochs=6, batch_size=32, precision=precision))
     found = history(model)
     assert found["world"]["precision"] == precision
     assert found["best"]["accuracy"] > 0.6, "three classes, one standard deviation apart"

@@ -22,7 +22,7 @@ Phase = Literal["succeeded", "failed", "timed_out", "aborted"]
 
 @settings
 class Notify(Settings):
-    """Recipients of notifications, and the final phases of a run that are notified."""
+    """Recipients of notifications, and the final phases of a run that cause one."""
 
     section = "notify"
 
@@ -120,7 +120,7 @@ def path_of(choice: str) -> Path:
 
 
 def read_schedules(choice: str) -> dict[str, AnySchedule]:
-    """Return the schedules by name, in the order of the file. Raises ``UserError`` naming file and setting."""
+    """Return the schedules by name, in the order of the file. Raises ``UserError`` for an invalid file or setting."""
     path = path_of(choice)
     try:
         data: dict[str, object] = read_toml(path)

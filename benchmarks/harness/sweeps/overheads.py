@@ -29,8 +29,8 @@ def training_of(epochs: int) -> dict[str, Any]:
 def trials_of_a_worker(place: Path, prepared: Path, epochs: int, trials: int) -> list[Figures]:
     """Run a sweep of one worker and return the overhead in seconds of every trial but the last.
 
-    ``besides`` is the time until the next trial starts, less the trial's steps and evaluations (``working``). The first
-    trial also has ``first``, the seconds before its start.
+    ``besides`` is the time from a trial's start to the next trial's, less its steps and evaluations (``working``). The
+    first trial also has ``first``, the seconds before its start.
     """
     place.mkdir()
     (place / "prepared").symlink_to(prepared)

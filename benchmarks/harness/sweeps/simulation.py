@@ -42,8 +42,8 @@ class Preemptions:
 class Found:
     """Result of a simulated sweep.
 
-    ``time`` is its virtual time, ``cost`` the sum over all slots, ``complete`` the number of trials that were not
-    pruned, and ``loss`` the last loss, without noise, of the best settings found.
+    ``time`` is its virtual time, ``cost`` the training time summed over all slots, ``complete`` the number of trials
+    that were not pruned, and ``loss`` the last loss, without noise, of the best settings found.
     """
 
     time: float
@@ -82,7 +82,7 @@ class Simulation:
         return Found(now, self._cost, complete, self._problem.noiseless(best.values))
 
     def _slot(self, draw: random.Random) -> Iterator[float]:
-        """Yield virtual times: an epoch's before it is evaluated, or the time left before a preemption."""
+        """Yield the virtual time to the slot's next event: the end of an epoch, or a preemption."""
         left = self._preemptions.after(draw)
         while len(self._trials) < self._sweep.trials and self._cost < self._budget:
             number, done = self._propose(), 0
@@ -116,7 +116,7 @@ class Simulation:
             self._trials[number] = replace(self._trials[number], ended=Ended("pruned", curve[-1].best, curve))
 
     def _stops(self, trial: Trial, point: Point) -> bool:
-        """Return True if a worker would prune the trial at this point; records the report."""
+        """Return True if a worker would prune the trial at this point, and add this to the trial's reports."""
         if not study.is_due(RUNGS, trial, point.progress):
             return False
         report = Reported(point.progress, point.best, stops=False)

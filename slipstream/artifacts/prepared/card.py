@@ -98,7 +98,10 @@ def present(entries: dict[str, object]) -> dict[str, object]:
 
 
 def read_card(artifact: Artifact, name: str = CARD) -> Card:
-    """Return the data card in the file ``name``, with empty defaults. Raises ``DamagedArtifact`` if it is malformed."""
+    """Return the data card in the file ``name``, with missing warnings and roles empty.
+
+    Raises ``DamagedArtifact`` if it is malformed.
+    """
     card = artifact.read_json(name)
     from_tree(card, DataCard, artifact.directory / name)
     return {"warnings": [], **card, "columns": [{"role": "", **column} for column in card["columns"]]}

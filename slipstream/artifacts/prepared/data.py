@@ -183,7 +183,7 @@ class PreparedData:
         return tuple(rows.values())
 
     def block_rows(self, split: str) -> int:
-        """Return the rows per block of a split. Raises ``DamagedArtifact`` if its files differ in it."""
+        """Return the rows per block of a split. Raises ``DamagedArtifact`` if they differ between its files."""
         sizes = {self.artifact.files[name].block_bytes for name in self.segments(split)}
         rows, rest = divmod(max(sizes, default=0), self.signature.record.itemsize)
         if len(sizes) != 1 or rest:

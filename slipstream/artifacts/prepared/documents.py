@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Document:
-    """Text with loss of one document: all of it, or the answers of a conversation.
+    """Document with the ``texts`` that count in the loss: all of it, or the answers of a conversation.
 
     ``tokens`` (int32) of held-out documents start with the context of the first token with loss; a token without loss
     is -1 - id. Training documents have no tokens.

@@ -43,8 +43,8 @@ def read_files(address: str) -> dict[str, bytes]:
 def tokenizer_files(directory: Path, vocabulary: int) -> dict[str, bytes]:
     """Return the files of the tokenizer in ``directory`` by name, with truncation, padding and dropout disabled.
 
-    Raises ``UserError`` if there is no tokenizer, if its ``tokenizer.json`` has ids of ``vocabulary`` or more, and as
-    :func:`read_files`.
+    Raises the errors of :func:`read_files`, and ``UserError`` if there is no tokenizer or its ``tokenizer.json`` has
+    ids of ``vocabulary`` or more.
     """
     files = read_files(str(directory))
     if files.keys().isdisjoint(VOCABULARIES):

@@ -57,7 +57,7 @@ class Bottleneck:
     seconds: float
     steps: int
     phases: dict[str, float]
-    #: Those of :class:`Observed` for the longest attempt.
+    #: Gradient exchange of the longest attempt, as in :class:`Observed`.
     exchanged_bytes: int = 0
     least_exchange_s: float = 0.0
 
@@ -71,5 +71,8 @@ class Bottleneck:
 
     @property
     def saved_s(self) -> float:
-        """Seconds saved without the diagnosed cause; waits for late pods come on top of ``seconds``."""
+        """Seconds that removing the diagnosed cause would save.
+
+        The wait for late pods is not part of ``seconds``.
+        """
         return self.seconds * ((self.gain - 1) if self.verdict == LATE_PODS else (1 - 1 / self.gain))

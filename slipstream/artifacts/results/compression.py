@@ -41,10 +41,10 @@ class CompressionTrial:
 class Compression:
     """Result of a compression.
 
-    ``size`` and ``value`` are those of the trained model. ``speeds`` maps models to their speed in torch with one
-    thread at batches of ``batch`` rows. ``taken`` is the name of the smaller model, or "" if the trained one is kept;
-    ``why`` is the reason and ``model`` the address of the chosen model. ``seconds`` is the time of all trainings;
-    ``reused`` is True if all were done by an earlier run.
+    ``size`` and ``value`` are those of the trained model. ``speeds`` maps smaller models to their speedup over it, in
+    torch with one thread at batches of ``batch`` rows. ``taken`` is the name of the smaller model, or "" if the trained
+    one is kept; ``why`` is the reason and ``model`` the address of the chosen model. ``seconds`` is the time of all
+    trainings; ``reused`` is True if all were done by an earlier run.
     """
 
     method: str

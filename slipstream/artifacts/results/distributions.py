@@ -39,8 +39,8 @@ class Bins:
 class Distributions:
     """Histograms over a sample of the training ``rows``: of every raw column, if any, and of the predictions.
 
-    A prediction is the probability of the second class of two, the most probable class of more, or a regression's
-    value.
+    With two classes, a prediction is the probability of the second; with more, the most probable class; for regression,
+    the value.
     """
 
     rows: int

@@ -89,8 +89,8 @@ class QualityFigures:
 class VariantFigures:
     """Measurements of one variant of the exported model.
 
-    A variant that was not timed has only the fields up to ``recipe``; its ``file`` and ``bytes`` are None unless it was
-    made for other devices. ``file`` is also None for torch, which is measured but not exported.
+    A variant that was not timed has only the fields up to ``recipe``, and ``file`` and ``bytes`` only if it was made
+    for other devices. ``file`` is also None for torch, which is measured but not exported.
     """
 
     name: str
@@ -116,7 +116,7 @@ class VariantFigures:
 
     @property
     def timed(self) -> bool:
-        """True if the variant was timed, not ruled out earlier."""
+        """True if the variant was timed."""
         return self.metrics is not None
 
     def milliseconds(self, batch: str, percentile: str) -> float | None:
@@ -209,7 +209,7 @@ class ExportReport:
     task: str
     #: Empty for a model that is too large for ONNX.
     variants: list[VariantFigures]
-    #: Name of the variant to deploy and the reason. Without one: "" and why.
+    #: Name of the variant to deploy and the reason; "" and the reason if there is none.
     chosen: str
     why: str
     decided_at_batch: int

@@ -40,7 +40,8 @@ LOG = logger("goodput")
 class AttemptRecord:
     """Record of one attempt.
 
-    ``first_step`` and ``last_step`` are the numbers of finished optimiser steps at its start and at the last update.
+    ``first_step`` and ``last_step`` are the numbers of finished optimiser steps at the attempt's start and at the
+    record's last update.
     """
 
     attempt: int
@@ -126,7 +127,7 @@ def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
 
 
 def lost_of(record: AttemptRecord, useful: int) -> float:
-    """Return the seconds of an attempt's steps except for the ``useful`` number, assuming equal step times."""
+    """Return the seconds of all but ``useful`` steps of an attempt, assuming equal step times."""
     return record.seconds[STEPS] * (record.executed - useful) / record.executed if record.executed else 0.0
 
 
@@ -176,7 +177,7 @@ def decode_attempt(content: bytes) -> AttemptRecord | None:
 
 
 def observed_in(attempts: Sequence[AttemptRecord]) -> list[Observed]:
-    """Return the measurements of all attempts, skipping formats of later versions."""
+    """Return the measurements of all attempts except those in a later version's format."""
     trees = (attempt.observed for attempt in attempts if attempt.observed is not None)
     decoded = (decode_record(canonical_json(tree), Observed) for tree in trees)
     return [observed for observed in decoded if observed is not None]

@@ -28,7 +28,7 @@ class AttemptSoFar:
 class TrainingSoFar:
     """Losses and attempts of a training up to now.
 
-    Until the next evaluation, loss points come from rank 0 only.
+    Loss points after the last evaluation are rank 0's only.
     """
 
     step: int

@@ -217,7 +217,7 @@ def measure_launch(
 
 
 def subgroups_of(empty: NetworkProfile, config: CollectivesConfig) -> list[list[list[int]]]:
-    """Return, for every number in ``collectives.worlds`` below the world of ``empty``, its ranks by host."""
+    """Return the ranks to measure, by host, for every number in ``collectives.worlds`` below the world of ``empty``."""
     hosts = [host.ranks for host in empty.topology.hosts]
     return [subgroup_ranks(hosts, world) for world in config.worlds if world < empty.fingerprint.world]
 

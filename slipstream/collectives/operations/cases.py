@@ -92,7 +92,7 @@ class Case:
         self.target.zero_()
 
     def first_wrong(self) -> tuple[int, str, str] | None:
-        """Return index, actual and expected value of this rank's first wrong output element; None if none is."""
+        """Return index, actual and expected value of this rank's first wrong output element; None if all are right."""
         for span in self.after:
             for start, count in pieces(span.count):
                 at = span.start + start
@@ -211,7 +211,7 @@ def all_to_all(kind: Kind, rank: int, world: int, size: int, device: torch.devic
 
 
 def all_to_allv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
-    """Exchange one, two or three units between two ranks, in turn.
+    """Exchange one to three units between every two ranks, depending on the pair.
 
     A rank sends and receives the same total, but not the same amount to or from every peer.
     """

@@ -74,7 +74,7 @@ Built = tuple[nn.Module, list[Tensor]]
 
 
 class DdpTrainer:
-    """Copy of ``built`` under the given DDP settings and the model's configured precision."""
+    """Trainer of a copy of the module ``built``, with DDP ``settings`` and the precision of ``model``."""
 
     def __init__(self, model: Model, built: Built, settings: DdpSettings, device: torch.device) -> None:
         module, inputs = copy.deepcopy(built[0]).to(device), built[1]

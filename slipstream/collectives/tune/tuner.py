@@ -74,7 +74,8 @@ def candidates(
 ) -> tuple[TuningCandidate, ...]:
     """Return the candidates, the largest possible gains first, as the time may run out.
 
-    ``gradients`` are the bytes of every gradient, ``interfaces`` exist on all hosts, ``used`` are gloo's own choice.
+    ``gradients`` are the bytes of every gradient, ``interfaces`` exist on all hosts, ``used`` are those that gloo
+    itself chose.
     """
     found = [
         TuningCandidate("fp16 compression hook", {"hook": "fp16"}),

@@ -47,7 +47,7 @@ def assemble(
     """Write ``model.onnx``, sample rows and, if the columns allow it, ``model.raw.onnx`` into the artifact.
 
     ``chosen`` is the variant's file. With ``real``, sample tensors come from the test split. Returns ``deployed`` with
-    all fields set. Raises ``UserError`` if the two models differ.
+    all fields set. Raises ``UserError`` if the outputs of the two models differ.
     """
     import onnx
 

@@ -32,7 +32,7 @@ def copy_package(address: str, directory: Path, below: str = "") -> None:
 
     A local package is verified before it is copied. A store's listing is compared with the manifest before other files
     are fetched. The copy is verified as well. Raises ``BadPackage`` naming a missing or changed file, ``UserError``
-    without a package, ``OSError``, ``StorageUnavailable``.
+    if there is no package, and ``OSError`` or ``StorageUnavailable`` if reading fails.
     """
     source = f"{address.rstrip('/')}/{below}" if below else address
     local = not address.startswith(STORES)

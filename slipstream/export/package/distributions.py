@@ -38,7 +38,7 @@ def distributions_of(model: ModelFunction, data: PreparedData) -> Distributions 
 
 
 def of_columns(statistics: Mapping[str, Any], records: np.ndarray) -> dict[str, Bins]:
-    """Return the bins of every numeric or categorical column; empty if the data are no table."""
+    """Return the bins of every numeric or categorical column; empty if the data are not a table."""
     if "types" not in statistics:
         return {}
     columns = columns_of(statistics)

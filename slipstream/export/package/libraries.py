@@ -31,7 +31,7 @@ def write_libraries(
 ) -> list[LibraryFiles]:
     """Write the directories if ``network`` is Slipstream's transformer, and describe them.
 
-    Empty if Hugging Face's libraries could load nothing.
+    Returns an empty list if Hugging Face's libraries could load neither.
     """
     from slipstream.models.transformer import Transformer
 

@@ -35,7 +35,7 @@ class OpenedPackage:
     def read_file(self, name: str) -> bytes | None:
         """Return the content of a file; None if it does not exist.
 
-        Raises ``UserError``.
+        Raises ``UserError`` if it is unreadable.
         """
         try:
             return read_below(str(self.directory), name, LONGEST_JSON)

@@ -202,7 +202,7 @@ def logarithm(graph: Graph, numbers: str, taken: list[Number]) -> str:
 
 
 def modulo(graph: Graph, numbers: str, divisor: float) -> str:
-    """Append the remainder with the sign of ``divisor``, as NumPy computes it: C's fmod, corrected."""
+    """Append the remainder with the sign of ``divisor``, as in NumPy, by correcting C's fmod."""
     by = graph.constant(divisor)
     rest = graph.add("Mod", numbers, by, fmod=1)
     negative = graph.add("Less", rest, graph.constant(0.0))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def private_key(path: Path) -> Ed25519PrivateKey:
     """Return the Ed25519 private key in a PEM file.
 
-    Raises ``UserError``.
+    Raises ``UserError`` if there is none.
     """
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -45,7 +45,7 @@ def private_key(path: Path) -> Ed25519PrivateKey:
 def sign(directory: Path, key: Path) -> Path:
     """Verify every file and write the signature next to the manifest.
 
-    Raises ``UserError``.
+    Raises ``UserError`` for an unusable model or key.
     """
     private = private_key(key)
     try:

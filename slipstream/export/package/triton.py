@@ -47,7 +47,8 @@ Config = dict[str, Any]
 def write_repository(directory: Path, repository: Path, name: str = "") -> list[Path]:
     """Add the exported model in ``directory`` to a Triton repository, and its raw model as ``<name>_raw``.
 
-    Returns the new directories, which appear only if all are complete. Raises ``UserError``.
+    Returns the new directories, which appear only if all are complete. Raises ``UserError`` for an unusable model or
+    name.
     """
     try:
         check_files(directory)
@@ -88,8 +89,8 @@ def configuration(
 ) -> Config:
     """Return the fields of ``config.pbtxt``.
 
-    Preferred batches have more rows per second in the chosen variant's measurements. A request waits for others at most
-    as long as one row takes.
+    At preferred batch sizes the chosen variant has more rows per second than at all smaller ones. A request waits for
+    others at most as long as one row takes.
     """
     chosen = next(variant for variant in report.variants if variant.chosen)
     speeds = {int(rows): speed for rows, speed in chosen.rows_per_second.items()}

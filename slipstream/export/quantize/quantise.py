@@ -49,7 +49,7 @@ class Quantiser:
     bits: int
 
     def prepared(self, smooth: bool) -> Path:
-        """Return the file with inferred shapes and folded constants, made once; ``smooth`` also smooths it."""
+        """Return a file with inferred shapes and folded constants; ``smooth`` also smooths the first matmul."""
         import onnx
         from onnxruntime.quantization.shape_inference import quant_pre_process
 

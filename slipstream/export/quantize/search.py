@@ -93,7 +93,7 @@ def calibration(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, .
 def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndarray:
     """Return rows of the validation split, or of the training split if that is empty.
 
-    Their number is limited so that FP32 predicts them in ``LOSS`` of the time.
+    Their number is limited so that FP32 predicts them in the fraction ``LOSS`` of ``config.seconds``.
     """
     records = data.sample("validation", MOST_ROWS)
     if not len(records):
@@ -172,9 +172,9 @@ def make_mixed_precision(
     config: ExportConfig,
     started: float,
 ) -> list[ExportCandidate]:
-    """Return the fastest candidate, if it exceeds ``max_loss``, with its most sensitive layers in FP32.
+    """Return the fastest candidate, if its loss exceeds ``max_loss``, with its most sensitive layers in FP32.
 
-    Their number is doubled until the loss is within the limit.
+    The number of layers is doubled until the loss is within the limit.
     """
     at = config.decide_at_batch
     ranked = fastest_first(candidates, at)

@@ -18,8 +18,8 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import t as student
 
-#: A break is added while the error on held-out sizes is above ``GOOD_ENOUGH``, if that multiplies the error by less
-#: than ``WORTH_A_PIECE``.
+#: While the error on held-out sizes is above ``GOOD_ENOUGH``, a break is added if it multiplies this error by less than
+#: ``WORTH_A_PIECE``.
 GOOD_ENOUGH, WORTH_A_PIECE = 0.02, 0.8
 #: Lower bound for the relative precision of a size.
 BEST_KNOWN = 0.01

@@ -90,8 +90,8 @@ def evaluate_schemes(operation: str, message: Hockney, held_out: Sequence[Measur
 def evaluate_schemes_by_world(operation: str, worlds: Sequence[Sequence[Measurement]]) -> SchemeFit:
     """Test the operation's schemes by holding out every number of processes in turn.
 
-    Its largest size is predicted from the other numbers. ``worlds`` has the measurements of every number, sorted by
-    size. Raises ``ValueError`` for fewer than 3 message sizes.
+    The largest size at the held-out number is predicted from the other numbers. ``worlds`` has the measurements of
+    every number, sorted by size. Raises ``ValueError`` for fewer than 3 message sizes.
     """
 
     def errors(scheme: Scheme) -> Iterator[float]:

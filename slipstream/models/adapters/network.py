@@ -51,7 +51,7 @@ def quantise_frozen(network: nn.Module) -> None:
 def hold_frozen(network: nn.Module, precision: str) -> None:
     """Convert all frozen parameters to bf16, in place, if ``precision`` is bf16.
 
-    Results do not change: autocast would round the same numbers in every pass and keep the copies until its end.
+    Results do not change: autocast would round the same numbers in every pass, and keep the copies until the pass ends.
     """
     if precision == "bf16":
         for parameter in network.parameters():

@@ -1,8 +1,8 @@
 """Weights in four bits: NF4 (Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs").
 
-A row is divided into blocks of 64 numbers. The scale of a block is its largest magnitude. A number is stored as the
-code of the nearest of 16 levels times that scale. The levels divide a normal distribution into equal probabilities. A
-weight takes 4.5 bits, including its part of the scale.
+A row is divided into blocks of 64 numbers. The scale of a block is its largest magnitude. A number is divided by the
+scale and stored as the code of the nearest of 16 levels. The levels divide a normal distribution into equal
+probabilities. A weight takes 4.5 bits, including its part of the scale.
 
 Two plain tensors store a weight: ``codes``, uint8 ``[out, in / 2]`` with the first of two numbers in the high bits, and
 ``scales``, ``[out, in / 64]``: float32, stored as int32 of the same bits. So code that converts floating-point

@@ -41,7 +41,7 @@ def sentences(rows: Sequence[Row], load: Load, wanted: Wanted) -> Iterator[str]:
 
 
 def optimisation(rows: Sequence[Row], best: Row, wanted: Wanted) -> Iterator[str]:
-    """Yield whether the savings of a faster model are worth an engineer's time."""
+    """Yield sentences on whether the savings of a faster model are worth an engineer's time."""
     saved = saved_by_optimising(rows, best)
     if saved is not None:
         worth = f"in {MONTHS} months {money(MONTHS * saved)}"

@@ -79,9 +79,9 @@ class Row:
 class Sleeping:
     """Effect of scaling to zero between requests.
 
-    ``pays_from`` is the idle fraction from which it pays, by the recorded number of idle periods (one a day if none);
-    ``idle`` is the recorded fraction; ``saves`` is dollars a month (may be negative); ``spells`` is idle periods a
-    month; ``late`` is the fraction of requests that wait for a start.
+    ``pays_from`` is the idle fraction of time from which it pays, at the recorded number of idle periods (else one a
+    day); ``idle`` is the recorded fraction; ``saves`` is dollars a month (may be negative); ``spells`` is idle periods
+    a month; ``late`` is the fraction of requests that wait for a start.
     """
 
     pays_from: float
@@ -170,7 +170,7 @@ def recommended(rows: Sequence[Row]) -> Row | None:
 def sleeping(row: Row, load: Load, wanted: Wanted) -> Sleeping:
     """Return the effect of scaling to zero.
 
-    An idle period still costs an instance's cooldown and start, which an instance that stays does not need.
+    Every idle period still costs the instance's cooldown and its next start.
     """
     spells = [spell for spell in load.idle if spell > COOLDOWN_S]
     a_month = len(spells) / load.seconds * MONTH_S

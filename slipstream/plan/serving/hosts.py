@@ -25,7 +25,7 @@ from slipstream.telemetry.prices import PriceList
 class Host:
     """Instance type for serving, with its GPU or a word of its CPU's name.
 
-    It holds ``holds`` replicas: one per GPU, or one per as many cores as a measured call had threads.
+    ``holds`` is the number of replicas that fit: one per GPU, or cores divided by the threads of a measured call.
     """
 
     name: str
@@ -137,7 +137,7 @@ def unknown(model: Exported, host: Host) -> str:
 def slowdown(model: Exported, variant: VariantFigures, host: Host, rows: int) -> float | None:
     """Return the host's roofline time for ``rows`` rows relative to the measuring machine's; None if unknown.
 
-    From a CPU by operations only, as in plans of trainings.
+    For a model measured on a CPU, only FLOPs are compared; memory bandwidth is ignored.
     """
     if model.cpu:
         own = model.core_peak and model.core_peak * model.report.machine.threads

@@ -136,7 +136,10 @@ def said(second: int) -> str:
 
 
 def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
-    """Return the requests by start second of their interval, on the first line's clock, and the interval's seconds."""
+    """Return the number of requests in each interval of a recording, and the length of an interval in seconds.
+
+    An interval's key is its start in seconds since 1970, in the time zone of the first row.
+    """
     reader = csv.reader(file)
     header = [name.strip().lower() for name in next(reader, [])]
     if header.count(TIME) != 1 or header.count(REQUESTS) > 1:
@@ -159,7 +162,7 @@ def counted(path: Path, file: TextIO) -> tuple[dict[int, float], int]:
 
 
 def second(where: str, at: datetime, first: datetime) -> int:
-    """Return seconds since 1970 on the clock of the first time's zone, or on the zoneless clock."""
+    """Return the time ``at`` as seconds since 1970, in the zone of ``first`` if times have zones."""
     if (at.tzinfo is None) != (first.tzinfo is None):
         raise UserError(f"{where}: {TIME} {at.isoformat()}: expected all times with a zone, or all without")
     local = at.astimezone(first.tzinfo).replace(tzinfo=None) if first.tzinfo else at
@@ -194,7 +197,7 @@ def requests_of(where: str, text: str) -> float:
 
 
 def interval(path: Path, counts: Mapping[int, float]) -> int:
-    """Return the interval's seconds from its starts; missing intervals had no requests."""
+    """Return the seconds of an interval, found from all starts; missing intervals had no requests."""
     begins = np.array(sorted(counts))
     between = np.diff(begins)
     length = int(between.min(initial=2 * HOUR_S))

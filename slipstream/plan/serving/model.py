@@ -85,10 +85,10 @@ def read_model(place: str) -> Exported:
 
 
 def figures_beside(directory: Path) -> tuple[TrainingFigures | None, str]:
-    """Return the training figures of the same run, and "".
+    """Return the training figures of the model's run and "", or None and the reason.
 
-    Without a run they are None. If another version wrote the run, they are None with the reason; measured times can
-    still be planned.
+    The reason is "" if the model is not in a run. If another version wrote the run, measured times can still be
+    planned.
     """
     summary = directory.parent / SUMMARY
     if directory.name != MODEL or not summary.is_file():

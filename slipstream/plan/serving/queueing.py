@@ -1,8 +1,9 @@
 """Latency of replicas that share one queue, and the number of replicas for a p99.
 
 The probability of waiting is Erlang's C. The waiting time is assumed exponential, with the mean of M/M/c times (ca² +
-cs²)/2, from the coefficients of variation of interarrival and service times (Allen and Cunneen; Allen, "Probability,
-Statistics, and Queueing Theory", 1990). Times are seconds; a load is arrivals per second times mean service seconds.
+cs²)/2, where ca and cs are the coefficients of variation of interarrival and service times (Allen and Cunneen; Allen,
+"Probability, Statistics, and Queueing Theory", 1990). Times are seconds; a load is arrivals per second times mean
+service seconds.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class ScanResult:
     """Result of the first pass over one or all units.
 
     ``rejected`` has an array of the bad rows' numbers per unit. ``figures`` holds all ``numeric`` columns in one array,
-    because a single process merges the results of all units.
+    so that one process can merge the results of all units quickly.
     """
 
     numeric: list[str]
@@ -199,7 +199,7 @@ def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray
 
 
 def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
-    """Return the hashes of the id or group column: stored hashes, or from the directory's name or the values."""
+    """Return the hashes of the id or group column: stored ones, or computed from the directory's name or the values."""
     name, number_format = scan.config.identity, NumberFormat.of(scan.config)
     if name in unit.partition:
         text = pa.array([unit.partition[name]], pa.string())

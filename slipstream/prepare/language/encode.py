@@ -26,7 +26,7 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """Job of one worker: encode a spool; ``kept`` is the share of documents per split to store unchanged, too."""
+    """Job of one worker: encode the documents in ``spool``, and store the shares ``kept`` of every split unchanged."""
 
     spool: Path
     tokenizer: Path
@@ -89,9 +89,9 @@ def encode_documents(job: EncodeJob) -> EncodedPiece:
 
 
 def encode_conversations(job: EncodeJob) -> EncodedPiece:
-    """Write every conversation as one row, padded with end tokens without loss; runs in a worker process.
+    """Write every conversation as one row, padded with end tokens that do not count in the loss.
 
-    A conversation longer than a row is quarantined, never cut.
+    A conversation longer than a row is quarantined, never cut. Runs in a worker process.
     """
     tokenizer, piece, kept = tokenizer_at(job.tokenizer), begun(job), list[Document]()
     filling = np.full(job.length + 1, -1 - tokenizer.end)

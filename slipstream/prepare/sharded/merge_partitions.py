@@ -88,7 +88,7 @@ def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
 
 
 def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Path) -> None:
-    """Merge one partition; ``encoded`` are its directories in all shares.
+    """Merge one partition; ``encoded`` are its directories, one per share.
 
     The rows are written to ``merged``, and their description to its summary.
     """

@@ -46,7 +46,10 @@ CELL_BYTES = 8
 
 @dataclass(frozen=True)
 class TextShare:
-    """Text files that one machine parses and, once parsed, their blocks ``pieces``, whose paths are file names."""
+    """Text files that one machine parses.
+
+    Once parsed, ``pieces`` are their blocks; the paths are bare file names in the share's directory.
+    """
 
     plan: TextPlan
     pieces: tuple[TextPiece, ...] = ()
@@ -92,7 +95,7 @@ def parse_share(share: Path, parsed: Path) -> None:
 
 
 def times_of(piece: TextPiece, column: str) -> Path:
-    """Write the column of times to a file in ``times``, or only the lines if directories give the times."""
+    """Write the column of times, or the line numbers if directories give the times, to a file in ``times``."""
     path = piece.path.parent / "times" / piece.path.name
     path.parent.mkdir(exist_ok=True)
     # Mapping is safe: this process has just written the file, and no other knows it.
@@ -104,7 +107,7 @@ def times_of(piece: TextPiece, column: str) -> Path:
 def input_of_shares(summaries: list[Path]) -> TableInput | None:
     """Return all parsed shares as one table, or None if a column must be read again as text.
 
-    A unit's file is named as if it were in the directory of its share's summary.
+    Units get paths in the directory of their share's summary, where the files need not exist.
     """
     parsed = [(directory, exchange.read(directory, TextShare)) for directory in summaries]
     files = [file for _, share in parsed for file in share.plan.files]
@@ -123,7 +126,7 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
 
 @dataclass(frozen=True)
 class Share:
-    """Units that one machine scans and encodes; the ``uri`` of a unit from text is a file name in its spool."""
+    """Units that one machine scans and encodes; the ``uri`` of a unit from text is a file name in the share's spool."""
 
     scan: Scan
     units: list[Unit]
@@ -149,7 +152,7 @@ class ScannedShare:
 class OpenedShares(NamedTuple):
     """Directories of an opened table and of its shares.
 
-    ``spools`` are the shares' parsed rows; empty if text was parsed before, in shares of its own.
+    ``spools`` hold the shares' parsed rows; empty if :func:`parse_share` has already written them.
     """
 
     table: Path

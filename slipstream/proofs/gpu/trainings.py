@@ -33,24 +33,27 @@ TABLE_ROWS = {"train": 600, "validation": 40, "test": 300}
 
 
 def train(directory: Path, prepared: Path, model: ModelConfig, *, sampled: Path | None = None, **training: Any) -> Path:
-    """Train in a process group of one and return the directory of the trained model.
-
-    The checkpoints are next to it. The rank's counts are in ``sampled``.
-    """
+    """Train in a process group of one; return the directory of the model, which has the checkpoints next to it."""
     alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
     where = {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    before = dict(os.environ)
     os.environ.update({name: str(value) for name, value in where.items()})
-    run(
-        TrainingRequest(
-            prepared=prepared,
-            model=model,
-            training=TrainingConfig(patience=0, **training),
-            directory=directory,
-            home=f"{directory}.checkpoints",
-            made_by={},
-            sampled=sampled,
+    try:
+        run(
+            TrainingRequest(
+                prepared=prepared,
+                model=model,
+                training=TrainingConfig(patience=0, **training),
+                directory=directory,
+                home=f"{directory}.checkpoints",
+                made_by={},
+                sampled=sampled,
+            )
         )
-    )
+    finally:
+        for name in where:
+            os.environ.pop(name)
+        os.environ.update(before)
     return directory
 
 

@@ -66,7 +66,7 @@ def bus_bandwidth(
 def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[ModelPoint] = ()) -> str:
     """Plot the median call time in microseconds over the message size.
 
-    Bars are intervals over launches. The band is the interval of the model of all_reduce.
+    Bars and band are those of :func:`bus_bandwidth`.
     """
     powers_of_ten(axes, [m.p50 * 1e6 for line in series.values() for m in line], "")
     band(axes, model, lambda _, seconds: seconds * 1e6)

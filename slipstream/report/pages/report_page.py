@@ -115,7 +115,7 @@ def importance_lines(sweep: Sweep) -> list[tuple[str, float, str]]:
 def listed_trials(sweep: Sweep) -> list[SweepTrial]:
     """Return the best trials, then others by state, failed trials last.
 
-    The trial of the given settings is always included.
+    The trial with the unchanged configuration is always included.
     """
     order = {state: place for place, state in enumerate(STATES)}
     ranked = sorted(sweep.trials, key=lambda each: (order[each.state], each.loss is None, each.loss or 0.0))

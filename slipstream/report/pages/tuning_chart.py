@@ -20,7 +20,7 @@ COLOURS = {"taken": SERIES[0], "may change numbers": SERIES[1]}
 
 @inline_svg
 def gains(axes: Axes, trials: Sequence[Trial]) -> str:
-    """Plot the speedup of every setting with its deciding interval, the first setting on top.
+    """Plot the speedup of every setting with its interval, the first setting on top.
 
     The speedup is the step time as configured over the step time with the setting. ``trials`` must be measured.
     """

@@ -1,7 +1,7 @@
 """Identity of rows: a 64-bit hash of every value, independent of its storage type and spelling.
 
-Rows with equal hashes are in the same split. Two spellings of one value must never have different hashes; different
-values may have equal ones:
+Rows with equal hashes are in the same split. Two spellings of one value must never have different hashes, but different
+values may have equal ones. Rules:
 
 * A number hashes by value, whether integer, float, decimal, boolean or text. In ids and groups, whole numbers of any
   size are exact. Other numbers, and all numbers in a row's content, are rounded to float32, as model inputs are.
@@ -249,7 +249,7 @@ def hash_identities(
 def inexact_values(column: pa.Array, number_format: NumberFormat) -> np.ndarray:
     """Return which numbers (bool ``[rows]``) are so large that, as floats, they may equal their neighbours.
 
-    In text these are large numbers with an exponent or a fraction.
+    In text only numbers with an exponent or a fraction count.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

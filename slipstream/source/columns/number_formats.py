@@ -125,7 +125,10 @@ def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
 
 
 def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
-    """Return a mark as an Arrow scalar of the type ``kind``; raise ``pa.ArrowInvalid`` if the type cannot hold it."""
+    """Return a mark for a missing value, such as -999, as an Arrow scalar of the type ``kind``.
+
+    Raises ``pa.ArrowInvalid`` if the type cannot hold it.
+    """
     if isinstance(value, Decimal):
         value = float(value) if pa.types.is_floating(kind) else Decimal(format(value, "f"))
     return pa.scalar(value).cast(kind)

@@ -164,7 +164,7 @@ def may_be_read(texts: pa.Array) -> np.ndarray:
 
 
 def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
-    """Return which values are not numbers (bool ``[rows]``) if most values of a text column are, else ``None``."""
+    """Return which values of a text column are not numbers (bool ``[rows]``); ``None`` unless most are numbers."""
     cleaned = clean(texts, missing)
     present = cleaned.drop_null()
     if 2 * np.count_nonzero(~may_be_read(present)) >= len(present):

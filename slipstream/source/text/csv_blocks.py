@@ -42,8 +42,8 @@ NEVER_CLOSES = "a quote opens here and never closes"
 class Block:
     """Complete records of one file in UTF-8; ``first_line`` counts from 1.
 
-    ``content`` is None if the bytes can be read from a local file at ``offset``. The process that parses them then
-    reads them, which is several times faster than sending them there.
+    ``content`` is None if the bytes are in a local file at ``offset``. The process that parses them then reads them
+    itself, which is several times faster than receiving them.
 
     A block with a ``fault`` holds the start of one line that is not a record; ``fault`` is the reason.
     """
@@ -298,7 +298,7 @@ def empty_table(names: list[str]) -> pa.Table:
 
 
 def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray | None:
-    """Return the line on which each record starts (int64 ``[records]``); ``None`` if the numbers differ."""
+    """Return the lines on which records start (int64 ``[records]``); ``None`` unless ``records`` are found."""
     data = np.frombuffer(block.data, np.uint8)
     starts = np.concatenate([[0], breaks_in(data) + 1])
     first = data[starts[starts < len(data)]]
@@ -319,7 +319,7 @@ def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray |
 
 
 def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
-    """Parse a block record by record, for unclosed quotes: slower, but finds the next good record."""
+    """Parse a block record by record, more slowly, to find the next good record after an unclosed quote."""
     lines = list(io.StringIO(block.data.decode(), newline=""))
     rows: list[list[str]] = []
     starts: list[int] = []

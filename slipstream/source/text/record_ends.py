@@ -1,9 +1,9 @@
 """Record ends in delimited text: line breaks outside quotes, as Python's csv module and Arrow define them.
 
-A quote opens at the start of a value; later in an unquoted value it is an ordinary character (``6" nail``). Inside
-quotes it closes, unless doubled. Therefore a run of an even number of quotes changes nothing. An odd run where a value
-may start opens quotes or, inside quotes, closes them. After an odd run anywhere else, the text is outside quotes,
-whatever came before. So from the first such run on, the state is known without reading earlier bytes.
+A quote at the start of a value opens quotes; later in an unquoted value it is an ordinary character (``6" nail``).
+Inside quotes it closes them, unless doubled. Therefore a run of an even number of quotes changes nothing. An odd run
+where a value may start opens quotes or, inside quotes, closes them. After an odd run anywhere else, the text is outside
+quotes, whatever came before. So from the first such run on, the state is known without reading earlier bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream.source.config import DataConfig
 
-#: Number of bytes examined first, at the end, and the factor by which it grows while they are inconclusive.
+#: Number of last bytes examined first, and the factor by which it grows while they do not show what is quoted.
 LOOK_BYTES, TIMES_MORE = 64 << 10, 16
 #: First line break; a CR at the end of the data does not count, as an LF may follow.
 FIRST_BREAK = re.compile(rb"\n|\r\n|\r(?=[^\n])")
@@ -26,7 +26,7 @@ class Runs(NamedTuple):
     """Runs of an odd number of quotes in the bytes from ``start`` on.
 
     ``at`` (int64 ``[runs]``) are their offsets, ``inside`` (bool ``[runs]``) is True if the text after a run is quoted.
-    At offsets below ``known`` the state is unknown.
+    Text before the offset ``known`` may be quoted or not.
     """
 
     start: int
@@ -78,7 +78,7 @@ def without_escapes(data: bytes, config: DataConfig) -> bytes:
 
 
 def looks(data: bytes, config: DataConfig) -> Iterator[Runs]:
-    """Yield the runs in growing tails of ``data``, if conclusive, and last in all of ``data``."""
+    """Yield the runs in growing tails of ``data`` that show what is quoted, and last in all of ``data``."""
     size = LOOK_BYTES
     while size < len(data):
         runs = runs_from(len(data) - size, data, config)

@@ -96,7 +96,10 @@ def open_text(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
 
 
 def plan_text(source: ResolvedSource) -> TextPlan:
-    """Read headers and infer types from the first rows; raise ``UserError`` if the files disagree."""
+    """Return a plan with the names in the headers and types inferred from the first rows.
+
+    Raises ``UserError`` if CSV files have different columns.
+    """
     plan = (plan_json if source.format == "json" else plan_csv)(list(source.files), source.config)
     return replace(plan, partitions=find_partitions(source))
 

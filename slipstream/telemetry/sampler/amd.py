@@ -58,7 +58,7 @@ def cards(root: Path) -> list[Card]:
 
 
 def card(index: int, path: Path) -> Card:
-    """Return the GPU with ROCm's UUID; without a unique id, it contains the index."""
+    """Return the GPU with ROCm's UUID, which contains ``index`` if the GPU has no unique id."""
     name = read(path / "product_name") or f"AMD GPU {read(path / 'device')}".strip()
     return Card(path, f"GPU-{read(path / 'unique_id') or index}", index, name)
 

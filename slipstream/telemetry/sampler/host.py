@@ -88,7 +88,7 @@ class Waits:
         self._next = 0.0
 
     def seconds(self) -> float:
-        """Return the seconds, recounted the less often the more counting costs."""
+        """Return the seconds; costlier counts are made less often."""
         if time.monotonic() >= self._next:
             began, cost = time.monotonic(), time.thread_time()
             self._count()

@@ -133,7 +133,7 @@ def visible(devices: list[Device], named: list[str]) -> list[Device]:
 def answer(call: Callable[[], T]) -> T | None:
     """Return the result of an NVML call; None if driver or device do not support it.
 
-    Raises ``Gone``.
+    Raises ``Gone`` if the device is lost.
     """
     try:
         return call()
@@ -157,7 +157,7 @@ def reading(device: Device) -> DeviceReading:
 def present(device: Device) -> DeviceReading:
     """Return a device's reading.
 
-    Raises ``Gone``.
+    Raises ``Gone`` as :func:`answer`.
     """
     handle = device.handle
     memory = answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2))

@@ -35,7 +35,7 @@ class Stage:
 def stages_in(directory: Path) -> list[Stage]:
     """Return the stages with samples, newest first.
 
-    This is the directory itself if it has samples, else its subdirectories. Raises ``UserError`` without any.
+    These are ``directory`` itself if it has samples, else its subdirectories. Raises ``UserError`` if none has samples.
     """
     expected = "expected one stage's samples, or a directory of such: .slipstream/telemetry where a workflow was run"
     if not directory.is_dir():

@@ -6,7 +6,7 @@ for the save in progress; a newer snapshot replaces it, since there is one set o
 the store also waits and is retried.
 
 All ranks call :meth:`BackgroundSave.begin`, :meth:`~BackgroundSave.resume` and :meth:`~BackgroundSave.finish` at the
-same points, with the same answer to whether any rank's save is in progress. So all publish the same snapshots in order.
+same points, after agreeing whether any rank's save is in progress. So all publish the same snapshots in order.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def waited_for_processor_s() -> float:
 def working_seconds(took: Sequence[tuple[float, float]]) -> float:
     """Return the seconds of a save without the time in which its thread waited for a core.
 
-    ``took`` holds (total, waited) seconds of every rank. The maxima are subtracted: ranks wait for each other, so the
-    longest wait delays all.
+    ``took`` holds (total, waited) seconds of every rank. The longest wait is subtracted from the longest total, because
+    ranks wait for each other.
     """
     return max(0.0, max(seconds for seconds, _ in took) - max(waited for _, waited in took))
 
@@ -139,7 +139,8 @@ class Outage:
 class StepWait:
     """Wait of the host process for a snapshot before it enqueued an optimiser step.
 
-    ``started`` and ``ended`` are times of ``time.perf_counter``. ``reached`` marks the device's queue at the start.
+    ``started`` and ``ended`` are times of ``time.perf_counter``. ``reached`` is a mark in the device's queue at
+    ``started``.
     """
 
     reached: Mark
@@ -147,7 +148,7 @@ class StepWait:
     ended: float
 
     def stall(self) -> float:
-        """Return the seconds for which the device was idle, after waiting until it has reached the mark."""
+        """Wait until the device has reached the mark, and return the seconds for which it was idle."""
         return max(0.0, self.ended - max(self.started, self.reached.wait()))
 
 
@@ -191,7 +192,7 @@ class BackgroundSave:
         self.published: Name | None = None
 
     def prepare(self) -> None:
-        """Start the copying thread: on busy cores ``Thread.start`` may block for milliseconds."""
+        """Start the copying thread early, because ``Thread.start`` may block for milliseconds on busy cores."""
         self._copier.submit(int).result()
 
     def busy(self) -> bool:
@@ -201,7 +202,7 @@ class BackgroundSave:
     def failing(self) -> bool:
         """Return True if training should not wait for the save in progress.
 
-        The store does not answer this rank, or an earlier wait for a save was in vain.
+        That is so if the store does not answer this rank, or an earlier wait for a save was in vain.
         """
         return self._active is not None and (self._was_late or failed_since(self._active.started))
 
@@ -211,7 +212,7 @@ class BackgroundSave:
             wait([self._active.outcome], timeout=BRIEF_WAIT_S)
 
     def wait_for_buffers(self) -> None:
-        """Wait until no save in progress reads the buffers; a waiting snapshot may be overwritten."""
+        """Wait until no save in progress reads the buffers; a waiting snapshot may then be overwritten."""
         self.wait_for_copy()
         if self._active is not None and not self._active.outcome.done():
             self._active.staged.wait()
@@ -274,8 +275,9 @@ class BackgroundSave:
     def resume(self, step: int, *, busy: bool) -> None:
         """Publish the waiting snapshot, unless a save is in progress on any rank (``busy``).
 
-        Called after every ``step``. Raises ``Superseded``, and ``UserError`` if more than :data:`TOLERATED_FAILURES`
-        saves in a row were refused. If the store is unavailable, only a warning is logged now and then.
+        Called after every ``step``. Raises ``Superseded`` if a later attempt has started, and ``UserError`` if more
+        than :data:`TOLERATED_FAILURES` saves in a row were refused. If the store is unavailable, only a warning is
+        logged now and then.
         """
         if not busy:
             self._take_outcome()

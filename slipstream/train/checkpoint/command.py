@@ -111,7 +111,7 @@ def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) 
 def reason_to_keep(home: HomeSummary) -> str:
     """Return why the checkpoint directory ``home`` seems to be in use; "" if it does not.
 
-    It is locked, or was written to since ``home`` was listed.
+    Reasons are a lock, and writes since ``home`` was listed.
     """
     if is_locked(storage_for(home.uri)):
         return "a process holds its lock"

@@ -2,14 +2,14 @@
 
 Two attempts may be alive at once. An attempt may be in its grace period, or on a machine that the cluster has given up,
 while its successor runs. Or two executions run the same training. Stores have no locks, but they can create an object
-only if it is absent, and list earlier objects. The protocol uses these two operations:
+only if it is absent, and a listing contains all earlier objects. The protocol uses these two operations:
 
-1. An attempt *announces* a save, then looks for claims of later attempts, and starts only if there is none. In the same
-   way it announces its shutdown, and may then start its last save even after a successor's claim.
+1. An attempt *announces* a save, then looks for claims of later attempts, and starts the save only if there is none. In
+   the same way it announces its shutdown, and may then start its last save even after a successor's claim.
 2. A successor *claims* the next number, then looks for announcements, and waits for the announced saves. So it learns
    of every save that starts before its claim, and no other starts afterwards.
-3. It then *inherits*: it records which checkpoints are complete. From then on only these of earlier attempts count. So
-   a checkpoint that an attempt completes after its successor has restored is never restored.
+3. It then *inherits*: it records which checkpoints are complete. From then on no other checkpoints of earlier
+   attempts count. So a checkpoint that an attempt completes after its successor has restored is never restored.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Retention:
 def complete(keys: Iterable[str]) -> list[Name]:
     """Return the checkpoints that have a manifest among a store's ``keys``, newest first.
 
-    A manifest without other files does not count: its request arrived after the checkpoint had been deleted.
+    A manifest without other files does not count: it was written after the checkpoint had been deleted.
     """
     files: dict[str, set[str]] = {}
     for key in keys:
@@ -279,7 +279,8 @@ class Home:
     def sweep(self) -> None:
         """Delete all but the finish record, the last claim and the last list of inherited checkpoints.
 
-        Attempt numbers are never reused. So a running attempt stays superseded, and its writes never count.
+        Attempt numbers are never reused. So superseded attempts that still run stay superseded, and their writes never
+        count.
         """
         keys = self.storage.list()
         kept = {FINISHED, claim_key(newest(keys)), inherited_key(newest(keys, INHERITED))}

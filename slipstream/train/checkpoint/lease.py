@@ -1,8 +1,8 @@
 """Heartbeat-based lease on a checkpoint directory, and the wait for its end.
 
-The holder rewrites ``leases/<attempt>.json`` every few seconds, more often while a save or its shutdown is announced.
-Other processes see changing records, and never compare clocks, which may differ between machines. In a local directory
-the holder also locks a file, which the system unlocks however the process ends.
+The holder rewrites ``leases/<attempt>.json`` every few seconds, more often while it has announced a save or its
+shutdown. Other processes see changing records, and never compare clocks, which may differ between machines. In a local
+directory the holder also locks a file, which the system unlocks however the process ends.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Sign:
 def within_timeout(home: Home, timeout_s: float, work: Callable[[], T]) -> T:
     """Return the result of ``work``, which writes a heartbeat or a claim in ``home``.
 
-    In a store its requests are cut off after half of the lease's timeout ``timeout_s``; then ``StorageUnavailable`` is
-    raised.
+    Requests of ``work`` to a store are cut off after half of the lease's timeout ``timeout_s``; then
+    ``StorageUnavailable`` is raised.
     """
     return work() if home.is_local else within(SHARE_OF_TIMEOUT * timeout_s, work)
 
@@ -112,7 +112,7 @@ class Lease:
         self._sign = sign or Sign()
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
-        #: Shortest timeout that others may apply: a heartbeat whose response was lost may have arrived.
+        #: Shortest timeout that others may apply: that of any heartbeat that may have arrived.
         self._timeout_s = min(Sign().silence_s, self._sign.silence_s)
         #: True once the shutdown was announced.
         self._said_leaving = self._sign.leaving
@@ -145,8 +145,8 @@ class Lease:
         """Announce that the checkpoint ``name`` is about to be written.
 
         Raises ``StorageUnavailable`` if a store accepts no announcement for half of the ordinary timeout. Raises
-        :class:`Superseded` if a later attempt has started, unless that attempt saw this one's shutdown announced from
-        its start: it then waits for this save before it lists the checkpoints.
+        :class:`Superseded` if a later attempt has started, unless this one had announced its shutdown before: the later
+        attempt then waits for this save before it lists the checkpoints.
         """
         last = time.monotonic() + SHARE_OF_TIMEOUT * Sign().silence_s
         while True:
@@ -376,7 +376,7 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
 def wait_for_announced(home: Home, attempt: int, seconds: float) -> None:
     """Wait until the predecessor of ``attempt`` has finished its last save.
 
-    ``attempt`` has claimed the directory. The save is announced, or may follow a preemption notice. Waits at most
+    ``attempt`` has claimed the directory. The save was announced, or may follow a preemption notice. Waits at most
     ``seconds``, and only while heartbeats continue.
     """
     watch, deadline, told = Watch(home), time.monotonic() + seconds, False

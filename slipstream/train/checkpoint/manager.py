@@ -104,10 +104,10 @@ class Restored:
 class Checkpoints:
     """Checkpoints of one attempt at a training.
 
-    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it: earlier attempts
-    may finish an announced save, for which it waits, and start no other. The ``watcher`` is notified if a later attempt
-    claims ``home``. ``clock`` measures the device's idle time during saves. Raises ``UserError`` if ``home`` cannot be
-    written.
+    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it, so that earlier
+    attempts start no further save, and waits for a save that they have announced. The ``watcher`` is notified if a
+    later attempt claims ``home``. ``clock`` measures the device's idle time during saves. Raises ``UserError`` if
+    ``home`` cannot be written.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Checkpoints:
     def _still_busy(self) -> bool:
         """Wait briefly for the previous save; return True if it is still in progress on any rank.
 
-        The wait ends early if the store does not answer any one rank.
+        The wait ends early if any rank is :meth:`~BackgroundSave.failing`.
         """
         for _ in range(round(PATIENCE_S / BRIEF_WAIT_S)):
             self.background.wait_briefly()

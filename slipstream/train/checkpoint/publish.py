@@ -147,7 +147,7 @@ class Publisher:
         """Store one checkpoint, and write its manifest once all ranks have stored their files.
 
         Calls ``staged`` once the snapshot's tensors are no longer needed, before any upload. If a rank fails, all ranks
-        raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
+        raise ``UserError``, ``StorageUnavailable`` or ``Superseded``.
         """
         name = Name(self.attempt, snapshot.step)
         directory = self.staging_directory / str(name)

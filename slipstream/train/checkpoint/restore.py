@@ -166,7 +166,7 @@ class SkippedCheckpoint(Exception):
 
 
 def in_older_form(made_by: Mapping[str, Any]) -> bool:
-    """Return True if ``made_by``, of a manifest, was written by a release before ``STEP_VERSION`` existed."""
+    """Return True if a manifest's ``made_by`` was written by a release before ``STEP_VERSION`` existed."""
     return "trained_by" not in made_by
 
 
@@ -285,7 +285,8 @@ def abbreviated(value: object) -> str:
 def newest_identity(address: str, holder: Holder, resume: str, version: str) -> Mapping[str, Any] | None:
     """Return the identity of the newest checkpoint that ``holder`` may resume from; None if there is none.
 
-    ``resume`` is the setting of that name, ``version`` a code version. Errors are left to the later restore to report.
+    ``resume`` is the setting ``training.resume``, ``version`` a code version. Errors are left to the later restore to
+    report.
     """
     policy, home = ResumePolicy({}, holder=holder, resume=resume, version=version), Home(storage_for(address))
     with suppress(StorageUnavailable):

@@ -2,8 +2,8 @@
 
 Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: page faults
 make copying into fresh memory several times as slow. Weights and optimiser state are copied in the background, because
-they do not change before the next optimiser step, after a forward and a backward pass. The best weights so far are,
-too: only the next evaluation may change them.
+they do not change before the next optimiser step, after a forward and a backward pass. So are the best weights so far,
+because only the next evaluation may change them.
 """
 
 from __future__ import annotations

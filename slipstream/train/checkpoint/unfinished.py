@@ -78,8 +78,9 @@ def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
     """Return the record of the finished training at ``address``, if ``holder`` may take its result.
 
     The same code must have finished the training, either in an earlier attempt of the same execution, whose result did
-    not reach Flyte, or while ``holder`` waited. Otherwise code has changed, or Flyte's cache is to be overwritten or
-    lost the result: the record is deleted, the training starts again, and None is returned. None also without a record.
+    not reach Flyte, or while ``holder`` waited. Otherwise the training must start again, because code has changed, or
+    Flyte's cache lost the result or is to be overwritten. Then the record is deleted and None returned, as without a
+    record.
     """
     home = Home(storage_for(address))
     finished = home.finished()

@@ -36,7 +36,7 @@ PERIOD_S = 5.0
 LAST_WRITE_S = 10.0
 #: Kinds of events whose times a record holds.
 EVENTS = EVALUATED, SAVED = "evaluation", "checkpoint"
-#: Maximum number of events of a kind; beyond it every other event is dropped.
+#: Maximum number of events of a kind; if there are more, every second event is dropped.
 MOST_EVENTS = 256
 
 LOG = logger("goodput")

@@ -100,7 +100,7 @@ class Guard:
         return StepMarks(self._clock, self._pauses())
 
     def enqueued(self, start: StepMarks, waited: float = 0.0) -> StepTiming:
-        """Return the timing of a step that was just enqueued; the host ``waited`` seconds for its batch."""
+        """Return the timing of a step that was just enqueued; ``waited`` is the host's wait for its batch (s)."""
         snapshot_wait = self._checkpoints.background.pop_step_wait()
         return StepTiming(
             start, self._clock.mark(), waited, snapshot_wait, self._pauses(), self._processor_wait.seconds()

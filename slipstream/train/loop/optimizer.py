@@ -47,7 +47,7 @@ def known_to_host(tensor: Tensor) -> bool:
 def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
     """Return ``factor``, by which a loss is multiplied, or NaN if the loss is not finite.
 
-    NaN makes the gradient non-finite, too: the derivative of a non-finite loss may be finite.
+    NaN makes the gradient non-finite, even if the derivative of the non-finite loss is finite.
     """
     if known_to_host(loss) and not isinstance(factor, Tensor):
         return factor if math.isfinite(loss) else math.nan
@@ -116,8 +116,8 @@ class AveragedWeights:
     def update(self, step: int, skip: Tensor) -> None:
         """Update the averages after step number ``step`` (from 0) unless ``skip`` (a float32 scalar) is 1.
 
-        If the host knows that ``skip`` is 1, the averages are not even read: a checkpoint may be copying them, and only
-        the optimiser's step, which is skipped, waits for the copy.
+        If the host knows that ``skip`` is 1, the averages are not accessed. A checkpoint may still be copying them: the
+        wait for the copy belongs to the optimiser's step, which is skipped.
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))
         averages = list(self.weights.values())

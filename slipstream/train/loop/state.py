@@ -86,7 +86,7 @@ class TrainingState:
         return AppState(self.model, self.optimizer, {**parts, **self.parallel.parts})
 
     def to_save(self) -> dict[str, object]:
-        """Return progress, best weights and conditions for a checkpoint."""
+        """Return progress, best weights and ``conditions`` for a checkpoint."""
         return {
             "progress": to_tree(self.progress),
             "best_weights": self.best_weights,

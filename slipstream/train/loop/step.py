@@ -35,7 +35,7 @@ class StepResult(NamedTuple):
 
 
 def padded_rows(largest: int, accumulation: int) -> int:
-    """Return the number of rows to pad every rank's batch to: a multiple of the micro-batch.
+    """Return the number of rows to pad every rank's batch to: a multiple of the micro-batch size.
 
     ``largest`` is the number of rows of a rank's largest batch.
     """

@@ -247,7 +247,8 @@ class TrainLoop:
     def _stops(self, told: Told) -> bool:
         """Call ``told`` on rank 0 and broadcast its answer.
 
-        No checkpoint contains the evaluation before this call, so a resumed attempt repeats the call.
+        No checkpoint contains the evaluation until this call has returned. If the attempt is interrupted before, the
+        next attempt repeats evaluation and call.
         """
         stops = self._group.rank == 0 and told(self._state.progress.evaluations)
         agreed = torch.tensor(stops, dtype=torch.int32, device=self._group.device)

@@ -77,8 +77,8 @@ def fewest_that_fit(job: Job, memory: float) -> Traced:
 def leaner(request: TrainingRequest, precision: str, processes: int, memory: float, device: str) -> str:
     """Return remedies for a training that ran out of memory, as the end of a line.
 
-    All take less memory than its traced step, even if that step should fit. Raises ``UserError`` if it cannot be
-    traced.
+    All take less memory than the traced step of the training, even if that step should fit. Raises ``UserError`` if the
+    step cannot be traced.
     """
     (now,) = trace_all([job_of(request, precision, processes, device)])
     if isinstance(now.found, Untraced):

@@ -92,7 +92,7 @@ def room_of_host(processes: int) -> Room:
 def check_fits(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` if a process cannot hold the state that it keeps between steps.
 
-    The nodes are assumed to equal this machine. A model that needs memory to be built is not checked here.
+    The nodes are assumed to equal this machine. A model that cannot be built on the meta device is not checked here.
     """
     try:
         predictor = build(model, open_prepared(prepared).signature, training.seed, shapes_alone=True)

@@ -1,7 +1,7 @@
 """Handling of a rank that ran out of memory in a step, which is never repeated.
 
 The rank writes a larger micro-batch count to the checkpoint directory and exits. The next attempt resumes with it from
-the last checkpoint: the same samples in the same global batches. The rank can no longer join the collective in which
+the last checkpoint, on the same samples in the same global batches. The rank can no longer join the collective in which
 its peers wait, so it acts alone; several such ranks write equal records. If a micro-batch already has one row, only
 other settings or devices help, and there is no further attempt.
 """
@@ -90,7 +90,8 @@ def possible_numbers(setup: Setup) -> list[int]:
 def leave(checkpoints: Checkpoints, decision: Decision) -> Decision:
     """Merge ``decision`` with the stored decision, write the result and return it.
 
-    Raises ``Superseded`` if a later attempt is running, ``UserError``, or any of ``NOT_WRITTEN``.
+    Raises ``Superseded`` if a later attempt is running, ``UserError`` if the store refuses permanently, and one of
+    ``NOT_WRITTEN`` if another try may succeed.
     """
     home = checkpoints.home
     home.check_claim(checkpoints.attempt)

@@ -2,7 +2,7 @@
 
 If a model is compiled as a whole, all gradients appear at the end of its backward pass. So their exchange cannot
 overlap the pass, and FSDP2 cannot gather and free weights block by block. Equal blocks share compiled code; torch
-leaves every kind of block after the eighth uncompiled.
+compiles at most eight kinds of blocks.
 """
 
 from __future__ import annotations

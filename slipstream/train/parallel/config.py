@@ -61,7 +61,8 @@ class ParallelConfig(Settings):
     def uses_fsdp(self, data: int) -> bool:
         """Return True if FSDP2 manages the parameters with ``data`` data-parallel processes.
 
-        With ``shard`` "none" it replicates them like DDP, if the model is divided otherwise.
+        With ``shard`` "none" it only replicates them, like DDP, and only if pipeline or tensor parallelism divides the
+        model.
         """
         return self.shard != "none" or (self.divides and data > 1)
 

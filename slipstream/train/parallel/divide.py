@@ -222,7 +222,7 @@ def divide(
 ) -> DividedModel:
     """Divide ``model`` by ``layout``. Collective.
 
-    A model on the meta device gets its initial ``values``, on every process only for its part. The largest batch has
+    A model on the meta device gets its initial ``values``; every process fills only its part. The largest batch has
     ``micro_batches`` of ``rows`` rows per rank; a pipeline takes no other batches. ``precision`` is that of the passes'
     autocast. Raises ``UserError`` if the layout cannot divide the model, or for missing values.
     """
@@ -255,7 +255,7 @@ def parts_of(model: Predictor, layout: Layout, precision: str) -> list[Predictor
 
 @torch.no_grad()
 def fill(part: Predictor, device: torch.device, values: InitialValues) -> None:
-    """Allocate and initialise a part on the meta device; leave other parts unchanged."""
+    """Allocate and initialise a part that is on the meta device; leave other parts unchanged."""
     model = part.network
     if not any(parameter.is_meta for parameter in model.parameters()):
         return

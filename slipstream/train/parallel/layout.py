@@ -25,8 +25,8 @@ DATA = ("replicate", "shard")
 class Layout:
     """Division of the model among all processes, and this process's coordinates.
 
-    A process trains on the rows of ``data_rank`` of ``data_size``; tensor-parallel peers and pipeline stages share
-    them. ``mesh`` is None if nothing is divided.
+    A process trains on the rows of data-parallel rank ``data_rank`` of ``data_size``, like its tensor-parallel peers
+    and pipeline stages. ``mesh`` is None if nothing is divided.
     """
 
     config: ParallelConfig

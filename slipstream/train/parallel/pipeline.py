@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from slipstream.machine.torch_versions import accept_any_layout
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.plan import Plan, plan_of
 from slipstream.train.checkpoint.staging import local
@@ -110,6 +111,8 @@ class Pipeline:
             )
             for number, part in zip(layout.stages, stages, strict=True)
         ]
+        for stage in pipeline_stages:
+            accept_any_layout(stage)
         # The caller has already scaled its losses, which are sums.
         self._schedule = (
             ScheduleInterleaved1F1B(pipeline_stages, micro_batches, loss_fn=self._loss, scale_grads=False)

@@ -88,7 +88,10 @@ class ReplicatedModel(ParallelModel):
 
 
 class SingleModel(ReplicatedModel):
-    """Model of a single process that raises DDP's error for unused parameters, so that several could train it."""
+    """Model of a single process that raises DDP's error for unused parameters.
+
+    So it accepts only models that several processes can train, too.
+    """
 
     def __init__(self, model: Predictor, traits: Traits) -> None:
         super().__init__(model, traits)
@@ -117,9 +120,9 @@ def replicate(
 ) -> ReplicatedModel:
     """Wrap the model in DDP with the gradient exchange of ``settings``.
 
-    A single process has no DDP, which would copy its gradients into buckets, unless a hook changes the gradients.
-    Training passes are ``compiled`` if given. DDP's broadcast of all buffers before every forward pass is switched off:
-    :func:`~slipstream.train.loop.step.broadcast_buffers` broadcasts only buffers that change.
+    DDP copies gradients into buckets, so a single process uses it only if a hook changes the gradients. Training passes
+    run the blocks of ``compiled``, if given. DDP's broadcast of all buffers before every forward pass is switched off;
+    instead, :func:`~slipstream.train.loop.step.broadcast_buffers` broadcasts only buffers that change.
     """
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))

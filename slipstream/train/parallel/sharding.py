@@ -66,7 +66,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
 
 
 def prepare_passes(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
-    """Set FSDP's options for the passes of a micro-batch; ``last`` of its step or not."""
+    """Set FSDP's options for the passes of a micro-batch; ``last`` is True for the last of a step."""
     sharded = cast(FSDPModule, model)
     each = config.shard in ("gradients", "weights")
     sharded.set_is_last_backward(last or each)

@@ -26,9 +26,9 @@ def overhead_seconds(
 ) -> float:
     """Return the seconds of a forward and backward pass that do not depend on its rows.
 
-    With pass time t they are 2·t(r/2) - t(r) for r rows, at most the ``rows`` of a micro-batch. A single row of tokens
-    is halved in length. The result is 0 if it is within the noise of repeated passes, or if it cannot be measured: too
-    little memory, a row that cannot be halved, or halves too small for batch statistics.
+    If t(r) is the time for r rows, they are 2·t(r/2) - t(r); r is at most ``rows``, the size of a micro-batch. A single
+    row of tokens is halved in length. The result is 0 if it is within the noise of repeated passes, or if it cannot be
+    measured: too little memory, a row that cannot be halved, or halves too small for batch statistics.
 
     Time is the device's; on a CPU it is this thread's CPU time, as other processes may run. The model is restored.
     """

@@ -1,7 +1,7 @@
 """Timestamps between the phases of a step, without waiting for the device.
 
 A callback at the end of the backward graph marks the last gradient. It is queued when the backward pass starts, so it
-runs before DDP's callback, which waits for the exchange of gradients. So the remaining pass is only that wait.
+runs before DDP's callback, which waits for the exchange of gradients. So after the mark the pass only waits.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class StepTiming(NamedTuple):
     def phases(self, at: Places, previous: StepTiming, idle: float, data_wait: float, stall: float) -> StepTime:
         """Return the durations of this step's phases, in seconds.
 
-        The device was ``idle`` since the previous step, ``data_wait`` of it for lack of a batch. The optimiser step
-        waited ``stall`` for a save.
+        ``idle`` is the device's idle time since the previous step, including ``data_wait`` for lack of a batch.
+        ``stall`` is the optimiser step's wait for a save.
         """
         return StepTime(
             data=data_wait,

@@ -40,7 +40,7 @@ LOG = logger("telemetry")
 def uploaded(home: Home, record: AttemptRecord, sampled: Path | None, times: StepTimes) -> Iterator[None]:
     """Upload this pod's samples during the block and at its end, on the pod's first rank.
 
-    Samples are read from ``sampled`` (None disables uploads), starting with the attempt in ``record``. Time lost to
+    Samples since the start of the attempt in ``record`` are read from ``sampled`` (None disables uploads). Time lost to
     lowered clock rates is stored in ``times``. Errors do not fail the training.
     """
     if sampled is None or os.environ.get("LOCAL_RANK") != "0":

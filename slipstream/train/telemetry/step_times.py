@@ -73,7 +73,7 @@ class StepTimes:
         self._sent = self._beside()
 
     def add(self, time: StepTime) -> None:
-        """Store a step's times, without processing: other work between steps would run with cold caches."""
+        """Store a step's times without processing them, because work between steps runs with cold caches."""
         self._pending.append(time)
         self.last_step = perf_counter()
 

@@ -36,7 +36,7 @@ sampled_directory: ContextVar[Path | None] = ContextVar("sampled_directory", def
 
 
 class Watched:
-    """Stage sampled into ``directory``; its end sets ``usage``."""
+    """Stage sampled into ``directory``; ``usage`` is None until it ends."""
 
     def __init__(self, directory: Path, facts: NodeFacts) -> None:
         self.directory, self._facts = directory, facts

@@ -252,7 +252,16 @@ def spells(path: Path, idle: timedelta) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("minutes", "pays"), [(3, False), (6, False), (7, False), (9, True), (120, True)])
+@pytest.mark.parametrize(
+    ("minutes", "pays"),
+    [
+        pytest.param(3, False, marks=pytest.mark.prove),
+        pytest.param(6, False, marks=pytest.mark.prove),
+        (7, False),
+        (9, True),
+        pytest.param(120, True, marks=pytest.mark.prove),
+    ],
+)
 def test_scaling_to_zero_pays_for_spells_that_outlast_the_cooldown_and_a_start(
     model: str, tmp_path: Path, minutes: int, pays: bool
 ) -> None:

@@ -28,17 +28,26 @@ Every promise of the project, the tests that fail if it does not hold, and the c
 
 @dataclass(frozen=True)
 class Promise:
-    """A promise with the tests that prove it: paths of files or folders below the root of the project."""
+    """A promise with the tests that prove it: paths of files or folders below the root of the project.
+
+    ``only_proved`` is the reason if none of them is short enough for `make test`.
+    """
 
     id: str
     text: str
     tests: tuple[str, ...]
+    only_proved: str = ""
+
+    @property
+    def commands(self) -> frozenset[str]:
+        """Return the commands that run a test of it."""
+        return frozenset().union(*map(commands_of, self.tests))
 
 
 def read_promises(file: Path = PROMISES) -> dict[str, list[Promise]]:
     """Return the promises by area, both in the order of the file. Raise ``UserError`` if a test does not exist."""
     areas = {
-        area: [Promise(row["id"], row["promise"], tuple(row["tests"])) for row in rows]
+        area: [Promise(row["id"], row["promise"], tuple(row["tests"]), row.get("only_proved", "")) for row in rows]
         for area, rows in tomllib.loads(file.read_text(encoding="utf-8")).items()
     }
     for promise in (promise for promises in areas.values() for promise in promises):
@@ -49,16 +58,6 @@ def read_promises(file: Path = PROMISES) -> dict[str, list[Promise]]:
     return areas
 
 
-@cache
-def longer_tests() -> tuple[str, ...]:
-    """Return the ``LONGER`` of ``tests/conftest.py``: ids of tests that are marked `prove` there."""
-    tree = ast.parse((ROOT / "tests/conftest.py").read_text(encoding="utf-8"))
-    [found] = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONGER"
-    ]
-    return tuple(ast.literal_eval(found))
-
-
 def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     """Yield the tests of a module, those of classes included."""
     for node in ast.walk(tree):
@@ -66,13 +65,13 @@ def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
             yield node
 
 
-def commands_of_test(test: ast.FunctionDef, file: str) -> set[str]:
-    """Return the commands that run a test, by its decorators and ``LONGER``; both if only some parameters are long."""
+def commands_of_test(test: ast.FunctionDef, constants: Mapping[str, str]) -> set[str]:
+    """Return the commands that run a test, by its decorators and the constants they name; both if a part is long."""
     marks = [ast.unparse(decorator) for decorator in test.decorator_list]
-    name = f"{file.removeprefix('tests/')}::{test.name}"
-    if "pytest.mark.prove" in marks or any(name.startswith(long) for long in longer_tests()):
+    if "pytest.mark.prove" in marks:
         return {"make prove"}
-    partly = any("mark.prove" in mark for mark in marks) or any(long.startswith(f"{name}[") for long in longer_tests())
+    names = [node.id for mark in test.decorator_list for node in ast.walk(mark) if isinstance(node, ast.Name)]
+    partly = any("mark.prove" in text for text in (*marks, *(constants.get(name, "") for name in names)))
     return {"make test", "make prove"} if partly else {"make test"}
 
 
@@ -86,18 +85,20 @@ def commands_of(path: str) -> frozenset[str]:
         files = sorted(whole.rglob("test_*.py"))
         return frozenset().union(*(commands_of(file.relative_to(ROOT).as_posix()) for file in files))
     tree = ast.parse(whole.read_text(encoding="utf-8"))
-    found = {command for test in functions_of(tree) for command in commands_of_test(test, path)}
-    marks = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
-    return frozenset(found | ({"make gpu"} if "pytestmark = pytest.mark.gpu" in marks else set()))
+    constants = {
+        ast.unparse(node.targets[0]): ast.unparse(node.value) for node in tree.body if isinstance(node, ast.Assign)
+    }
+    found = {command for test in functions_of(tree) for command in commands_of_test(test, constants)}
+    return frozenset(found | ({"make gpu"} if constants.get("pytestmark") == "pytest.mark.gpu" else set()))
 
 
 def table(promises: Sequence[Promise]) -> list[str]:
     """Return the lines of an area's table."""
     lines = ["| promise | test | command |", "|---|---|---|"]
     for promise in promises:
-        run = frozenset().union(*map(commands_of, promise.tests))
         tests = ", ".join(f"`{test}`" for test in promise.tests)
-        lines.append(f"| {promise.text} | {tests} | {', '.join(f'`{name}`' for name in COMMANDS if name in run)} |")
+        commands = ", ".join(f"`{name}`" for name in COMMANDS if name in promise.commands)
+        lines.append(f"| {promise.text} | {tests} | {commands} |")
     return lines
 
 

@@ -167,7 +167,7 @@ def test_what_a_process_holds_is_kept_however_old_it_looks(invoke: Callable[...,
     said = invoke("--free").output
     assert "waiting 1 s (the timeout of a lease)" in said
     same_wording(line_with("slipstream/checkpoints/held", said))
-    assert "freed .slipstream/checkpoints/lost: " in said and "freed 1 of 2, " in said
+    assert "freed .slipstream/checkpoints/lost: " in said and "freed 1 of 2 " in said
     assert [path.name for path in below.iterdir()] == ["held"] and (below / "held/claims/0001").exists()
     lock.release()
     aged(below, 15)

@@ -158,9 +158,8 @@ def test_after_the_limit_the_steps_wait_until_it_is_saved(
 SLEEP_S = 0.02
 
 
-@pytest.mark.parametrize(
-    ("seconds", "every", "steps"), [(2, 20, 144), pytest.param(60, 40, 3600, marks=pytest.mark.prove)]
-)
+@pytest.mark.prove
+@pytest.mark.parametrize(("seconds", "every", "steps"), [(2, 20, 144), (60, 40, 3600)])
 def test_steps_go_on_and_end_with_the_same_weights(
     seconds: int, every: int, steps: int, prepared: Path, store: FaultyS3, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ def job(prepared: Path, store: FaultyS3, tmp_path: Path) -> TrainingJob:
     return TrainingJob(prepared, tmp_path, 2, f"s3://bucket/{tmp_path.name}/home", environment=environment)
 
 
+@pytest.mark.prove
 def test_a_run_survives_every_kind_of_bad_answer(job: TrainingJob, store: FaultyS3, undisturbed: Undisturbed) -> None:
     # The first three meet one request, and the next one after "lost" finds its own bytes; more would outlast the peers.
     store.inject("PUT", "500", "reset", "lost", "pass", "503", "corrupt", "503", "reset")
@@ -96,7 +97,8 @@ def test_any_number_of_bad_answers_and_kills(
     assert result_digests(job) == undisturbed(2)
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("seconds", [3, 30])
 def test_a_store_that_is_away_for_a_while_is_waited_for(
     seconds: int, job: TrainingJob, store: FaultyS3, undisturbed: Undisturbed
 ) -> None:

@@ -50,7 +50,8 @@ def run(
     return happened
 
 
-@pytest.mark.parametrize("where", ["disk", pytest.param("s3", marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("where", ["disk", "s3"])
 def test_a_sequence(
     where: str, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp_path: Path
 ) -> None:

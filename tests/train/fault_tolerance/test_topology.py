@@ -33,7 +33,8 @@ def rows_seen(job: TrainingJob, worlds: list[int]) -> dict[int, list[int]]:
 WORLDS = [2, 1, 3, 4]
 
 
-@pytest.mark.parametrize("steps", [48, pytest.param(200, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("steps", [48, 200])
 def test_the_same_samples_in_the_same_order(steps: int, prepared: Path, tmp_path: Path) -> None:
     worlds = WORLDS
     whole = TrainingJob(prepared, tmp_path / "whole", 2, str(tmp_path / "whole/home"), steps=steps, dropout=0.0)

@@ -40,6 +40,7 @@ def train_twice(place: Path, prepared: Path, *, together: bool) -> list[str]:
     return [(place / f"log-{number}").read_text() for number in range(2)]
 
 
+@pytest.mark.prove
 def test_the_second_waits_for_the_first_and_takes_its_model(prepared: Path, tmp_path: Path) -> None:
     first, second = train_twice(tmp_path, prepared, together=False)
     assert first.startswith("0\n") and "1 attempt, 0 lost" in first, first

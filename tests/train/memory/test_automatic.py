@@ -196,6 +196,7 @@ def test_a_run_that_cannot_fit_is_one_line_with_remedies(tmp_path: Path) -> None
     assert ") devices of at least " in message and "\n" not in message
 
 
+@pytest.mark.prove
 def test_it_is_written_into_the_home_and_read_from_there(tmp_path: Path) -> None:
     data = token_data(tmp_path / "data").artifact.directory
     home = tmp_path / "run" / "checkpoints"

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.ledger import read_attempts
@@ -61,7 +62,8 @@ def run_out(data: Path, place: Path, settings: Any) -> int:
     return newest_step(home)
 
 
-@pytest.mark.parametrize("more", [{}, pytest.param(SHARDED, marks=pytest.mark.prove)], ids=["DDP", "FSDP2"])
+@pytest.mark.prove
+@pytest.mark.parametrize("more", [{}, SHARDED], ids=["DDP", "FSDP2"])
 def test_it_goes_on_with_twice_as_many(more: Mapping[str, Any], data: Path, tmp_path: Path) -> None:
     place, other = tmp_path / "run", tmp_path / "other"
     step = run_out(data, place, large_steps(2, **more))
@@ -115,7 +117,8 @@ def ended(home: Home, monkeypatch: pytest.MonkeyPatch, most: int = 64, rank: int
     monkeypatch.setattr(
         running_out, "possible_numbers", lambda setup: [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= most]
     )
-    setup: Any = SimpleNamespace(training=SimpleNamespace(micro_batches=4), group=SimpleNamespace(rank=rank))
+    group = SimpleNamespace(rank=rank, device=torch.device("cpu"))
+    setup: Any = SimpleNamespace(training=SimpleNamespace(micro_batches=4), group=group)
     checkpoints: Any = SimpleNamespace(home=home, attempt=home.claim(HOLDER))
     request: Any = SimpleNamespace(holder=HOLDER)
     return running_out.after_running_out(setup, request, MADE_FOR, checkpoints, "no memory")
@@ -195,14 +198,11 @@ def test_a_refusal_is_recorded_before_one_rank_of_a_machine_traces(
 OFFLOADED = ParallelConfig(shard="weights", offload=True)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("parallel", "ending"),
     [
-        pytest.param(
-            ParallelConfig(),
-            r"; by its trace a step takes \d+ KiB .*; cheapest first: 1\) .*\) devices of ",
-            marks=pytest.mark.prove,
-        ),
+        (ParallelConfig(), r"; by its trace a step takes \d+ KiB .*; cheapest first: 1\) .*\) devices of "),
         (
             OFFLOADED,
             r"; settings that take less memory are unknown, as the step cannot be traced \(.+\); expected training",

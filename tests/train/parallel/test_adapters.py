@@ -28,7 +28,6 @@ ROUGH: dict[str, Any] = {"precision": "bf16", "recompute": True}
 Short = tuple[Held, dict[str, Any], dict[str, Any]]
 QUICK: list[Short] = [
     ("nf4", DDP, {}),
-    ("nf4", FSDP, {}),
     ("none", FSDP, {}),
     ("nf4", INTERLEAVED, {}),
     ("nf4", FSDP, ROUGH),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,10 @@ from slipstream.proofs.gpu.layouts import LENGTH, SEED, SIZES, LayoutCase, model
 from tests.support.layout_runs import on_ranks
 
 MICRO_BATCHES = 3
+#: Of a step: how often weights are gathered and gradients reduced.
+COUNTS = {"optimizer": (5, 5), "gradients": (15, 15), "weights": (30, 15)}
+#: Of a number.
+BYTES = {"fp32": 4, "bf16": 2}
 
 
 class Collectives(TorchDispatchMode):
@@ -91,21 +94,6 @@ def saved_weights(shard: str) -> tuple[int, int, set[torch.dtype]]:
     return left[0], sum(2 * p.numel() for p in blocks), {p.grad.dtype for p in model.model.parameters()}
 
 
-@pytest.mark.parametrize("shard", ["gradients", "weights"])
-def test_in_bf16_no_copy_of_a_sharded_weight_outlives_its_block(shard: str, tmp_path: Path) -> None:
-    for left, whole, gradients in on_ranks(2, partial(saved_weights, shard), tmp_path):
-        assert left == (0 if shard == "weights" else whole) and gradients == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("shard", "gathers", "reductions"), [("optimizer", 5, 5), ("gradients", 15, 15), ("weights", 30, 15)]
-)
-def test_collectives_of_a_step(shard: str, gathers: int, reductions: int, tmp_path: Path) -> None:
-    """Four blocks and the rest are five groups of parameters; a step has three micro-batches."""
-    for counted in on_ranks(2, partial(count, shard), tmp_path):
-        assert counted == {"_allgather_base_": gathers, "_reduce_scatter_base_": reductions}
-
-
 def sent_between_stages(precision: str) -> int:
     """The bytes that this stage of two sends in the second step; in the first torch connects them."""
     from slipstream.train.parallel.config import ParallelConfig
@@ -130,8 +118,37 @@ def sent_between_stages(precision: str) -> int:
     return collectives.bytes["send"]
 
 
-def test_stages_send_what_they_compute_in(tmp_path: Path) -> None:
+Found = dict[tuple[str, str], Any]
+
+
+def everything() -> Found:
+    found: Found = {("count", shard): count(shard) for shard in COUNTS}
+    found |= {("saved", shard): saved_weights(shard) for shard in ("gradients", "weights")}
+    return found | {("sent", precision): sent_between_stages(precision) for precision in BYTES}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    """What each of two ranks counted, in one group."""
+    return on_ranks(2, everything, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("shard", ["gradients", "weights"])
+def test_in_bf16_no_copy_of_a_sharded_weight_outlives_its_block(shard: str, found: list[Found]) -> None:
+    for left, whole, gradients in (of_rank["saved", shard] for of_rank in found):
+        assert left == (0 if shard == "weights" else whole) and gradients == {torch.float32}
+
+
+@pytest.mark.parametrize("shard", COUNTS)
+def test_collectives_of_a_step(shard: str, found: list[Found]) -> None:
+    """Four blocks and the rest are five groups of parameters; a step has three micro-batches."""
+    gathers, reductions = COUNTS[shard]
+    for of_rank in found:
+        assert of_rank["count", shard] == {"_allgather_base_": gathers, "_reduce_scatter_base_": reductions}
+
+
+@pytest.mark.parametrize("precision", BYTES)
+def test_stages_send_what_they_compute_in(precision: str, found: list[Found]) -> None:
     """Hidden states one way, their gradients the other."""
-    for precision, size in (("fp32", 4), ("bf16", 2)):
-        found = on_ranks(2, partial(sent_between_stages, precision), tmp_path / precision)
-        assert found == [MICRO_BATCHES * 2 * LENGTH * SIZES["hidden_size"] * size] * 2
+    sent = MICRO_BATCHES * 2 * LENGTH * SIZES["hidden_size"] * BYTES[precision]
+    assert [of_rank["sent", precision] for of_rank in found] == [sent] * 2

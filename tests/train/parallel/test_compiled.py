@@ -62,6 +62,7 @@ def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
     return [key for key, _ in groupby(seen)], {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.prove
 @needs_compiler
 def test_gradients_of_compiled_blocks_come_while_the_backward_pass_goes_on(tmp_path: Path) -> None:
     """They come before the gradient reaches the previous block, so DDP overlaps sending them with its pass."""
@@ -77,6 +78,7 @@ def check(case: LayoutCase, place: Path) -> None:
         assert distance(outcome, replace(case, steps=6)) < 1e-12
 
 
+@pytest.mark.prove
 @needs_compiler
 def test_a_compiled_layout_agrees_with_one_process(tmp_path: Path) -> None:
     check(LAYOUTS["weights 2"], tmp_path)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +272,12 @@ def gradients_of(view: bool) -> dict[str, Tensor]:
     return gradients
 
 
+def both_gradients() -> list[dict[str, Tensor]]:
+    return [gradients_of(view) for view in (True, False)]
+
+
 def test_where_gradients_lie_changes_no_bit_and_no_checkpoint(tmp_path: Path) -> None:
-    lying, copied = (on_ranks(2, partial(gradients_of, view), tmp_path / str(view))[1] for view in (True, False))
+    lying, copied = on_ranks(2, both_gradients, tmp_path)[1]
     assert lying.keys() == copied.keys() and all(torch.equal(lying[name], copied[name]) for name in lying)
     config = TrainingConfig()
     assert config.gradients.gradient_as_bucket_view

@@ -66,7 +66,14 @@ def check(case: LayoutCase, place: Path) -> None:
             assert torch.equal(outcome.weights[name], tensor), f"{name} differs between ranks"
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "weights 2",
+        "1f1b 2, tied",
+        *(pytest.param(name, marks=pytest.mark.prove) for name in ("tensor 2", "weights 2 x tensor 2")),
+    ],
+)
 def test_a_layout_agrees_with_one_process(name: str, tmp_path: Path) -> None:
     check(QUICK[name], tmp_path)
 
@@ -85,6 +92,7 @@ def check_fp32(case: LayoutCase, place: Path) -> None:
         assert outcome.losses == pytest.approx(one.losses, abs=1e-5)
 
 
+@pytest.mark.prove
 def test_a_layout_agrees_in_fp32(tmp_path: Path) -> None:
     check_fp32(QUICK["weights 2 x tensor 2"], tmp_path)
 

@@ -113,12 +113,24 @@ def both(layouts: Sequence[dict[str, Any]]) -> list[list[Found]]:
     return [[passes(parallel, recompute) for recompute in (False, True)] for parallel in layouts]
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.prove)])
+#: Layouts of as many processes, each tried in one group.
+TOGETHER = [
+    ("one process",),
+    ("weights", "1f1b"),
+    *(
+        pytest.param(names, marks=pytest.mark.prove)
+        for names in (("replicas", "gradients", "tensor", "interleaved"), ("weights x tensor",))
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=TOGETHER, ids=", ".join)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Found]]]:
     """By layout, and by rank: what it found without, and with it."""
-    names = {name: parallel for name, (world, parallel) in LAYOUTS.items() if world == request.param}
-    of_ranks = on_ranks(request.param, partial(both, list(names.values())), tmp_path_factory.mktemp("ranks"))
-    return {name: [of_rank[place] for of_rank in of_ranks] for place, name in enumerate(names)}
+    layouts = [LAYOUTS[name] for name in request.param]
+    work = partial(both, [parallel for _, parallel in layouts])
+    of_ranks = on_ranks(layouts[0][0], work, tmp_path_factory.mktemp("ranks"))
+    return {name: [of_rank[place] for of_rank in of_ranks] for place, name in enumerate(request.param)}
 
 
 def test_gradients_are_equal_bit_for_bit_with_dropout(found: dict[str, list[list[Found]]]) -> None:

@@ -33,7 +33,6 @@ RESUMED = {
     "2 x 2 x 2": (LayoutCase(8, {"pipeline": 2, "shard": "weights", "tensor": 2}), 2),
 }
 EVERY = [(first, then) for first in SAVED for then in RESUMED]
-QUICK = [("replicas 2", "1f1b 2")]
 
 
 def local_bytes(tensor: Tensor) -> int:
@@ -120,9 +119,8 @@ def test_a_rank_holds_its_share(then: str, tmp_path: Path) -> None:
         assert 0 < grown <= 1.3 * held + largest + on_its_way
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.prove) for pair in EVERY]
-)
+@pytest.mark.prove
+@pytest.mark.parametrize(("first", "then"), EVERY)
 def test_a_rank_brings_its_share(first: str, then: str, tmp_path: Path) -> None:
     made = replace(SAVED[first], model=LARGE, steps=1, save_at=1, double=False, home=str(tmp_path / "home"))
     divided(made, tmp_path / "saved")

@@ -80,6 +80,7 @@ def waited_for() -> list[int]:
     return waits if dist.get_rank() else [tensor.numel() for tensor in found.values()]
 
 
+@pytest.mark.prove
 def test_no_rank_begins_a_tensor_before_rank_0_has_written_the_one_before(tmp_path: Path) -> None:
     sizes, waits = on_ranks(2, waited_for, tmp_path)
     assert waits == sizes and sizes

@@ -138,9 +138,20 @@ def test_waiting_for_a_processor_is_counted() -> None:
     assert wait.seconds() == 0.0
 
 
-def test_a_training_leaves_its_phases_and_its_verdict(tmp_path: Path) -> None:
-    data, settings = table_of_numbers(tmp_path / "data", 900), TrainingConfig(epochs=4, batch_size=30, patience=0)
-    attempt = read_attempt(trained(data, tmp_path / "run", 2, settings))
+SETTINGS = TrainingConfig(epochs=4, batch_size=30, patience=0)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with data, a training of two ranks in ``run`` and its samples."""
+    place = tmp_path_factory.mktemp("watched")
+    data = table_of_numbers(place / "data", 900)
+    trained(data, place / "run", 2, SETTINGS, sampled=place / "sampled")
+    return place
+
+
+def test_a_training_leaves_its_phases_and_its_verdict(watched: Path) -> None:
+    attempt = read_attempt(watched / "run/model")
     found = attempt.bottleneck
     assert found is not None
     # The times of the first step, and of those since the last exchange, have not come together.
@@ -149,7 +160,7 @@ def test_a_training_leaves_its_phases_and_its_verdict(tmp_path: Path) -> None:
     between = ledger.seconds["evaluation"] + ledger.seconds["stall"]
     assert found.seconds == pytest.approx(sum(found.phases.values()) + between, rel=1e-6)
     assert found.seconds <= ledger.wall
-    record = read_attempts(storage_for(str(tmp_path / "run/checkpoints")))[0]
+    record = read_attempts(storage_for(str(watched / "run/checkpoints")))[0]
     assert record.began_at == pytest.approx(time.time(), abs=120) and record.observed and record.pods == 1
     assert len(record.events["evaluation"]) == 4 and record.events["checkpoint"]
     assert all(0 < at <= record.wall + 1 for times in record.events.values() for at in times)
@@ -169,10 +180,8 @@ def test_older_and_newer_records_of_attempts_are_read(tmp_path: Path) -> None:
     assert two.seconds == dict.fromkeys(ACTIVITIES, 1.0) and two.last_step == 9
 
 
-def test_each_rank_writes_its_totals(tmp_path: Path) -> None:
-    data, settings = table_of_numbers(tmp_path / "data", 900), TrainingConfig(epochs=4, batch_size=30, patience=0)
-    trained(data, tmp_path / "run", 2, settings, sampled=tmp_path / "sampled")
-    first, second = read_totals(tmp_path / "sampled")
+def test_each_rank_writes_its_totals(watched: Path) -> None:
+    first, second = read_totals(watched / "sampled")
     assert (first.rank, second.rank) == (0, 1) and first.steps == second.steps == 119
     assert first.samples + second.samples == 4 * 900, "the first step has samples, too"
     assert first.goodput is not None and 0 < first.goodput <= 1 and second.goodput is None
@@ -180,11 +189,9 @@ def test_each_rank_writes_its_totals(tmp_path: Path) -> None:
     assert all(0 <= share <= 1 for share in first.bottlenecks.values())
 
 
-def test_times_change_no_number(tmp_path: Path) -> None:
-    data, settings = table_of_numbers(tmp_path / "data", 900), TrainingConfig(epochs=3, batch_size=30, patience=0)
-    watched = trained(data, tmp_path / "watched", 2, settings)
-    unwatched = trained(data, tmp_path / "unwatched", 2, settings, body=without_marks)
-    assert (watched / "last.safetensors").read_bytes() == (unwatched / "last.safetensors").read_bytes()
+def test_times_change_no_number(watched: Path, tmp_path: Path) -> None:
+    unwatched = trained(watched / "data", tmp_path / "unwatched", 2, SETTINGS, body=without_marks)
+    assert (watched / "run/model/last.safetensors").read_bytes() == (unwatched / "last.safetensors").read_bytes()
     assert read_attempt(unwatched).bottleneck is not None
     assert np.isclose(read_attempt(unwatched).bottleneck.phases["exchange"], 0.0)  # type: ignore[union-attr]
 

@@ -107,11 +107,12 @@ def weights(table: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (trained(table, place, 2, SETTINGS, environment=ON_CPU) / "last.safetensors").read_bytes()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("behaviour", "up"),
     [
-        pytest.param((), [True, True], marks=pytest.mark.prove),
-        pytest.param(("lost 1",), [True, False], marks=pytest.mark.prove),
+        ((), [True, True]),
+        (("lost 1",), [True, False]),
         (("hang nvmlDeviceGetPowerUsage",), [False, False]),
     ],
     ids=["as it should", "a lost device", "a call that never returns"],
@@ -146,6 +147,7 @@ def play_amid_training(nvml: FakeNvml, behaviour: tuple[str, ...], sampled: Path
 # Prometheus
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus: apt-get install prometheus")
 def test_a_prometheus_server_has_data_for_every_panel(nvml: FakeNvml, table: Path, tmp_path: Path) -> None:
     served, own = free_port(), free_port()
@@ -214,6 +216,7 @@ def begin(node: str, place: Path, table: Path, step_s: float) -> multiprocessing
     return process
 
 
+@pytest.mark.prove
 def test_a_kill_costs_little_of_what_was_sampled_and_no_cent(table: Path, tmp_path: Path) -> None:
     storage = storage_for(str(tmp_path / "checkpoints"))
     first = begin("node-1", tmp_path, table, 0.15)

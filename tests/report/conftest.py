@@ -1,0 +1,45 @@
+"""Charts are drawn once for equal figures: drawing takes a hundred times as long as the rest of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+
+import pytest
+
+from slipstream.artifacts.results.evaluation import PlotData
+from slipstream.report.pages import kept_charts, network_charts
+from slipstream.report.stage_results import Results
+
+Charts = Mapping[str, str | None]
+Once = Callable[[str, Callable[[], Charts]], Charts]
+
+
+@pytest.fixture(scope="session")
+def once() -> Once:
+    drawings: dict[str, Charts] = {}
+
+    def first(figures: str, draw: Callable[[], Charts]) -> Charts:
+        if figures not in drawings:
+            drawings[figures] = draw()
+        return drawings[figures]
+
+    return first
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = kept_charts.draw
+
+    def drawn(found: Results) -> Charts:
+        points = (found.history.steps, found.history.evaluations, found.history.best)
+        plots = [getattr(found.evaluation, field.name) for field in fields(PlotData)]
+        named = (found.signature.target, found.evaluation.classes, found.evaluation.metric)
+        figures = repr((named, points, plots, found.export.variants, found.devices))
+        charts = once(figures, lambda: draw(replace(found, network=None)))
+        if network := found.network:
+            measured = (network.profile, network.course, network.model)
+            charts = {**charts, **once(repr(measured), lambda: network_charts.drawn(*measured))}
+        return charts
+
+    monkeypatch.setattr(kept_charts, "draw", drawn)
