@@ -176,7 +176,7 @@ class FlyteBackend:
         return {}
 
     def download(self, address: str) -> bytes:
-        """Return a file of Flyte's store. Flyte signs the address, so this machine needs no rights in the store."""
+        """Return a file of Flyte's store, by an address that Flyte signs."""
         with self.explained() as client:
             signed = client.create_download_location(dataproxy_pb2.CreateDownloadLocationRequest(native_url=address))
         try:

@@ -35,8 +35,7 @@ def clone() -> Path:
 def run_pyflyte(words: Sequence[str], command: str, variables: Mapping[str, str]) -> str:
     """Run pyflyte in the clone and return its output.
 
-    ``words`` are its arguments; ``command`` is the subcommand among them, which errors name. Raises ``UserError`` with
-    the last line of the output if it fails.
+    Errors name ``command``, the subcommand in ``words``. Raises ``UserError`` with the last line of the output.
     """
     ended = subprocess.run(
         [str(Path(sys.executable).with_name("pyflyte")), *words],

@@ -47,7 +47,7 @@ class Kubernetes:
             return False
 
     def pods(self, execution: str, task: str) -> list[KubeObject]:
-        """Return the pods of a task by name, including pods that have ended and are not yet deleted."""
+        """Return the pods of a task by name, including those that have ended."""
         labels = f"execution-id={execution},task-name={task.replace('.', '-')}"
         found = items(self.ask, "pods", "--namespace", self.namespace, "--selector", labels)
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))

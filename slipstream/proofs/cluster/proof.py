@@ -78,8 +78,7 @@ class ClusterProof:
     def run(self, workdir: Path) -> list[ActResult]:
         """Run all acts and return their results. The others build on the first two: if one fails, the rest is skipped.
 
-        Ends all that it started before it returns or raises. Raises ``UserError`` if Flyte or the cluster cannot be
-        reached or refuse.
+        Ends all that it started. Raises ``UserError`` if Flyte or the cluster cannot be reached or refuse.
         """
         try:
             for act, does in self.acts(workdir):
@@ -251,8 +250,7 @@ class ClusterProof:
     def same_model(self, name: str, seen: set[str], lost: int) -> str:
         """Wait for the model of an execution that resumed after ``lost`` pods or a recovery, and end the execution.
 
-        The other stages were tested before. Raises ``NotHeld`` unless the model is the same and ``lost`` attempts
-        failed.
+        Raises ``NotHeld`` unless the model is the same and ``lost`` attempts failed.
         """
         resumed: list[int] = []
 

@@ -1,7 +1,7 @@
 """Attempts at a training by real processes, with faults at named moments.
 
-The ranks start in a tenth of a second, from a fork server that has loaded torch. This module acts as torch's agent: if
-a rank dies, it ends the others, and the next attempt can start.
+A fork server that has loaded torch starts the ranks in a tenth of a second. As torch's agent does, this module ends all
+ranks if one dies.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def tell(job: TrainingJob, rank: int, evaluations: Sequence[ValidationPoint]) ->
 
 
 def note_rows(loop: Any, path: Path) -> None:
-    """Write the rows of every step to a file, by their first number, which differs for every row of the table."""
+    """Write the rows of every step to a file, by their first number."""
     original = loop.train_step
 
     def wrapped(state: Any, config: Any, group: Any, precision: str, batch: Any, *more: Any) -> Any:

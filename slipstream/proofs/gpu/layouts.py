@@ -1,4 +1,4 @@
-"""Short trainings of a small transformer: under a layout, and by hand on one process to compare with."""
+"""Short trainings of a small transformer: under a layout, and on one process by hand."""
 
 from __future__ import annotations
 
@@ -140,10 +140,7 @@ def distance(found: LayoutResult, case: LayoutCase) -> float:
 
 
 class DividedTraining(NamedTuple):
-    """Part of one rank in a case, before the first step.
-
-    ``rows`` is the size of its micro-batches. ``checkpoints`` needs a checkpoint directory.
-    """
+    """Part of one rank in a case, before the first step. ``rows`` is the size of its micro-batches."""
 
     layout: Layout
     model: ParallelModel

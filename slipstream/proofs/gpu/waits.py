@@ -1,4 +1,4 @@
-"""Detection of operations that would make the host wait for a device, on a CPU, which dispatches the same operations.
+"""Detection of operations that would make the host wait for a device, on a CPU.
 
 A copy from memory that is not pinned makes the host wait, too. If all tensors are on a CPU, only copies of Python's
 numbers into a tensor can be seen. So torch's "meta" stands in for a device, and the CPU for the host.
@@ -31,8 +31,8 @@ class NumbersCopied(TorchFunctionMode):
 class NoWaits(TorchDispatchMode):
     """Mode that raises if the host would have to wait.
 
-    It would if a number is read, if a shape depends on one, or for a copy between host and device. An operation may
-    combine a number of the host with tensors of the device: the number is passed with the kernel.
+    It would if a number is read, if a shape depends on one, or for a copy between host and device. A number of the
+    host may be an operand: it is passed with the kernel.
     """
 
     WAITS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select")

@@ -1,4 +1,4 @@
-"""Bucket of a rehearsal, which propeller and the pods share, and the S3 on this machine that holds it."""
+"""Bucket of a rehearsal, and the S3 on this machine that holds it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class S3Bucket:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of a pod by which it reaches the bucket; on a cluster, Flyte and the service account set them."""
+        """Variables by which a pod reaches the bucket."""
         return {
             "FLYTE_AWS_ENDPOINT": self.endpoint,
             "FLYTE_AWS_ACCESS_KEY_ID": CREDENTIALS["AWS_ACCESS_KEY_ID"],

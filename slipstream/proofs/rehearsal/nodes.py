@@ -1,7 +1,7 @@
 """Nodes of a workflow: their dependencies, the inputs that bindings give them, and the branches of conditionals.
 
-Bindings follow ``attr_path_resolver.go``. An attribute path into a dataclass is followed through its MessagePack. The
-value that it leads to is packed again in the order in which Go iterates over a map, which differs every time.
+Bindings follow ``attr_path_resolver.go``. An attribute path leads through the MessagePack of a dataclass. Its value is
+packed again in the order in which Go iterates over a map, which differs every time.
 """
 
 from __future__ import annotations
@@ -143,8 +143,7 @@ class MalformedBranch(Exception):
 def decide(block: IfElseBlock, inputs: Mapping[str, Literal]) -> Node:
     """Return the node of the first condition that holds, or else of the block's default.
 
-    Raises ``MalformedBranch`` if no condition holds and there is no default, or if operands are not primitives of one
-    type.
+    Raises ``MalformedBranch`` if there is none, or if operands are not primitives of one type.
     """
     for case in (block.case, *block.other):
         if holds(case.condition, inputs):

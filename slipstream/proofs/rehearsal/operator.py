@@ -1,4 +1,4 @@
-"""Watchers of an attempt's pods: propeller's pod plugin for a single pod, the training operator for a PyTorchJob.
+"""Propeller's pod plugin and the training operator: watchers of an attempt's pods.
 
 Both return the attempt's outcome, or None if its output files decide.
 """
@@ -26,8 +26,7 @@ class Aborted(Exception):
 def watch_pod(pods: list[PodProcess], aborted: threading.Event) -> AttemptOutcome | None:
     """Watch a plain pod. Its deletion, and its end by a signal or an error, are system failures.
 
-    ``task/k8s/plugin_manager.go: checkResourcePhase`` does not wait until a deleted pod has ended. A deleted Pending
-    pod no longer exists.
+    ``task/k8s/plugin_manager.go: checkResourcePhase`` does not wait until a deleted pod has ended.
     """
     (pod,) = pods
     while True:
@@ -42,8 +41,8 @@ def demystified(pod: PodProcess) -> AttemptOutcome | None:
     """Return propeller's outcome for a plain pod that has ended by itself (``flytek8s/pod_helper.go``).
 
     ``DemystifyFailure``: a failed pod counts as "Interrupted" unless the kubelet gives a reason, and it gives none for
-    an exit code. After an error that flytekit catches, a pod exits 0, so it has not failed. An OOMKilled pod is a user
-    failure with any exit code (``DemystifySuccess``), and its outputs are not read.
+    an exit code. After an error that flytekit catches, a pod exits 0. An OOMKilled pod is a user failure with any exit
+    code (``DemystifySuccess``).
     """
     if pod.reason == OOM_KILLED:
         if pod.exit_code == 0:

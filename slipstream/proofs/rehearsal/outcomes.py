@@ -35,7 +35,7 @@ class AttemptOutcome:
 class RetryBudget:
     """Retries that a node has spent (``executor.go: isEligibleForRetry``).
 
-    ``retries`` is the user's budget; the system's is the same for all nodes.
+    ``retries`` is the user's budget.
     """
 
     retries: int
@@ -63,7 +63,7 @@ def read_outcome(bucket: S3Bucket, prefix: str, aggregated: bool = False) -> tup
     """Return the outcome of an attempt and its outputs, from the files at its output prefix.
 
     An error counts before outputs (``task/handler.go: ValidateOutput``). The user pays for an error and for missing
-    outputs. ``aggregated``: with Flyte's distributed error aggregation the earliest of ``error*.pb`` counts
+    outputs. ``aggregated``: the earliest of ``error*.pb`` counts
     (``ioutils/remote_file_output_reader.go``).
     """
     keys = [key for key in bucket.keys(f"{prefix}/error") if key.endswith(".pb")] if aggregated else []

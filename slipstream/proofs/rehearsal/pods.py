@@ -29,8 +29,8 @@ OOM_KILLED = "OOMKilled"
 class PodProcess:
     """Container as a process, Pending until it begins. The end of its main process ends all that it started.
 
-    Its main process leads a session, but is not the first of a PID namespace: without a handler, SIGTERM ends it at
-    once. In a container it would continue until the grace period is over.
+    Unlike in a container, SIGTERM without a handler ends the main process at once: it is not the first of a PID
+    namespace.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class PodProcess:
     def kill_out_of_memory(self, exit_code: int) -> None:
         """Kill it as the kernel does at the container's memory limit; the kubelet reports ``exit_code``.
 
-        137: all processes of the container end (control groups of version 2). 247: the task ends, and
-        pyflyte-fast-execute returns its -9. 0: a process that the task started ends, and the task continues.
+        137: all processes of the container end. 247: the task ends, and pyflyte-fast-execute returns its -9. 0: only a
+        process that the task started ends.
         """
         self.reason = OOM_KILLED
         if exit_code:

@@ -146,8 +146,7 @@ class Execution:
     def array(self, path: str, array: ArrayNode, inputs: Literals) -> Literals:
         """Run a map task (``array/handler.go``): every element is a node with its own retries and cache.
 
-        All pods get the whole lists and choose by their index; bound inputs are passed unchanged. Elements may fail as
-        far as the success criteria allow; their outputs are void.
+        All pods get the whole lists and choose by their index. Elements may fail as far as the success criteria allow.
         """
         mapped = [name for name in inputs if name not in array.bound_inputs]
         (size,) = {len(inputs[name].collection.literals) for name in mapped}
@@ -229,7 +228,7 @@ class Execution:
     def attempt(
         self, attempt: TaskAttempt, template: TaskTemplate, home: str, replicas: int, index: int | None
     ) -> tuple[AttemptOutcome, Literals]:
-        """Run the pods of one attempt and return its outcome. Every attempt has a prefix in the bucket."""
+        """Run the pods of one attempt and return its outcome."""
         place = f"{home}/{attempt.number}"
         raw, before = (
             raw_output(self.bucket.uri(RAW), self.name, attempt.node, number)

@@ -1,4 +1,4 @@
-"""Attempts, cache hits and spent retries of an execution, logged as they happen and kept for the page."""
+"""Attempts, cache hits and spent retries of an execution, for the log and the page."""
 
 from __future__ import annotations
 

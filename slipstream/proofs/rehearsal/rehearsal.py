@@ -1,4 +1,4 @@
-"""Main workflow of a profile on a rehearsed cluster: its inputs, and executions that share a cache and a bucket."""
+"""Main workflow of a profile on a rehearsed cluster: executions that share a cache and a bucket."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rehearsal:
     def execution(
         self, name: str, *, seed: int = 0, say: Callable[[str], None] = lambda line: None, kills: Kills | None = None
     ) -> Execution:
-        """Return an execution to run; ``seed`` decides the order of maps. Only one at a time can have kills."""
+        """Return an execution; ``seed`` decides the order of maps. Only one at a time can have kills."""
         kills = kills or Kills()
         workdir = self.workdir / name
         workdir.mkdir()

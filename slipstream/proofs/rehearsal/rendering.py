@@ -49,8 +49,8 @@ def primary_container(task: TaskTemplate, interruptible: bool = False) -> Primar
 def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dict[str, str]:
     """Return propeller's values for the templates of a command line.
 
-    ``inputs`` is the address of the inputs and ``place`` the prefix of the attempt. ``raw`` is the prefix of its raw
-    output, and ``previous`` that of the attempt before; empty for the first.
+    ``inputs`` is the address of the inputs, ``place`` the prefix of the attempt, ``raw`` that of its raw output and
+    ``previous`` that of the attempt before.
     """
     raw = raw or f"{place}/raw"
     return {

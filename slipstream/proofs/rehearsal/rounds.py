@@ -1,8 +1,7 @@
 """Propeller's rounds of an execution, and failed rounds (``controller/handler.go``).
 
-A request that the object store or FlyteAdmin refuses fails the whole round. Propeller repeats the round at once and
-never lowers ``status.failedAttempts``. One failed round more than ``max-workflow-retries`` ends the execution, whatever
-its tasks may retry.
+A refused request to the object store or FlyteAdmin fails the whole round. Propeller repeats the round at once and
+never lowers ``status.failedAttempts``. One failed round more than ``max-workflow-retries`` ends the execution.
 """
 
 from __future__ import annotations

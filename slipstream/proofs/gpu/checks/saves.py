@@ -68,7 +68,7 @@ class BusyModel:
 
 
 def under_load(context: CheckContext) -> Sequence[Figure]:
-    """Start every save while matmuls are queued on the device, and follow it with a step that changes its source."""
+    """Start every save while matmuls are queued on the device; the next step changes its source."""
     saves = 5 if context.small else 50
     busy = BusyModel(context)
     busy.step()

@@ -72,7 +72,7 @@ def runs_out(signature: Signature) -> nn.Module:
 
 
 def error(context: CheckContext) -> Sequence[Figure]:
-    """Fail on rank 0 alone, under torchrun: the others are in a collective, and NCCL's shutdown would wait for them."""
+    """Fail on rank 0 alone, under torchrun, while the others are in a collective."""
     write_table(context.directory / "table", "classification")
     config, noted = context.directory / "config.json", context.directory / "noted"
     settings = {"model": {"name": f"{__name__}:runs_out"}, "training": {"epochs": 5, "batch_size": 75}}

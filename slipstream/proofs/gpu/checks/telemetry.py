@@ -158,7 +158,7 @@ def compared(ours: list[DeviceReading], samples: list[Sample], told: list[ToolRe
 
 
 def beside_proc(directory: Path) -> Iterator[Figure]:
-    """Compute in this process: the sampler must count at least its CPU time, and at most that of the machine."""
+    """Compute: the sampler must count at least this process's CPU time, and at most the machine's."""
     moments = list[tuple[float, float, float]]()
     with watching(directory, LABELS):
         ballast = np.ones(32 * MIB)  # 256 MiB
@@ -285,7 +285,7 @@ def trained_on(directory: Path, batch: int, layers: tuple[int, ...], sampled: Pa
 
 
 def no_waits(context: CheckContext) -> Iterator[Figure]:
-    """Watch steps and their markers with telemetry: with torch's detector on a GPU, with ``NoWaits`` on a CPU."""
+    """Watch steps with telemetry: with torch's detector on a GPU, with ``NoWaits`` on a CPU."""
     directory = context.directory / "watched"
     sampled = directory / "samples"
     with watching(sampled, LABELS), marks_are_watched(context) as watched:

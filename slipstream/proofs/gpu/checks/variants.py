@@ -59,7 +59,7 @@ def offload(context: CheckContext) -> Sequence[Figure]:
 
 
 def powersgd(context: CheckContext) -> Sequence[Figure]:
-    """Train with PowerSGD. A single process gets its own gradient, with an error that is added to later gradients."""
+    """Train with PowerSGD. A single process gets its own gradient, but for an error."""
     history = trained(context, "powersgd", gradients=GradientsConfig(hook="powersgd"))
     return [Figure("first loss", history.steps[0].loss), Figure("last", history.steps[-1].loss)]
 
@@ -105,7 +105,7 @@ def nonfinite(context: CheckContext) -> Sequence[Figure]:
 
 
 def graphs(context: CheckContext) -> Iterator[Figure]:
-    """Measure the gain of CUDA graphs for a model whose kernels are shorter than their launches; training has none."""
+    """Measure the gain of CUDA graphs for a model whose kernels are shorter than their launches."""
     if context.device.type == "cpu":
         raise CannotRun("a CPU has no graphs")
     data = write_table(context.directory / "table", "classification")
