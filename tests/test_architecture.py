@@ -189,7 +189,7 @@ def test_the_tree_names_every_folder_and_the_readme_the_upper_two_levels() -> No
 def test_the_readme_is_read_at_once_and_names_what_is_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 150
-    pages = set(re.findall(r"\]\((docs/[\w-]+\.md)", readme))
+    pages = set(re.findall(r"\]\((docs/\w+\.md)", readme))
     assert pages == {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     tour = re.findall(r"^\d\. `([\w/]+\.py)`", readme, re.MULTILINE)
     assert len(tour) == 8 and all((ROOT / path).is_file() for path in tour)

@@ -18,7 +18,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.compression import Compression, CompressionTrial, ModelSize
 from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
-from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of
+from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of, passes_gate
 from slipstream.compress.config import MOST_CANDIDATES, CompressionConfig
 from slipstream.compress.groups import find_groups, united
 from slipstream.compress.importance import importance, strongest
@@ -192,7 +192,7 @@ def choose(
     model, rows = models[winner.name], held_out_rows(work.data)
     loss = loss_on(work, outputs_of(work, model, rows), rows)
     answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
-    if given or answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take"):
+    if given or passes_gate(answer, config.when_in_doubt):
         doubt = (
             ""
             if answer == "passed"
@@ -208,13 +208,10 @@ def shares_of(config: CompressionConfig) -> list[float]:
     return [config.share] if config.share else [step / steps for step in range(1, steps)]
 
 
-def passes(tried: CompressionTrial, config: CompressionConfig) -> bool:
-    return tried.answer == "passed" or (tried.answer == "can't tell" and config.when_in_doubt == "take")
-
-
 def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
-    """Return the most compressed candidate that passes, or None."""
-    return max((one for one in tried if passes(one, config)), key=lambda one: one.candidate, default=None)
+    """Return the most compressed passing candidate."""
+    passed = [one for one in tried if passes_gate(one.answer, config.when_in_doubt)]
+    return max(passed, key=lambda one: one.candidate, default=None)
 
 
 def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
@@ -222,9 +219,9 @@ def next_candidate(count: int, tried: Sequence[CompressionTrial], config: Compre
 
     If the search or its time is over, return a trained candidate: the best, or else the last.
     """
-    good = [one.candidate for one in tried if passes(one, config)]
+    good = {one.candidate for one in tried if passes_gate(one.answer, config.when_in_doubt)}
     low = max(good, default=-1)
-    high = min((one.candidate for one in tried if one.candidate > low and not passes(one, config)), default=count)
+    high = min((one.candidate for one in tried if one.candidate > low and one.candidate not in good), default=count)
     spent = sum({one.candidate: one.seconds for one in tried}.values())
     if tried and (high - low <= 1 or spent >= 60 * config.minutes):
         return low if good else tried[-1].candidate

@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipstream.doctor.findings import Reading
-from slipstream.machine.gpus import in_time
 from slipstream.machine.limits import cpu_quota, memory_limit, visible_cores
+from slipstream.machine.nvml import handles, in_time, memory_info
 from slipstream.storage import STORES, ConditionIgnored, check_conditional_writes, storage_for, store_time
 
 ROOT = Path("/")
@@ -217,14 +217,16 @@ def nvidia(root: Path, nvml: Any, needed: str) -> Iterator[Reading]:
         supported = nvml.nvmlSystemGetCudaDriverVersion_v2()
         found = f"{nvml.nvmlSystemGetDriverVersion()}, CUDA up to {supported // 1000}.{supported % 1000 // 10}"
         yield Reading("NVIDIA driver", found, driver_problem(supported // 1000, needed))
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        for index, handle in enumerate(handles(nvml)):
+            name, memory = nvml.nvmlDeviceGetName(handle), memory_info(nvml, handle)
+            if memory is None:
+                yield Reading(f"GPU {index}", f"{name}, the driver does not report its memory")
+                continue
             holders = [
                 f"{holder(root, process.pid)} ({gib(process.usedGpuMemory or 0)})"
                 for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
             ]
-            yield gpu(f"GPU {index}", nvml.nvmlDeviceGetName(handle), memory.total, memory.used, holders)
+            yield gpu(f"GPU {index}", name, memory.total, memory.used, holders)
     finally:
         nvml.nvmlShutdown()
 

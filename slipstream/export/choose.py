@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.intervals import PERCENTILES, calls_needed
-from slipstream.comparison.quality import Loss, in_words
+from slipstream.comparison.quality import Loss, in_words, passes_gate
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
 
@@ -89,7 +89,7 @@ def best_at(fp32: Contender, others: Sequence[Contender], config: ExportConfig, 
 
 def good(each: Contender, config: ExportConfig) -> bool:
     answer = each.loss.answer(config.max_loss) if each.loss else "passed"
-    return answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take")
+    return passes_gate(answer, config.when_in_doubt)
 
 
 def fast(each: Contender, config: ExportConfig, batch: int) -> bool:

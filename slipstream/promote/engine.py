@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
-from slipstream.comparison.quality import in_words, paired_loss
+from slipstream.comparison.quality import in_words, paired_loss, passes_gate
 from slipstream.promote.comparison import Incomparable, Package, PairedPredictions, predictions
 from slipstream.promote.config import PromotionConfig
 from slipstream.promote.store import Pointer, Registry, manifest_digest, version_of
@@ -36,7 +36,7 @@ def judge(package: Path, registry: Registry, data: PreparedData, config: Promoti
 def verdict(paired: PairedPredictions, task: str, served: Pointer, config: PromotionConfig) -> PromotionDecision:
     loss = paired_loss(task, paired.truth, paired.old, paired.new, config.max_loss)
     answer = loss.answer(config.max_loss)
-    passed = answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take")
+    passed = passes_gate(answer, config.when_in_doubt)
     why = f"against version {served.version}: {in_words(loss, task, config.max_loss, 'test')}"
     if paired.left_out:
         why += f"; {paired.left_out} rows are skipped because that version may know their texts from training"

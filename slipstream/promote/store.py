@@ -29,13 +29,13 @@ from slipstream.export.package.copies import copy_package
 from slipstream.export.package.sign import sign
 from slipstream.storage import (
     STORES,
-    AlreadyThere,
     Storage,
     cannot_write,
     check_conditional_writes,
     check_name,
     read_below,
     storage_for,
+    try_create,
 )
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.names import number_as_name, number_in_name
@@ -142,11 +142,7 @@ class Registry:
     def point(self, number: int, version: str, manifest: str, why: str) -> Pointer | None:
         """Promote ``version`` as the promotion ``number``; return None if another run has taken that number."""
         pointer = Pointer(number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex)
-        try:
-            self.storage.create(pointer_key(number), to_json(pointer))
-        except AlreadyThere:
-            return None
-        return pointer
+        return pointer if try_create(self.storage, pointer_key(number), to_json(pointer)) else None
 
 
 def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:

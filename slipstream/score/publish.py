@@ -28,7 +28,7 @@ from slipstream.score.part import ScoredPart, table_prefix
 from slipstream.score.plan import ScoringPlan, settings_of
 from slipstream.source import quarantine
 from slipstream.source.quarantine import BadRow
-from slipstream.storage import AlreadyThere, MissingObject, list_names, storage_for
+from slipstream.storage import MissingObject, list_names, storage_for, try_create
 
 PUBLISHED = "published/"
 POINTER = re.compile(rf"{PUBLISHED}([0-9a-f]{{16}})\.json")
@@ -63,11 +63,9 @@ def publish(plan: ScoringPlan, parts: Sequence[ScoredPart], model: ServedModel) 
     number = 1 + max((each.number for each in publications(plan.output)), default=0)
     at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     publication = Publication(number, plan.key, digest, plan.model.version, at, uuid.uuid4().hex)
-    new = True
-    try:
-        storage.create(pointer_key(plan.key), to_json(publication))
-    except AlreadyThere:
-        publication, new = read_pointer(plan.output, plan.key), False
+    new = try_create(storage, pointer_key(plan.key), to_json(publication))
+    if not new:
+        publication = read_pointer(plan.output, plan.key)
     tidy(plan.output, publication)
     return publication, new
 

@@ -22,8 +22,10 @@ from slipstream.storage.base import (
     Storage,
     StorageUnavailable,
     at_or_below,
+    create_next,
     fetch_listed,
     ranged_reader,
+    try_create,
 )
 from slipstream.storage.conditional import ConditionIgnored, check_conditional_writes
 from slipstream.storage.limits import within
@@ -54,6 +56,7 @@ __all__ = [
     "check_conditional_writes",
     "check_name",
     "copy_within_s3",
+    "create_next",
     "disk_time",
     "download_all",
     "free_bytes",
@@ -69,6 +72,7 @@ __all__ = [
     "stat_object",
     "storage_for",
     "store_time",
+    "try_create",
     "within",
     "writing_to",
 ]

@@ -103,6 +103,22 @@ class Storage(Protocol):
         """
 
 
+def try_create(storage: Storage, key: str, data: bytes, *, exactly_one: bool = True) -> bool:
+    """Call :meth:`Storage.create`; return False if the key exists."""
+    try:
+        storage.create(key, data, exactly_one=exactly_one)
+    except AlreadyThere:
+        return False
+    return True
+
+
+def create_next(storage: Storage, key: Callable[[int], str], data: Callable[[int], bytes], number: int) -> int:
+    """Create the object with the lowest free number from ``number`` on; return that number."""
+    while not try_create(storage, key(number), data(number)):
+        number += 1
+    return number
+
+
 class RequestStore(Protocol):
     """Interface of the modules for remote stores."""
 

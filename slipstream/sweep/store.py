@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
 from slipstream.settings import to_dict, with_defaults
-from slipstream.storage import AlreadyThere, MissingObject, Storage, open_reader, storage_for
+from slipstream.storage import MissingObject, Storage, create_next, open_reader, storage_for, try_create
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.names import number_as_name, number_in_name
 from slipstream.sweep.records import (
@@ -120,9 +119,7 @@ class SweepStore:
         trials = self.trials()
         number = max((number_of(directory) for directory in self._read if directory != SWEEP), default=-1) + 1
         record = propose(trials)
-        try:
-            self.storage.create(f"{records_of(number)}0001.json", encode(record))
-        except AlreadyThere:
+        if not try_create(self.storage, f"{records_of(number)}0001.json", encode(record)):
             return None
         self._read[records_of(number)] = {1: record}
         return Trial(number, record.values)
@@ -148,13 +145,8 @@ class SweepStore:
 
     def _append(self, directory: str, record: Record) -> None:
         read = self._read.setdefault(directory, {})
-        number = max(read, default=0)
-        while True:
-            number += 1
-            with suppress(AlreadyThere):
-                self.storage.create(f"{directory}{number:04d}.json", encode(record))
-                read[number] = record
-                return
+        key, content = f"{directory}{{:04d}}.json".format, encode(record)
+        read[create_next(self.storage, key, lambda _: content, max(read, default=0) + 1)] = record
 
     def home(self, trial: int) -> str:
         """Return the address of a trial's claims and leases."""

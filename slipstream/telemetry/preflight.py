@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.machine.gpus import ask_nvml, handles
+from slipstream.machine.nvml import DeviceLost, NvmlDevice, ask_nvml, list_devices, memory_info, visible_devices
 
 GIB = 2**30
 #: Memory that other processes must hold to be reported; the driver itself holds less.
@@ -82,7 +80,7 @@ def remarks(gpus: list[GpuMemory], shared: str) -> Iterator[str]:
         if gpu.held_bytes >= NOTICEABLE_BYTES:
             yield f"{gpu.label}: {held(gpu)}"
         if gpu.partitioned:
-            yield f"{gpu.label}: divided by MIG; a process has {gib(gpu.total_bytes)}, its first partition"
+            yield f"{gpu.label}: divided by MIG; a process uses one partition, which has {gib(gpu.total_bytes)}"
         if shared:
             yield f"{gpu.label}: shared with other pods ({shared}): its {gib(gpu.free_bytes)} are free at this moment"
 
@@ -102,81 +100,36 @@ def sharing(environment: Mapping[str, str], shared_gpu: str) -> str:
 
 def visible_memory(environment: Mapping[str, str], root: Path = Path("/")) -> list[GpuMemory]:
     """Return the memory of the NVIDIA GPUs and partitions in CUDA_VISIBLE_DEVICES (default: all)."""
-    return ask_nvml(lambda nvml: [memory_of(nvml, handle, root) for handle in visible(nvml, environment)]) or []
+
+    def ask(nvml: ModuleType) -> list[GpuMemory]:
+        chosen = visible_devices(list_devices(nvml), environment.get("CUDA_VISIBLE_DEVICES"))
+        known = (memory_of(nvml, devices[0], root) for devices in chosen)  # CUDA uses one partition of a GPU
+        return [memory for memory in known if memory]
+
+    return ask_nvml(ask) or []
 
 
 def memory_of_gpu(uuid: str) -> GpuMemory | None:
-    """Return the memory of the NVIDIA GPU or partition with CUDA's ``uuid``; None if the driver lacks it."""
+    """Return the memory of the GPU or partition with CUDA's ``uuid``, if known."""
     known = (visible_memory({"CUDA_VISIBLE_DEVICES": f"{kind}-{uuid}"}) for kind in ("GPU", "MIG"))
     return next((gpus[0] for gpus in known if gpus), None)
 
 
-def visible(nvml: ModuleType, environment: Mapping[str, str]) -> Iterator[object]:
-    """Yield the NVML handles for CUDA_VISIBLE_DEVICES (numbers or UUIDs), up to the first invalid entry."""
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        yield from handles(nvml)
-        return
-    names = (name.strip() for name in named.split(","))
-    for name in takewhile(lambda name: name and not name.startswith("-"), names):
-        try:
-            by_number = name.isdecimal()
-            yield nvml.nvmlDeviceGetHandleByIndex(int(name)) if by_number else nvml.nvmlDeviceGetHandleByUUID(name)
-        except nvml.NVMLError:
-            return
-
-
-def memory_of(nvml: ModuleType, handle: object, root: Path) -> GpuMemory:
-    """Return the memory of a GPU or partition; of a divided GPU, that of its first partition."""
-    name = nvml.nvmlDeviceGetName(handle)
-    parent = handle
-    if is_partition(nvml, handle):
-        label, partitioned = f"partition {nvml.nvmlDeviceGetUUID(handle)} ({name})", True
-        parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-    else:
-        label, partitioned = f"GPU {nvml.nvmlDeviceGetIndex(handle)} ({name})", is_divided(nvml, handle)
-    if partitioned and parent is handle:
-        first = first_partition(nvml, handle)
-        if first is None:
-            return GpuMemory(label, 0, 0, 0, partitioned=True)
-        handle = first
-    memory = memory_info(nvml, handle)
-    processes = compute_processes(nvml, handle)
+def memory_of(nvml: ModuleType, device: NvmlDevice, root: Path) -> GpuMemory | None:
+    """Return the memory of a GPU or partition; None if unknown."""
+    label = f"GPU {device.index}{f', partition {device.uuid}' if device.is_partition else ''} ({device.name})"
+    if device.divided and not device.is_partition:
+        return GpuMemory(label, 0, 0, 0, partitioned=True)
+    try:
+        memory = device.handle and memory_info(nvml, device.handle)
+    except DeviceLost:
+        return None
+    if not memory:
+        return None
+    processes = compute_processes(nvml, device.handle)
     seen = [holder for holder in (holder_name(pid, root) for pid in processes or ()) if holder]
     number = None if processes is None else len(processes)
-    return GpuMemory(label, memory.total, memory.free, memory.used, tuple(seen), number, partitioned)
-
-
-def memory_info(nvml: ModuleType, handle: object) -> Any:
-    """Return total, free and used bytes; ``used`` excludes the driver's reserve if reported separately."""
-    try:
-        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except nvml.NVMLError:
-        return nvml.nvmlDeviceGetMemoryInfo(handle)
-
-
-def is_partition(nvml: ModuleType, handle: object) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
-    except nvml.NVMLError:
-        return False
-
-
-def is_divided(nvml: ModuleType, handle: object) -> bool:
-    try:
-        return nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    except nvml.NVMLError:
-        return False
-
-
-def first_partition(nvml: ModuleType, handle: object) -> object | None:
-    """Return the MIG partition that CUDA gives to a process, if any."""
-    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            return nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except nvml.NVMLError:
-            continue
-    return None
+    return GpuMemory(label, memory.total, memory.free, memory.used, tuple(seen), number, device.divided)
 
 
 def compute_processes(nvml: ModuleType, handle: object) -> list[int] | None:

@@ -32,7 +32,7 @@ from flytekit.extend import IgnoreOutputs
 
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.storage import AlreadyThere, MissingObject, StorageUnavailable, open_reader, storage_for
+from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for, try_create
 from tasks.flyte.failures import PodPreempted, SmallerMicroBatches
 
 ERROR, OUTPUTS = "error.pb", "outputs.pb"
@@ -71,12 +71,11 @@ class OutputPrefix:
         """
         document = error_document(error)
         data, storage = document.SerializeToString(), storage_for(self.uri)
-        try:
-            # A job that fails because its store ignores conditional writes must still report that.
-            storage.create(ERROR, data, exactly_one=False)
-        except AlreadyThere:
-            if is_cause(error) and self._kind(ERROR) is not ContainerError.NON_RECOVERABLE:
-                storage.put(ERROR, data)
+        # A job that fails because its store ignores conditional writes must still report that.
+        if try_create(storage, ERROR, data, exactly_one=False):
+            return
+        if is_cause(error) and self._kind(ERROR) is not ContainerError.NON_RECOVERABLE:
+            storage.put(ERROR, data)
 
     def _kind(self, key: str) -> int | None:
         try:

@@ -23,7 +23,7 @@ from slipstream.artifacts.store import STORE, Store, content_key
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
-from slipstream.machine.gpus import DriverHangs
+from slipstream.machine.nvml import DriverHangs
 from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun, StageUsage
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space

@@ -35,12 +35,15 @@ class Nvml:
     """One GPU of 80 GiB, as NVML describes it."""
 
     class NVMLError(Exception):
-        pass
+        value = 3
 
+    NVMLLibraryMismatchError = NotImplementedError
+    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
+    nvmlMemory_v2 = 0x02000028
     nvmlInit = nvmlShutdown = staticmethod(lambda: None)
 
     def __init__(self, used: int, processes: list[Any]) -> None:
-        self.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 * GIB, used=used)
+        self.nvmlDeviceGetMemoryInfo = lambda handle, version: SimpleNamespace(total=80 * GIB, used=used)
         self.nvmlDeviceGetComputeRunningProcesses = lambda handle: processes
         self.nvmlSystemGetCudaDriverVersion_v2 = lambda: 12040
         self.nvmlSystemGetDriverVersion = lambda: "550.54.15"
@@ -77,6 +80,17 @@ def test_a_node_is_compared_with_the_build_of_torch_that_is_installed(
     found = {reading.what: reading for reading in node.read_node(root=tmp_path)}
     assert found["GPU 0"].found.startswith("NVIDIA A100-SXM4-80GB")
     assert ("built for CUDA 13.0" in found["NVIDIA driver"].problem) == (build == "13.0")
+
+
+def test_a_gpu_whose_memory_is_the_hosts_is_listed(tmp_path: Path) -> None:
+    unified = Nvml(0, [])
+
+    def refuse(handle: object, version: int | None = None) -> Any:
+        raise Nvml.NVMLError("Not Supported")
+
+    unified.nvmlDeviceGetMemoryInfo = refuse
+    _, found = node.nvidia(tmp_path, unified, "12.4")
+    same_wording(str(found))
 
 
 def test_a_library_that_fails_halfway_leaves_what_was_read(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ import pytest
 from slipstream.artifacts.versions import ROOT
 from slipstream.doctor import node
 from slipstream.errors import UserError
-from slipstream.machine import gpus
-from slipstream.machine.gpus import DriverHangs, in_time
+from slipstream.machine import nvml
+from slipstream.machine.nvml import DriverHangs, in_time
 from tasks.flyte import stage
 from tests.support.fake_nvml import FakeNvml
 from tests.support.wording import line_with, same_wording
 
 ASK = """
-from slipstream.machine import gpus
-gpus.DRIVER_S = 1.0
+from slipstream.machine import gpus, nvml
+nvml.DRIVER_S = 1.0
 print(gpus.visible_gpus())
 """
 
@@ -43,13 +43,13 @@ def test_what_the_question_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> 
     assert in_time(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         in_time(lambda: 1 / 0)
-    monkeypatch.setattr(gpus, "DRIVER_S", 0.05)
+    monkeypatch.setattr(nvml, "DRIVER_S", 0.05)
     with pytest.raises(DriverHangs):
         in_time(lambda: time.sleep(5))
 
 
 def test_the_doctor_says_so_and_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "DRIVER_S", 0.05)
+    monkeypatch.setattr(nvml, "DRIVER_S", 0.05)
     monkeypatch.setattr(node, "nvidia", lambda *_: time.sleep(5))
     found = {reading.what: reading.found for reading in node.read_node()}
     assert "DriverHangs" in found["NVIDIA driver"] and found["CPU"]

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from slipstream.machine import gpus
+from slipstream.machine.nvml import NvmlDevice, visible_devices
 
+WHOLE = [NvmlDevice("handle", f"GPU-a{index}", index, "whole", "card", f"GPU-a{index}") for index in range(3)]
+PARTITIONS = [
+    NvmlDevice("handle", f"MIG-b{number}", 3, "part", "card", "GPU-b3", number, divided=True) for number in (1, 2)
+]
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -70,9 +75,48 @@ def test_variables_hide_gpus_of_amd(
 
 
 def test_variables_of_amd_hide_none_of_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "ask_nvml", lambda question: 4)
+    monkeypatch.setattr(gpus, "ask_nvml", lambda question: question(Nvml()))
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     assert gpus.visible_gpus() == 4
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     assert gpus.visible_gpus() == 2
+
+
+class Nvml:
+    """Four GPUs that answer nothing but their number, name and UUID."""
+
+    class NVMLError(Exception):
+        value = 3
+
+    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
+    nvmlDeviceGetCount = staticmethod(lambda: 4)
+    nvmlDeviceGetHandleByIndex = nvmlDeviceGetName = staticmethod(lambda index: index)
+    nvmlDeviceGetUUID = staticmethod(lambda index: f"GPU-{index}")
+
+    def nvmlDeviceGetMigMode(self, index: int) -> None:
+        raise self.NVMLError
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, [["GPU-a0"], ["GPU-a1"], ["GPU-a2"], ["MIG-b1", "MIG-b2"]]),
+        ("", []),
+        ("2,0", [["GPU-a2"], ["GPU-a0"]]),
+        (" 1 ,, 0", [["GPU-a1"]]),
+        ("1,-1,0", [["GPU-a1"]]),
+        ("1,9,0", [["GPU-a1"]]),
+        ("GPU-a2,GPU-a0", [["GPU-a2"], ["GPU-a0"]]),
+        ("GPU-b", [["MIG-b1", "MIG-b2"]]),
+        ("MIG-b2,1", [["MIG-b2"], ["GPU-a1"]]),
+        ("GPU-a", []),  # ambiguous
+        ("MIG-b", []),
+        ("0,GPU-none,1", [["GPU-a0"]]),
+        ("1,0,1", []),
+        ("GPU-a1,1", []),
+    ],
+)
+def test_entries_are_numbers_or_the_beginning_of_one_uuid(visible: str | None, uuids: list[list[str]]) -> None:
+    found = visible_devices([*WHOLE, *PARTITIONS], visible)
+    assert [[device.uuid for device in devices] for devices in found] == uuids

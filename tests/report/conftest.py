@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
@@ -11,7 +11,7 @@ from slipstream.artifacts.results.evaluation import PlotData
 from slipstream.report.pages import kept_charts, network_charts
 from slipstream.report.stage_results import Results
 
-Charts = Mapping[str, str | None]
+Charts = dict[str, str | None]
 Once = Callable[[str, Callable[[], Charts]], Charts]
 
 
@@ -39,7 +39,7 @@ def drawn_once(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
         charts = once(figures, lambda: draw(replace(found, network=None)))
         if network := found.network:
             measured = (network.profile, network.course, network.model)
-            charts = {**charts, **once(repr(measured), lambda: network_charts.drawn(*measured))}
+            charts = charts | once(repr(measured), lambda: {**network_charts.drawn(*measured)})
         return charts
 
     monkeypatch.setattr(kept_charts, "draw", drawn)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipstream.telemetry.records import DeviceReading
-from slipstream.telemetry.sampler.nvml import Device, visible
 from tests.support.fake_nvml import FakeNvml, plain
 
 
@@ -87,20 +85,3 @@ def test_without_a_driver_there_are_no_devices(nvml: FakeNvml) -> None:
 def test_what_is_hidden_from_cuda_is_not_read(nvml: FakeNvml) -> None:
     assert [reading["index"] for reading in nvml.readings(visible="GPU-1")] == [1]
     assert nvml.readings(visible="") == []
-
-
-@pytest.mark.parametrize(
-    ("named", "left"),
-    [
-        (["0"], ["GPU-a1"]),
-        (["1", "GPU-a1"], ["GPU-a1", "MIG-b2", "MIG-b3"]),
-        (["GPU-b"], ["MIG-b2", "MIG-b3"]),
-        (["MIG-b3"], ["MIG-b3"]),
-        (["7"], []),
-        ([], []),
-    ],
-)
-def test_devices_are_named_by_number_or_the_begin_of_their_uuid(named: list[str], left: list[str]) -> None:
-    part = Device("handle", "MIG-b2", 1, "part", "card", "GPU-b1", 7)
-    devices = [Device("handle", "GPU-a1", 0, "whole", "card", "GPU-a1"), part, replace(part, uuid="MIG-b3", instance=8)]
-    assert [device.uuid for device in visible(devices, named)] == left

@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 class NVMLError(Exception):
-    pass
+    value = 3
 
 
 @dataclass
@@ -48,6 +48,8 @@ class Nvml(ModuleType):
     """Behaves as pynvml does. ``old``: a driver that lacks what came later."""
 
     NVMLError = NVMLError
+    NVMLLibraryMismatchError = NotImplementedError
+    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
     NVML_DEVICE_MIG_ENABLE = 1
     nvmlMemory_v2 = 0x02000028
 
@@ -75,28 +77,11 @@ class Nvml(ModuleType):
             raise NVMLError("Invalid Argument")
         return self.devices[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Device:
-        partitions = [each for device in self.devices for each in device.partitions or [] if each]
-        found = [device for device in [*self.devices, *partitions] if device.uuid == uuid]
-        if not found:
-            raise NVMLError("Not Found")
-        return found[0]
-
     def nvmlDeviceGetName(self, device: Device) -> str:
         return "NVIDIA A100"
 
-    def nvmlDeviceGetIndex(self, device: Device) -> int:
-        return device.index
-
     def nvmlDeviceGetUUID(self, device: Device) -> str:
         return device.uuid
-
-    def nvmlDeviceIsMigDeviceHandle(self, device: Device) -> int:
-        self.later()
-        return device.uuid.startswith("MIG")
-
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device: Device) -> Device:
-        return next(each for each in self.devices if device in (each.partitions or []))
 
     def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:
         self.later()
@@ -110,6 +95,9 @@ class Nvml(ModuleType):
         if not found or found[0] is None:
             raise NVMLError("Not Found")
         return found[0]
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Device) -> int:
+        return 7
 
     def nvmlDeviceGetMemoryInfo(self, device: Device, version: int | None = None) -> Any:
         if version:
@@ -199,7 +187,7 @@ def test_what_no_free_gpu_could_hold_is_refused_with_other_advice(nvml: Callable
     same_wording(said)
 
 
-@pytest.mark.parametrize("visible", ["1", "GPU-bb", "1,-1,0", " 1 ,,0", "1,5,0", "GPU-bb,GPU-none,GPU-aa"])
+@pytest.mark.parametrize("visible", ["1", "GPU-bb", "GPU-b", "1,-1,0", " 1 ,,0", "1,5,0", "GPU-bb,GPU-none,GPU-aa"])
 def test_only_gpus_that_are_visible_count(
     nvml: Callable[..., Nvml], tmp_path: Path, visible: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,8 +216,8 @@ def test_of_a_divided_gpu_the_first_partition_counts(nvml: Callable[..., Nvml], 
     first, second = Device(uuid="MIG-1", total=5 * GIB, used=GIB, pids=[7]), Device(uuid="MIG-2", total=20 * GIB)
     nvml(Device(partitions=[None, first, second]))
     assert checked(4 * GIB, root=tmp_path) == [
-        "GPU 0 (NVIDIA A100): 1.0 GiB are held by 1 process that cannot be seen from here",
-        "GPU 0 (NVIDIA A100): divided by MIG; a process has 5.0 GiB, its first partition",
+        "GPU 0, partition MIG-1 (NVIDIA A100): 1.0 GiB are held by 1 process that cannot be seen from here",
+        "GPU 0, partition MIG-1 (NVIDIA A100): divided by MIG; a process uses one partition, which has 5.0 GiB",
     ]
     assert "4.0 GiB of 5.0 GiB are free" in refused(4 * GIB + 1, tmp_path)
 
@@ -239,7 +227,7 @@ def test_a_partition_that_is_named_counts(
 ) -> None:
     nvml(Device(partitions=[Device(uuid="MIG-1", total=5 * GIB), Device(uuid="MIG-2", total=20 * GIB)]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2")
-    assert checked(20 * GIB, root=tmp_path)[0].startswith("partition MIG-2 (NVIDIA A100): divided by MIG")
+    assert checked(20 * GIB, root=tmp_path)[0].startswith("GPU 0, partition MIG-2 (NVIDIA A100): divided by MIG")
     assert "partition MIG-2" in refused(21 * GIB, tmp_path)
 
 

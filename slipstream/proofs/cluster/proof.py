@@ -118,7 +118,7 @@ class ClusterProof:
         return held
 
     def clean_up(self) -> None:
-        """End the executions that still run: with Flyte, or if it does not answer, by deleting them with kubectl."""
+        """End the executions that still run, with Flyte or else with kubectl."""
         for name in self.executions:
             try:
                 if self.flyte.runs(name):

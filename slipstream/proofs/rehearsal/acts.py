@@ -54,7 +54,7 @@ class Acts:
         return again
 
     def disturbed(self, seed: int, number: int) -> Execution:
-        """Execute with an empty cache and pods that are lost: the model must be that of the undisturbed execution."""
+        """Execute with an empty cache and lost pods: the model must be that of the undisturbed execution."""
         before = self.executions["undisturbed"]
         pods = {attempt.node: len(attempt.pods) for attempt in before.record.attempts}
         writes = {node: count for (node, attempt), count in before.kills.writes.items() if attempt == 0}

@@ -60,7 +60,7 @@ class Kills:
             self.running[prefix] = (node, attempt, pods)
 
     def asked(self, method: str, path: str) -> None:
-        """Count a request to S3, before the server acts on it, and kill the pods that are planned for it."""
+        """Count a request to S3, before the server acts on it, and kill the planned pods."""
         if method not in WRITES or any(part in path for part in BY_THE_CLOCK):
             return
         with self.lock:

@@ -1,4 +1,4 @@
-"""Outcome of an attempt from the files that it wrote, and the retry budgets that pay for the next attempt."""
+"""Outcome of an attempt from its files, and the retry budgets that pay for the next attempt."""
 
 from __future__ import annotations
 

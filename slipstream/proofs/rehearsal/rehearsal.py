@@ -129,7 +129,7 @@ MOST_PODS = 2
 
 
 def shrunk(profile: Profile) -> Profile:
-    """Return the profile with at most two pods of one process per stage, and without requirements of hardware."""
+    """Return the profile with at most two pods of one process per stage, on any hardware."""
     return replace(
         profile,
         default=shrunk_placement(profile.default),

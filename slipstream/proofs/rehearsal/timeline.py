@@ -129,7 +129,7 @@ def failure_of(number: int, attempt: TaskAttempt) -> FailedAttempt:
 def write_page(
     path: Path, heading: str, lead: str, executions: Mapping[str, ExecutionRecord], checks: Sequence[str]
 ) -> None:
-    """Write one self-contained HTML file with a chart for every execution and a list of ``checks`` that passed."""
+    """Write a self-contained HTML file with a chart per execution and the ``checks`` that passed."""
     charts = [execution_chart(title, record) for title, record in executions.items()]
     template = environment(Path(__file__).parent).get_template("timeline.html")
     page = template.render(heading=heading, lead=lead, charts=charts, checks=checks, width=WIDTH, names=NAMES, row=ROW)

@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.machine.gpus import named_devices
 from slipstream.machine.limits import numbers, read
+from slipstream.machine.nvml import named_devices
 from slipstream.telemetry.records import DeviceReading
 
 AMD = "0x1002"

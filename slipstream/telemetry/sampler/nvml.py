@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pynvml
 
-from slipstream.machine.gpus import named_devices
+from slipstream.machine import nvml
+from slipstream.machine.nvml import DeviceLost, NvmlDevice, list_devices, visible_devices
 from slipstream.telemetry.records import THROTTLED, DeviceReading
 
 T = TypeVar("T")
@@ -31,35 +32,21 @@ FIELDS = (
 )
 #: Member of NVML's value union, by value type.
 MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-#: NVML's errors for a device that is lost until a reset or reboot.
-GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 #: Seconds between searches for devices while there are none.
 AGAIN_S = 30.0
-
-
-class Gone(Exception):
-    """Error for a lost device."""
 
 
 @dataclass
 class Device:
     """GPU or partition."""
 
-    #: None if the device was already lost when it was listed.
-    handle: Any
-    uuid: str
-    index: int
-    name: str
-    #: Handle and UUID of the whole GPU, and the partition's GPU instance id (None for a GPU).
-    card: Any = None
-    card_uuid: str = ""
-    instance: int | None = None
+    listed: NvmlDevice
     #: Pair of NVML samples between which multiprocessor activity is measured; None where unsupported.
     earlier: Any = None
     later: Any = None
 
     def names(self) -> DeviceReading:
-        return DeviceReading(self.uuid, self.index, self.name, up=False)
+        return DeviceReading(self.listed.uuid, self.listed.index, self.listed.name, up=False)
 
 
 class NvidiaDevices:
@@ -78,95 +65,43 @@ class NvidiaDevices:
 
 
 def look() -> list[Device]:
-    """Return the visible devices."""
     try:
         pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
+        listed = list_devices(pynvml)
     except pynvml.NVMLError:
         return []
-    devices = [device for index in range(count) for device in devices_of(index)]
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        devices = visible(devices, named_devices(os.environ["CUDA_VISIBLE_DEVICES"]))
+    chosen = visible_devices(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    devices = [Device(each) for group in chosen for each in group]
     for device in devices:
         start_samples(device)
     return devices
 
 
-def devices_of(index: int) -> Iterator[Device]:
-    """Yield the GPU with number ``index``, or its partitions if it has any."""
-    try:
-        card = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = pynvml.nvmlDeviceGetUUID(card)
-        whole = Device(card, uuid, index, pynvml.nvmlDeviceGetName(card), card, uuid)
-        found = list(partitions_of(whole)) or [whole]
-    except (pynvml.NVMLError, Gone):  # lost before its names were read: only the index is known
-        found = [Device(None, f"GPU-{index}", index, "")]
-    yield from found
-
-
-def partitions_of(whole: Device) -> Iterator[Device]:
-    mode = answer(lambda: pynvml.nvmlDeviceGetMigMode(whole.card)[0])
-    if mode != pynvml.NVML_DEVICE_MIG_ENABLE:
-        return
-    for number in range(answer(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(whole.card)) or 0):
-        try:
-            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole.card, number)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-        except pynvml.NVMLError:
-            continue  # unused index
-        name = answer(lambda: pynvml.nvmlDeviceGetName(handle)) or whole.name  # noqa: B023
-        instance = answer(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))  # noqa: B023
-        yield Device(handle, uuid, whole.index, name, whole.card, whole.uuid, instance)
-
-
-def visible(devices: list[Device], named: list[str]) -> list[Device]:
-    """Return the devices that CUDA_VISIBLE_DEVICES names by number or UUID prefix."""
-    numbers = {int(name) for name in named if name.isdecimal()}
-    uuids = tuple(name for name in named if not name.isdecimal())
-    return [
-        device
-        for device in devices
-        if device.index in numbers or device.uuid.startswith(uuids) or device.card_uuid.startswith(uuids)
-    ]
-
-
 def answer(call: Callable[[], T]) -> T | None:
-    """Return the result of an NVML call; None if driver or device do not support it.
-
-    Raises ``Gone`` if the device is lost.
-    """
-    try:
-        return call()
-    except pynvml.NVMLError as error:
-        if error.value in GONE:
-            raise Gone from None
-        return None
-    except pynvml.NVMLLibraryMismatchError:  # not an NVMLError; the driver may lack the call
-        return None
+    return nvml.answer(pynvml, call)
 
 
 def reading(device: Device) -> DeviceReading:
-    if device.handle is None:
+    if device.listed.handle is None:
         return device.names()
     try:
         return present(device)
-    except Gone:
+    except DeviceLost:
         return device.names()
 
 
 def present(device: Device) -> DeviceReading:
     """Return a device's reading.
 
-    Raises ``Gone`` as :func:`answer`.
+    Raises ``DeviceLost`` as :func:`answer`.
     """
-    handle = device.handle
-    memory = answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2))
-    memory = memory or answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    handle = device.listed.handle
+    memory = nvml.memory_info(pynvml, handle)
     clock = answer(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
     return DeviceReading(
-        device.uuid,
-        device.index,
-        device.name,
+        device.listed.uuid,
+        device.listed.index,
+        device.listed.name,
         busy=scaled(answer(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0.01),
         sm_active=sm_active(device),
         memory_used_bytes=int(memory.used) if memory else None,
@@ -208,19 +143,21 @@ def io_bytes(handle: object) -> dict[tuple[str, str], float]:
 
 def start_samples(device: Device) -> None:
     try:
-        supported = device.card and answer(lambda: pynvml.nvmlGpmQueryDeviceSupport(device.card).isSupportedDevice)
+        supported = device.listed.card and answer(
+            lambda: pynvml.nvmlGpmQueryDeviceSupport(device.listed.card).isSupportedDevice
+        )
         if supported:
             device.earlier, device.later = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
             take_sample(device, device.earlier)
-    except (Gone, pynvml.NVMLError):
+    except (DeviceLost, pynvml.NVMLError):
         device.earlier = device.later = None
 
 
 def take_sample(device: Device, sample: object) -> None:
-    if device.instance is None:
-        pynvml.nvmlGpmSampleGet(device.card, sample)
+    if device.listed.instance is None:
+        pynvml.nvmlGpmSampleGet(device.listed.card, sample)
     else:
-        pynvml.nvmlGpmMigSampleGet(device.card, device.instance, sample)
+        pynvml.nvmlGpmMigSampleGet(device.listed.card, device.listed.instance, sample)
 
 
 def sm_active(device: Device) -> float | None:

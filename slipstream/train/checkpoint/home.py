@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,7 +26,15 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.records import LARGEST_RECORD, Extra, decode_record, to_json
 from slipstream.errors import Interrupted, UserError
 from slipstream.logs import logger
-from slipstream.storage import AlreadyThere, MissingObject, Replaced, Storage, StorageUnavailable, open_reader
+from slipstream.storage import (
+    MissingObject,
+    Replaced,
+    Storage,
+    StorageUnavailable,
+    create_next,
+    open_reader,
+    try_create,
+)
 from slipstream.storage.local import LocalStorage
 from slipstream.storage.names import number_as_name, number_in_name
 
@@ -121,6 +129,10 @@ def claim_key(attempt: int) -> str:
     return f"{CLAIMS}{number_as_name(attempt, 4)}"
 
 
+def claim_of(attempt: int, holder: Holder) -> bytes:
+    return to_json(Claim(attempt, uuid.uuid4().hex, holder))
+
+
 def inherited_key(attempt: int) -> str:
     return f"{INHERITED}{number_as_name(attempt, 4)}.json"
 
@@ -196,19 +208,12 @@ class Home:
 
     def claim(self, holder: Holder) -> int:
         """Start the next attempt, exclusively, and return its number; the first is 1."""
-        attempt = 0
-        while True:
-            attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
-            if self.claim_exactly(attempt, holder):
-                return attempt
+        following = newest(self.storage.list(CLAIMS)) + 1
+        return create_next(self.storage, claim_key, lambda attempt: claim_of(attempt, holder), following)
 
     def claim_exactly(self, attempt: int, holder: Holder) -> bool:
         """Start attempt number ``attempt``; return False if another process has already started it."""
-        record = Claim(attempt, uuid.uuid4().hex, holder)
-        with suppress(AlreadyThere):
-            self.storage.create(claim_key(attempt), to_json(record))
-            return True
-        return False
+        return try_create(self.storage, claim_key(attempt), claim_of(attempt, holder))
 
     def holder_of(self, attempt: int) -> Holder:
         """Return the execution that claimed an attempt; an empty ``Holder`` if the claim is damaged."""

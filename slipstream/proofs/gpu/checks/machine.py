@@ -15,7 +15,8 @@ from filelock import FileLock
 
 from slipstream.artifacts.versions import ROOT
 from slipstream.doctor.node import driver_problem, torch_cuda
-from slipstream.machine.gpus import ask_nvml, visible_gpus
+from slipstream.machine.gpus import visible_gpus
+from slipstream.machine.nvml import ask_nvml
 from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
 from slipstream.proofs.gpu.torch_names import missing_names
 
@@ -51,7 +52,7 @@ def versions(context: CheckContext) -> Iterator[Figure]:
 
 
 def marked_tests(context: CheckContext) -> Sequence[Figure]:
-    """Run ``tests/gpu_proof`` without the fixtures of other tests, whose libraries a GPU's image may lack."""
+    """Run ``tests/gpu_proof`` without fixtures of other tests, which need more libraries."""
     if not (ROOT / TESTS).is_dir():
         raise CannotRun(f"{TESTS} is missing here: run the command in a clone of the project")
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--confcutdir={TESTS}"]
