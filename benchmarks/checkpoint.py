@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
-from harness.turns import Figures, in_turns, settled
+from slipstream.proofs.turns import Figures, in_turns, settled
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.checkpoint.restore import ResumePolicy

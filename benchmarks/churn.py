@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from harness.command import benchmark
 from harness.processes import alone
 from harness.table import Column, Table
-from harness.turns import Figures, in_turns, settled
 from slipstream.machine.limits import usable_cores
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import Figures, in_turns, settled
 from slipstream.source.config import DataConfig
 
 FILE_ROWS = 500_000

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
-from harness.turns import Figures, medians
 from slipstream.collectives.config import OPERATIONS
 from slipstream.collectives.launch.timing import run, slowest, time_cases
 from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, Kind, prepare
+from slipstream.proofs.turns import Figures, medians
 
 WORLD = 2
 SIZES = (1 << 10, 256 << 10, 4 << 20, 64 << 20)

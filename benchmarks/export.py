@@ -35,7 +35,6 @@ import numpy as np
 from harness.command import benchmark, part_option
 from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
-from harness.turns import Figures
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.artifacts.results.export import Estimate, LatencyFigures, read_export
@@ -55,6 +54,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.predict import predict, targets_of
 from slipstream.models.trained import TrainedModel
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import Figures
 from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 

@@ -25,9 +25,9 @@ from harness.command import benchmark
 from harness.preempted import STEPS_PER_EPOCH, WORLD, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
-from harness.turns import Figures
 from slipstream.artifacts.results.ledger import STALL, STEPS
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import Figures
 from slipstream.source.config import DataConfig
 
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400

@@ -28,11 +28,11 @@ from torch.nn import functional
 from harness.command import benchmark
 from harness.dispatch import counted
 from harness.table import Column, Table
-from harness.turns import Figures, in_turns, settled
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.transformer import kept_tables
+from slipstream.proofs.turns import Figures, in_turns, settled
 from slipstream.train.checkpoint.staging import Buffers
 from slipstream.train.loop.token_loss import token_losses
 from slipstream.train.parallel.divide import clip

@@ -29,11 +29,11 @@ import numpy as np
 from harness.command import benchmark, part_option
 from harness.processes import alone
 from harness.table import Column, Table
-from harness.turns import Figures, in_turns, settled
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.prepare.shuffle import block_rows
+from slipstream.proofs.turns import Figures, in_turns, settled
 
 COLUMNS, BATCH = 200, 1024
 PAIRS = 7

@@ -25,10 +25,10 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.steady import WORKS, WORLD, SteadyTrainer
 from harness.table import Column, Table
-from harness.turns import Figures, interval_of_median, medians
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.ledger import STALL
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import Figures, interval_of_median, medians
 from slipstream.source.config import DataConfig
 from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder

@@ -31,13 +31,13 @@ from harness.command import benchmark, part_option
 from harness.models import train
 from harness.scoring import APART, CONTENDERS, OURS, PANDAS, PARTS, QUARTER, in_child
 from harness.table import Column, Table
-from harness.turns import Figures, in_turns, interval_of_median, settled
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.distributed.child_processes import no_main_module
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import Figures, in_turns, interval_of_median, settled
 from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 

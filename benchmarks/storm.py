@@ -24,13 +24,13 @@ from harness.command import benchmark
 from harness.preempted import WORLD, Ended, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
-from harness.turns import Figures
 from slipstream.artifacts.results.ledger import STEPS
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.doctor.package import measured_save
 from slipstream.plan.money import HOUR_S
 from slipstream.plan.storm import Courses, Pace, courses
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import Figures
 from slipstream.source.config import DataConfig
 
 STEP_S = 0.03

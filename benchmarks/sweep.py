@@ -31,8 +31,8 @@ from harness.sweeps.overheads import through_the_task, trials_of_a_worker
 from harness.sweeps.problem import Problem
 from harness.sweeps.simulation import Found, Preemptions, Simulation, config_of, optuna_alone
 from harness.table import Column, Table
-from harness.turns import interval_of_median
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import interval_of_median
 from slipstream.source.config import DataConfig
 
 SEEDS, TRIALS, WORKERS, HALF = 20, 200, 8, 0.5

@@ -43,9 +43,9 @@ from harness.provoked import HEALTHY, PROVOCATIONS, STEPS, WORLD, Outcome, free_
 from harness.steady import WORKS, Spent, SteadyTrainer
 from harness.table import Column, Table
 from harness.traceml_runs import Diagnosis, Failed, diagnosed, installed
-from harness.turns import Figures, interval_of_median
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.turns import Figures, interval_of_median
 from slipstream.source.config import DataConfig
 from slipstream.telemetry import ring
 from slipstream.telemetry.metrics import Labels

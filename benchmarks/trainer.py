@@ -40,9 +40,9 @@ from harness.command import benchmark, part_option
 from harness.loops import RIVALS, WORKLOADS, WORLD, Contender, Workload
 from harness.processes import on_ranks
 from harness.table import Column, Table
-from harness.turns import Figures, interval_of_median, medians
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.distributed.process_group import Group
+from slipstream.proofs.turns import Figures, interval_of_median, medians
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.checkpoint.restore import ResumePolicy
 from slipstream.train.checkpoint.state import AppState

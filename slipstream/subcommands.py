@@ -1,9 +1,10 @@
-"""Subcommands of ``slipstream``, which click lists without importing them."""
+"""Subcommands of ``slipstream``, which click lists without importing them, as far as they work here."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +14,27 @@ from slipstream.errors import UserError
 
 
 class Subcommand(NamedTuple):
-    """Module whose ``main`` runs a subcommand, and its summary in ``slipstream --help``."""
+    """Module whose ``main`` runs a subcommand, its summary in ``slipstream --help``, and its requirements."""
 
     module: str
     summary: str
+    #: Package that only this extra of the distribution installs.
+    package: str = ""
+    extra: str = ""
+    #: True if it needs the workflows of the project, which are not installed.
+    in_clone: bool = False
+
+    def lacks(self) -> str:
+        """Return what is missing here for the subcommand and where to get it; empty if it works."""
+        if self.in_clone and not Path(CLONE).is_file():
+            return "the directory workflows is missing here; run the command in a clone of the project"
+        if self.package and find_spec(self.package) is None:
+            return f"the package {self.package} is missing; pip install 'slipstream[{self.extra}]'"
+        return ""
+
+
+#: File that every clone of the project has in its root, and no other project.
+CLONE = "workflows/schedules/command.py"
 
 
 SUBCOMMANDS = {
@@ -34,43 +52,43 @@ SUBCOMMANDS = {
     "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
     "score": Subcommand("slipstream.score.command", "List the scored tables of an output, fetch the newest."),
     "check": Subcommand("slipstream.export.check", "Check an exported model on the serving machine."),
-    "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model."),
+    "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model.", "cryptography", "sign"),
     "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),
     "hugging-face": Subcommand(
         "slipstream.models.hugging_face.command", "Write a transformer in Hugging Face's format."
     ),
     "doctor": Subcommand("slipstream.doctor.command", "Diagnose a package, a cluster or a node."),
-    "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
+    "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment.", in_clone=True),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
-    "rehearse": Subcommand("tests.support.cluster.rehearse.command", "Run a profile's workflow locally, pod by pod."),
-    "cluster-proof": Subcommand(
-        "tests.support.cluster_proof.command", "Test this project's guarantees on your cluster."
+    "rehearse": Subcommand(
+        "slipstream.proofs.rehearsal.command",
+        "Run a profile's workflow locally, pod by pod.",
+        package="moto",
+        extra="dev",
+        in_clone=True,
     ),
-    "gpu-proof": Subcommand("tests.support.gpu_proof.command", "Run the checks that need this machine's GPUs."),
+    "cluster-proof": Subcommand(
+        "slipstream.proofs.cluster.command", "Test this project's guarantees on your cluster.", in_clone=True
+    ),
+    "gpu-proof": Subcommand("slipstream.proofs.gpu.command", "Run the checks that need this machine's GPUs."),
 }
 
 
 class Subcommands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(SUBCOMMANDS)
+        return [name for name, known in SUBCOMMANDS.items() if not known.lacks()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a subcommand. Raises ``UserError`` if it belongs to a part of the project that is not installed."""
-        if cmd_name not in SUBCOMMANDS:
+        """Import a subcommand. Raises ``UserError`` if something is missing here for it."""
+        known = SUBCOMMANDS.get(cmd_name)
+        if known is None:
             return None
-        module = SUBCOMMANDS[cmd_name].module
-        if not module.startswith("slipstream."):
+        if lacks := known.lacks():
+            raise UserError(f"slipstream {cmd_name}: {lacks}")
+        if known.in_clone:
             # Only then: elsewhere a command must not import files of the working directory.
             sys.path.insert(0, str(Path.cwd()))
-        try:
-            found = importlib.import_module(module).main
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise
-            raise UserError(
-                f"slipstream {cmd_name}: the directory {error.name} is missing here; run the command in a clone of "
-                "the project"
-            ) from None
+        found = importlib.import_module(known.module).main
         if "torch" in sys.modules:
             from slipstream.machine.torch_versions import warn_if_untested
 
@@ -80,7 +98,7 @@ class Subcommands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, known.summary) for name, known in SUBCOMMANDS.items()])
+            formatter.write_dl([(name, SUBCOMMANDS[name].summary) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=Subcommands)

@@ -12,9 +12,11 @@ import pytest
 
 from slipstream.doctor.archive import Package, read_package
 from slipstream.storage import retry, s3
-from tests.support import wording
+from tests.support import processes, wording
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_string, faulty_azure, faulty_google
+
+processes.preload()
 
 #: The directories whose files take minutes. They come first, so that in the end no process waits long for another.
 LONGEST = ("command_line", "registration", "pods", "survival", "benchmarks", "train", "collectives", "export")

@@ -1,4 +1,4 @@
-"""The layout of the code: three floors, imports point down only, and there is no circle."""
+"""The layout of the code: three floors, imports point down only, also those by string, and there is no circle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.versions import ROOT, syntax_of
-from tests.support.documents.imports import FLOORS, IMPORTS, MODULES
+from slipstream.subcommands import SUBCOMMANDS
+from tests.support.documents.imports import FLOORS, IMPORTS, MODULES, loaded_by_string, names_in_strings
 
 #: Imports that each package of ``slipstream/`` may have besides itself. First the foundations, then the stages. Stages
 #: do not import each other. Exceptions: promotion evaluates exported packages, scoring runs promoted models, and the
@@ -67,6 +68,8 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
     "plan": FOUNDATIONS,
     "manifests": FOUNDATIONS,
+    "flyte": ERRORS | {"artifacts"},
+    "proofs": FOUNDATIONS | {"config", "flyte", "doctor", "plan", "report", *STAGES},
     "config": BASE | {"source", "models", "promote", "score", "sweep", *STAGES},
     "schema": BASE | {"config"},
     "subcommands": ERRORS | {"machine"},
@@ -80,14 +83,49 @@ READ_CONFIG = {
 }
 
 
+#: Commands that need a clone of the project may be in the upper floors; others are in what is installed.
+COMMANDS = {known.module for known in SUBCOMMANDS.values()}
+IN_CLONE = {known.module for known in SUBCOMMANDS.values() if known.in_clone}
+#: Folders of Python that no installation has and nothing that is shipped may import.
+UNSHIPPED = ("tests", "benchmarks", "harness", "monitoring")
+#: Targets of the Makefile for those who change the project.
+DEVELOPMENT = {"test", "check", "prove", "test-torch-oldest", "docs"}
+#: Imports of every module, at its top, inside functions and by the names of modules in strings.
+LOADED = {module: imports | loaded_by_string(module) for module, imports in IMPORTS.items()}
+
+
 def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+def floor_of(module: str) -> int:
+    return FLOORS.index(module.split(".")[0])
+
+
 def test_the_floors_are_workflows_above_tasks_above_slipstream() -> None:
-    for module, imports in IMPORTS.items():
-        floor = FLOORS.index(module.split(".")[0])
-        assert not {name for name in imports if FLOORS.index(name.split(".")[0]) < floor}, module
+    for module, imports in LOADED.items():
+        above = {name for name in imports if floor_of(name) < floor_of(module)}
+        assert above <= (IN_CLONE if module == "slipstream.subcommands" else set()), module
+
+
+def test_imports_by_string_are_found() -> None:
+    assert loaded_by_string("slipstream.subcommands") == COMMANDS
+    assert "slipstream.proofs.gpu.run_check" in LOADED["slipstream.proofs.gpu.command"]
+
+
+@pytest.mark.parametrize("path", [*MODULES.values(), *sorted((ROOT / "images").glob("*.py"))], ids=str)
+def test_what_is_shipped_imports_and_names_nothing_of_the_tests(path: Path) -> None:
+    names = {*syntax_of(path).imports, *names_in_strings(path)}
+    assert not [name for name in names if name.split(".")[0] in UNSHIPPED]
+
+
+def test_images_and_targets_for_users_do_without_the_tests() -> None:
+    assert not [path.name for path in (ROOT / "images").iterdir() if re.search(r"\btests\b", path.read_text())]
+    rules = re.split(r"^([\w-]+):(?!=).*\n", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    recipes = dict(zip(rules[1::2], rules[2::2], strict=True))
+    commands = {name: "".join(re.findall(r"^\t.*\n", recipe, re.MULTILINE)) for name, recipe in recipes.items()}
+    assert {"run", "rehearse", "gpu", *DEVELOPMENT} <= commands.keys()
+    assert {name for name, text in commands.items() if re.search(r"\btests\b|-m pytest", text)} <= DEVELOPMENT
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("slipstream.")])
@@ -96,7 +134,8 @@ def test_inside_the_lowest_floor_imports_point_down(module: str) -> None:
     allowed = ALLOWED[package] | {package}
     if MODULES[module].relative_to(ROOT).as_posix() in READ_CONFIG:
         allowed |= {"config"}
-    found = {package_of(imported) for imported in IMPORTS[module]} - {""}
+    loaded = LOADED[module] - (COMMANDS if module == "slipstream.subcommands" else set())
+    found = {package_of(imported) for imported in loaded} - {""}
     assert found <= allowed, f"{module} imports {sorted(found - allowed)}"
 
 
@@ -116,9 +155,10 @@ def test_there_is_no_circle() -> None:
     assert not left, f"these import each other, or wait for such: {sorted(left)}"
 
 
-def test_only_the_two_upper_floors_import_flytekit() -> None:
+def test_only_the_two_upper_floors_and_one_folder_import_flytekit() -> None:
     knows = {name for name, path in MODULES.items() if any(i.startswith("flytekit") for i in syntax_of(path).imports)}
-    assert {"tasks", "workflows"} == {name.split(".")[0] for name in knows}
+    floors = {name.split(".")[0] for name in knows if not name.startswith("slipstream.flyte.")}
+    assert floors == {"tasks", "workflows"}
 
 
 def test_a_folder_fits_on_one_screen() -> None:

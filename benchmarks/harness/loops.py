@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from harness.turns import Figures
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.prepared.token_rows import write_token_rows
@@ -26,6 +25,7 @@ from slipstream.machine.torch_versions import wrap_in_ddp
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.prepare.shuffle import block_rows
+from slipstream.proofs.turns import Figures
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder, share

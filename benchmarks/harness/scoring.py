@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.turns import Figures
+from slipstream.proofs.turns import Figures
 
 OURS, APART, PANDAS, QUARTER = "ours", "apart", "pandas", "ours, a quarter"
 PARTS = ("read", "convert", "run", "write")

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.store import Store
-from tests.support.processes import FORK
+from slipstream.proofs.processes import FORK
 from tests.support.tables import table_text
 
 

@@ -21,9 +21,9 @@ from slipstream.evaluate.engine import evaluate
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import TrainedModel
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.gpu.trainings import train
 from slipstream.source.config import DataConfig
 from slipstream.stages import STAGES
-from tests.support.gpu_proof.trainings import train
 
 STAGES_RUN = ("prepare", "train", "evaluate")
 STORES = (

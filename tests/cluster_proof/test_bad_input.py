@@ -15,14 +15,15 @@ import grpc
 import pytest
 from flyteidl.admin import project_pb2, version_pb2
 
+from slipstream.doctor.archive import Package
 from slipstream.doctor.kubectl import KubectlError
 from slipstream.errors import UserError
+from slipstream.flyte.backend import FlyteBackend
+from slipstream.proofs.cluster import command, proof
+from slipstream.proofs.cluster.kubernetes import Kubernetes
+from slipstream.proofs.cluster.proof import ActResult, ClusterProof
+from slipstream.proofs.rehearsal.bucket import S3Bucket
 from tests.support import fake_kubectl
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster_proof import command, proof
-from tests.support.cluster_proof.flyte import Flyte
-from tests.support.cluster_proof.kubernetes import Kubernetes
-from tests.support.cluster_proof.proof import Proof, Row
 from tests.support.command_line import Ended, invoke
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import BUCKET, FlyteAdmin, serving, write_config
@@ -64,7 +65,7 @@ class Cluster:
 
 @pytest.fixture
 def admin(server: FaultyS3) -> Iterator[WithProjects]:
-    with serving(WithProjects(Bucket(server.url, BUCKET))) as its:
+    with serving(WithProjects(S3Bucket(server.url, BUCKET))) as its:
         yield its
 
 
@@ -131,6 +132,12 @@ def test_an_endpoint_that_serves_pages(tmp_path: Path, monkeypatch: pytest.Monke
     assert said.count("check `admin.endpoint`") == 1
 
 
+@pytest.fixture
+def packaged_once(package_for: Callable[[str], Package], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "package_workflows", lambda workdir, profile: package_for(profile.name))
+
+
+@pytest.mark.usefixtures("packaged_once")
 @pytest.mark.prove
 def test_a_profile_that_the_cluster_has_no_room_for(
     admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +147,20 @@ def test_a_profile_that_the_cluster_has_no_room_for(
     assert not [call for call in admin.calls if "Create" in call]
 
 
+@pytest.mark.parametrize("boxed", [True, False])
+def test_a_package_that_cannot_be_made_is_the_last_line_of_pyflyte(
+    admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boxed: bool
+) -> None:
+    lines = ["╭─ Error ─╮", "│ no such thing │", "╰─────────╯"] if boxed else ["Traceback", "no such thing", ""]
+    script = tmp_path / "pyflyte"
+    script.write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in lines) + "exit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    said = one_line(run(tmp_path, admin.endpoint, Cluster(), monkeypatch, "--yes"))
+    assert said.endswith("pyflyte package: no such thing")
+
+
+@pytest.mark.usefixtures("packaged_once")
 def test_it_says_what_it_will_do_and_asks_first(
     admin: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +177,7 @@ def test_it_says_what_it_will_do_and_asks_first(
 # In its middle
 
 
-class OneRun(Proof):
+class OneRun(ClusterProof):
     """A proof of one execution, of what is registered already."""
 
     def acts(self, workdir: Path) -> list[tuple[str, Callable[[], str]]]:
@@ -178,7 +199,10 @@ PLAN = type("Plan", (), {"default_inputs": type("Inputs", (), {"parameters": {}}
 def one_run(place: Path, admin: FlyteAdmin, cluster: Cluster, say: Callable[[str], None], **more: Any) -> OneRun:
     login = {"authType": "ExternalCommand", "command": ["echo", "first"]}
     config = write_config(place / "flyte.yaml", admin.endpoint, **login)
-    flyte, kubernetes = Flyte(config, "flytesnacks", "development"), Kubernetes(NAMESPACE, cluster)
+    flyte, kubernetes = (
+        FlyteBackend(config, "flytesnacks", "development", "slipstream cluster-proof"),
+        Kubernetes(NAMESPACE, cluster),
+    )
     return OneRun("proof-x", flyte, kubernetes, "image", "local", 1, say, **more)
 
 
@@ -230,10 +254,10 @@ def test_a_login_that_expires_in_its_middle(started: WithProjects, tmp_path: Pat
 
 def test_the_table_shows_what_did_not_hold_and_how_to_look_closer() -> None:
     rows = [
-        Row("registers", True, "version abc", ""),
-        Row("a main job runs to its end", False, "proof-x-0 failed: no room", "kubectl get pods -l proof-x-0"),
+        ActResult("registers", True, "version abc", ""),
+        ActResult("a main job runs to its end", False, "proof-x-0 failed: no room", "kubectl get pods -l proof-x-0"),
     ]
-    text = command.table(rows)
+    text = command.results_table(rows)
     assert [line.split()[:2] for line in text.splitlines()[1:3]] == [["1", "yes"], ["2", "no"]]
     assert "proof-x-0 failed: no room" in text and text.endswith("1 of 2 held")
     assert "\n  2  kubectl get pods -l proof-x-0\n" in text and "\n  1  " not in text

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from flyteidl.core.execution_pb2 import WorkflowExecution
 
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster_proof import command, proof
-from tests.support.cluster_proof.flyte import Flyte
-from tests.support.cluster_proof.kubernetes import Kubernetes
-from tests.support.cluster_proof.proof import CONFIG, Proof
+from slipstream.flyte.backend import FlyteBackend
+from slipstream.proofs.cluster import command, proof
+from slipstream.proofs.cluster.kubernetes import Kubernetes
+from slipstream.proofs.cluster.proof import CONFIG, ClusterProof
+from slipstream.proofs.rehearsal.bucket import S3Bucket
 from tests.support.enacted_flyte import EnactedFlyte, kubectl_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import BUCKET, serving, write_config
@@ -38,7 +38,7 @@ def test_all_of_it_holds(server: FaultyS3, tmp_path: Path, monkeypatch: pytest.M
     profile.write_text(PROFILE)
     (tmp_path / "pods").mkdir()
     (tmp_path / "proof").mkdir()
-    flyte = EnactedFlyte(Bucket(server.url, BUCKET), tmp_path / "pods")
+    flyte = EnactedFlyte(S3Bucket(server.url, BUCKET), tmp_path / "pods")
     monkeypatch.setattr(proof, "FILES", 2)  # each is parsed, encoded and merged by a pod of its own
     said: list[str] = []
 
@@ -49,16 +49,16 @@ def test_all_of_it_holds(server: FaultyS3, tmp_path: Path, monkeypatch: pytest.M
     with serving(flyte), kubectl_for(flyte, tmp_path / "bin") as path:
         monkeypatch.setenv("PATH", path, prepend=":")
         config = write_config(tmp_path / "flyte.yaml", flyte.endpoint)
-        theirs = Flyte(config, "flytesnacks", "development")
+        theirs = FlyteBackend(config, "flytesnacks", "development", "slipstream cluster-proof")
         kubernetes = Kubernetes("flytesnacks-development")
         kubernetes.context()
         assert theirs.version() == "v1.16.8"
         small = replace(CONFIG, training=replace(CONFIG.training, epochs=120))
-        whole = Proof(
+        whole = ClusterProof(
             "proof-t", theirs, kubernetes, "registry.example/slipstream:test", str(profile), 2, say, 10.0, small
         )
         rows = whole.run(tmp_path / "proof")
-    print(command.table(rows))
+    print(command.results_table(rows))
     assert [row.act for row in rows if not row.held] == [], "\n".join(said)
     assert len(rows) == 9
     assert (

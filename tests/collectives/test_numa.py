@@ -14,8 +14,8 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.numa import bind_threads, node_cpus, node_of, numbers, reason_to_skip
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.output import table
+from slipstream.proofs.processes import FORK
 from tests.support.network_profiles import network_profile
-from tests.support.processes import FORK
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,9 @@ import pytest
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
+from slipstream.proofs.gpu.trainings import write_table
 from tests.support.command_line import Run, one_message
 from tests.support.quick_config import EXPORT, NETWORK
-from tests.support.toys import table
 
 SHORT = {"training": {"epochs": 2, "batch_size": 64}}
 
@@ -21,7 +21,7 @@ SHORT = {"training": {"epochs": 2, "batch_size": 64}}
 @pytest.fixture
 def model(tmp_path: Path) -> tuple[str, str]:
     """The directories of a trained model (of the weights that it starts with) and of its data."""
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     config = ModelConfig("mlp", {"hidden": [16, 8]})
     weights = build(config, data.signature, seed=0).state_dict()
     write_trained(tmp_path / "trained", Architecture(config, data.signature), weights, weights, {})

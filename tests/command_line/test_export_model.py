@@ -11,10 +11,10 @@ import pytest
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.trained import Architecture, write_trained
+from slipstream.proofs.gpu.trainings import write_table
 from tests.support.command_line import Run, one_message
 from tests.support.report_pages import assert_is_inert
 from tests.support.tokens import VOCABULARY, small_transformer, token_data, word_tokenizer
-from tests.support.toys import table
 
 SHORT = json.dumps({"export": {"seconds": 1}})
 
@@ -22,7 +22,7 @@ SHORT = json.dumps({"export": {"seconds": 1}})
 @pytest.fixture
 def model(tmp_path: Path) -> tuple[str, str]:
     """The directories of a trained model (of the weights that it starts with) and of its data."""
-    data = table(tmp_path / "data", "regression")
+    data = write_table(tmp_path / "data", "regression")
     config = ModelConfig(arguments={"hidden": [16]})
     weights = build(config, data.signature, seed=0).state_dict()
     write_trained(tmp_path / "trained", Architecture(config, data.signature), weights, weights, {})
@@ -94,7 +94,7 @@ def build(signature, hidden): return MLP(signature, hidden=hidden)
 
 def of_a_factory(name: str, arguments: dict[str, object], tmp_path: Path) -> tuple[str, ...]:
     """The arguments for a trained model whose file names a factory; ``nets.py`` in the working directory has one."""
-    data = table(tmp_path / "data", "regression")
+    data = write_table(tmp_path / "data", "regression")
     weights = build(ModelConfig("mlp", {"hidden": [16]}), data.signature, seed=0).state_dict()
     named = Architecture(ModelConfig(name, arguments), data.signature)
     write_trained(tmp_path / "trained", named, weights, weights, {})

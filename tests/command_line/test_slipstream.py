@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from slipstream import subcommands
 from slipstream.subcommands import SUBCOMMANDS, slipstream
 from tests.support import REPOSITORY
 
@@ -63,6 +64,26 @@ def test_what_belongs_to_the_project_needs_a_clone_and_the_rest_none(tmp_path: P
     assert checked.returncode == 1 and checked.stderr == (
         "Error: absent: not an exported model; expected a directory with a manifest.json\n"
     )
+
+
+def test_a_command_whose_package_is_missing_is_not_listed_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subcommands, "find_spec", lambda name: None if name in ("moto", "cryptography") else name)
+    listed = {line.split()[0] for line in asked("--help").output.split("Commands:\n")[1].splitlines()}
+    assert listed == SUBCOMMANDS.keys() - {"rehearse", "sign"}
+    called = asked("sign", "--help")
+    assert called.exit_code == 1 and called.output.count("\n") == 1
+    assert "package cryptography is missing; pip install 'slipstream[sign]'" in called.output
+
+
+def test_workflows_of_another_project_are_not_taken_for_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows/__init__.py").write_text("raise ZeroDivisionError\n")
+    monkeypatch.chdir(tmp_path)
+    listed = asked("--help").output
+    assert not [name for name in ("schedules", "rehearse", "cluster-proof") if f"  {name} " in listed]
+    assert "in a clone" in asked("schedules").output
 
 
 @pytest.mark.parametrize("arguments", [["check", "."], ["profiles", "local"]])

@@ -20,11 +20,11 @@ from slipstream.compress.engine import CompressionRun, choose, judge, propose
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor
 from slipstream.models.trained import TrainedModel
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.training import SMALL, refusal, table_of_numbers, trained
-from tests.support.training_runs import Fault, Job, attempt, outcome
 from tests.support.wording import same_wording
 
 ROWS = 257  # with a batch of 64 an epoch's tail is a single row: of two ranks one has none
@@ -110,15 +110,15 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
         config = CompressionConfig("prune", share=0.5)
         propose(start, CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config), [], {})
 
-    def job(name: str) -> Job:
-        return Job(prepared, tmp_path / name, 2, str(tmp_path / name / "home"), teacher=teacher, start=start)
+    def job(name: str) -> TrainingJob:
+        return TrainingJob(prepared, tmp_path / name, 2, str(tmp_path / name / "home"), teacher=teacher, start=start)
 
     whole, killed = job("whole"), job("killed")
-    assert attempt(whole).finished
+    assert run_attempt(whole).finished
     for at in (8, 3):
-        assert attempt(killed, Fault("step", rank=1, at=at)).fired == 1
-    assert attempt(killed).finished
-    assert outcome(killed) == outcome(whole)
+        assert run_attempt(killed, InjectedFault("step", rank=1, at=at)).fired == 1
+    assert run_attempt(killed).finished
+    assert result_digests(killed) == result_digests(whole)
     assert "resumes from step" in (killed.place / "log-0").read_text()
     assert bool(TrainedModel.open(killed.output).architecture.retained) is pruned
 

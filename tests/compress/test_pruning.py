@@ -22,8 +22,8 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.pruning import compose, prune
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
+from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.config import TrainingConfig
-from tests.support.toys import table
 from tests.support.training import trained
 from tests.support.wording import refuses
 
@@ -170,7 +170,7 @@ def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -
     from slipstream.export.engine import export
 
     prepared = tmp_path / "prepared"
-    table(prepared, "classification")
+    write_table(prepared, "classification")
     short = TrainingConfig(epochs=2, batch_size=64, patience=0)
     whole = trained(prepared, tmp_path / "whole", 1, short, ModelConfig(arguments={"hidden": [16, 8]}))
     for name, widths in (("half", [8, 4]), ("quarter", [4, 2])):

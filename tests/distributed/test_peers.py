@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from slipstream.distributed.process_group import Peers
-from tests.support.processes import FORK, free_port
+from slipstream.proofs.processes import FORK, free_port
 
 WORLD = 3
 

@@ -17,7 +17,8 @@ from slipstream.errors import UserError
 from slipstream.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
 from slipstream.evaluate.engine import evaluate, gain_over
 from slipstream.models.trained import TrainedModel
-from tests.support.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
+from slipstream.proofs.gpu.trainings import TABLE_ROWS, write_prepared, write_table
+from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses
 
 
@@ -26,14 +27,19 @@ def evaluated(directory: Path, trained: ToyTrained, data: PreparedData) -> Artif
 
 
 def test_classification(tmp_path: Path) -> None:
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     found = evaluated(tmp_path / "out", trained_on(data), data).read_json("evaluation.json")
-    assert found["rows"] == ROWS["test"] == np.sum(found["confusion"]) == sum(b["rows"] for b in found["calibration"])
+    assert (
+        found["rows"]
+        == TABLE_ROWS["test"]
+        == np.sum(found["confusion"])
+        == sum(b["rows"] for b in found["calibration"])
+    )
     assert found["metric"] == {"name": "accuracy", "value": found["model"]["accuracy"]}
     assert found["model"]["accuracy"] == np.trace(found["confusion"]) / found["rows"]
     assert found["model"]["accuracy"] > 0.9
     assert found["baseline"]["accuracy"] > 0.9
-    assert found["baseline"]["rows_trained"] == ROWS["train"]
+    assert found["baseline"]["rows_trained"] == TABLE_ROWS["train"]
     assert set(found["model"]) <= set(found["baseline"])
     assert found["scatter"] is None
 
@@ -77,7 +83,7 @@ def test_several_classes_have_no_roc(tmp_path: Path) -> None:
 
 
 def test_regression_is_in_units_of_the_target(tmp_path: Path) -> None:
-    data = table(tmp_path / "data", "regression")
+    data = write_table(tmp_path / "data", "regression")
     found = evaluated(tmp_path / "out", trained_on(data, steps=400), data).read_json("evaluation.json")
     errors = np.subtract(found["scatter"]["predicted"], found["scatter"]["actual"])
     assert found["model"]["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6)
@@ -87,14 +93,14 @@ def test_regression_is_in_units_of_the_target(tmp_path: Path) -> None:
 
 
 def test_the_same_model_has_the_same_fingerprint(tmp_path: Path) -> None:
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=5)
     first, second = (evaluated(tmp_path / name, trained, data).fingerprint for name in ("a", "b"))
     assert first == second
 
 
 def test_a_model_that_gives_nan_is_named(tmp_path: Path) -> None:
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=0)
     head = trained.model.head
     assert isinstance(head, nn.Linear)
@@ -105,7 +111,7 @@ def test_a_model_that_gives_nan_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_with_the_wrong_number_of_outputs_is_named(tmp_path: Path) -> None:
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
 
     class Wrong(nn.Module):
         def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
@@ -116,7 +122,7 @@ def test_a_model_with_the_wrong_number_of_outputs_is_named(tmp_path: Path) -> No
 
 
 def test_an_empty_test_split_is_refused(tmp_path: Path) -> None:
-    full = table(tmp_path / "full", "classification")
+    full = write_table(tmp_path / "full", "classification")
     splits = {"train": np.array(full.split("train")), "test": np.zeros(0, full.signature.record)}
     data = write_prepared(tmp_path / "data", full.signature, splits)
     with pytest.raises(UserError, match=r"data\.split\.test"):
@@ -125,7 +131,7 @@ def test_an_empty_test_split_is_refused(tmp_path: Path) -> None:
 
 def test_the_baseline_learns_from_training_rows_only(tmp_path: Path) -> None:
     """With the training labels turned round, the baseline is as wrong as it was right."""
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     test = np.array(data.split("test"))
     turned = np.array(data.split("train"))
     turned[TARGET] = 1 - turned[TARGET]
@@ -144,8 +150,8 @@ def test_a_large_training_split_stops_by_the_validation_split(
     One row of a class of its own is no obstacle, neither among the training rows nor among those that stop it.
     """
     monkeypatch.setattr("slipstream.evaluate.baseline.STOP_EARLY_ABOVE", 100)
-    full = table(tmp_path / "data", task)
-    splits = {name: np.array(full.split(name)) for name in ROWS}
+    full = write_table(tmp_path / "data", task)
+    splits = {name: np.array(full.split(name)) for name in TABLE_ROWS}
     signature = full.signature
     if task == "classification":
         signature = dataclasses.replace(signature, classes=("no", "yes", "rare", "unseen"))

@@ -19,7 +19,8 @@ from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.trained import TrainedModel
-from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
+from slipstream.proofs.gpu.trainings import write_prepared, write_table
+from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses, same_wording
 
 SHORT = ExportConfig(seconds=0.3)
@@ -71,7 +72,7 @@ class NotANumber(Network):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
-    return table(tmp_path_factory.mktemp("table") / "data", "classification")
+    return write_table(tmp_path_factory.mktemp("table") / "data", "classification")
 
 
 def refusal(directory: Path, trained: ToyTrained, data: PreparedData, config: ExportConfig = SHORT) -> str:

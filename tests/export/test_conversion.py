@@ -23,7 +23,8 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.predict import inputs_of, model_function
 from slipstream.models.tables_and_images import ResNet
-from tests.support.toys import ToyTrained, images, table, trained_on
+from slipstream.proofs.gpu.trainings import write_table
+from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses
 
 
@@ -43,9 +44,9 @@ class Exported:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     directory = tmp_path_factory.mktemp(request.param)
     makers = {
-        "table": lambda path: table(path, "classification"),
+        "table": lambda path: write_table(path, "classification"),
         "image": images,
-        "regression": lambda path: table(path, "regression"),
+        "regression": lambda path: write_table(path, "regression"),
     }
     data = makers[request.param](directory / "data")
     trained = trained_on(data, steps=20)
@@ -156,7 +157,7 @@ class DependsOnValues(nn.Module):
 def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
     model: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     inputs = inputs_of(data.signature, data.split("test")[:2])
     with refuses(UserError):
         to_onnx(model, data.signature, inputs, 20, tmp_path / "model.onnx")

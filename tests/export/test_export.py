@@ -27,8 +27,9 @@ from slipstream.export.quantize.speed_ranking import ExportCandidate
 from slipstream.machine.description import Machine
 from slipstream.models.predict import inputs_of, targets_of
 from slipstream.models.trained import TrainedModel
+from slipstream.proofs.gpu.trainings import write_prepared, write_table
 from tests.support.captured import Captured
-from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
+from tests.support.toys import ToyTrained, images, trained_on
 from tests.support.wording import refuses
 
 SHORT = ExportConfig(seconds=2.0)
@@ -61,9 +62,9 @@ class Case:
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = tmp_path_factory.mktemp(request.param)
     makers = {
-        "table": lambda path: table(path, "classification"),
+        "table": lambda path: write_table(path, "classification"),
         "image": images,
-        "regression": lambda path: table(path, "regression"),
+        "regression": lambda path: write_table(path, "regression"),
     }
     data = makers[request.param](directory / "data")
     trained = trained_on(data)
@@ -159,7 +160,7 @@ def test_what_was_measured_decides(
     speed: float, doubt: Any, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """300 rows cannot show that at most 0.5 points are lost."""
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     made = [Recipe("static", smooth=True), Recipe("dynamic")]
     monkeypatch.setattr(searching, "recipes_for", lambda model: made)
     monkeypatch.setattr(speed_ranking, "CLEARLY_SLOWER", 0.0)
@@ -183,7 +184,7 @@ def test_a_variant_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: 
 
     for kind in ("_static", "_dynamic", "_int4"):
         monkeypatch.setattr(Quantiser, kind, broken)
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     artifact = exported(tmp_path / "out", trained_on(data, steps=5), data, SHORT, {})
     report = artifact.read_json("export.json")
     assert report["chosen"] == "onnx-fp32"
@@ -205,7 +206,7 @@ def test_an_export_that_does_not_agree_with_torch_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exporter is made to write another model than it was given."""
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     trained, other = trained_on(data, steps=5), trained_on(data, steps=6)
     right = variants.to_onnx
     monkeypatch.setattr(variants, "to_onnx", lambda model, *rest: right(other.load(), *rest))
@@ -217,7 +218,7 @@ def test_an_export_that_does_not_agree_with_torch_stops_the_run(
 def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
     """Other test rows change neither the candidates nor their reported losses; other training rows, which calibrate,
     change both."""
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=20)
     fp32 = tmp_path / "fp32.onnx"
     variants.to_onnx(trained.load(), data.signature, inputs_of(data.signature, data.split("train")[:2]), 20, fp32)
@@ -236,14 +237,14 @@ def test_the_test_split_is_not_seen_by_the_search(tmp_path: Path) -> None:
 
 def test_int8_for_vnni_is_not_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "this_machine", lambda: Machine("an old CPU", "x86_64", ("avx2",)))
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     with refuses(UserError, match=r"export\.target:"):
         exported(tmp_path / "out", trained_on(data, steps=1), data, ExportConfig(target="vnni"), {})
 
 
 def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:
     """The fastest candidate loses 5 points, and none once a layer is left alone: so just one is."""
-    data = table(tmp_path / "data", "classification")
+    data = write_table(tmp_path / "data", "classification")
     inputs = inputs_of(data.signature, data.split("train")[:100])
     fp32 = tmp_path / "fp32.onnx"
     variants.to_onnx(trained_on(data, 20).load(), data.signature, [each[:2] for each in inputs], 20, fp32)

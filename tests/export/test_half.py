@@ -23,7 +23,8 @@ from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import inputs_of
 from slipstream.models.trained import TrainedModel
-from tests.support.toys import images, table, trained_on
+from slipstream.proofs.gpu.trainings import write_table
+from tests.support.toys import images, trained_on
 from tests.support.wording import refuses
 
 TYPES: dict[Half, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -39,7 +40,7 @@ def exported(directory: Path, data: PreparedData, opset: int) -> tuple[Path, tup
     ("make", "opset", "products", "kind"),
     [
         pytest.param(make, opset, 3, kind, id=f"{name}, {kind}", marks=[] if kept else pytest.mark.prove)
-        for name, make, opset in (("table", lambda path: table(path, "regression"), 20), ("images", images, 22))
+        for name, make, opset in (("table", lambda path: write_table(path, "regression"), 20), ("images", images, 22))
         for kind in TYPES
         for kept in [(name == "images") == (kind == "fp16")]
     ],
@@ -134,7 +135,7 @@ def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> 
 
 
 def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = table(tmp_path / "data", "regression")
+    data = write_table(tmp_path / "data", "regression")
     config, trained = ExportConfig(provider="cuda"), cast(TrainedModel, trained_on(data, 1))
     with pytest.raises(UserError, match=r'^export\.provider: "cuda" .*CPUExecutionProvider'):
         engine.export(tmp_path / "out", trained, data, config, {})
@@ -180,7 +181,7 @@ def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(session.PROVIDERS, "cuda", "CPUExecutionProvider")
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
-    data = table(tmp_path / "data", "regression")
+    data = write_table(tmp_path / "data", "regression")
     config = ExportConfig(provider="cuda", seconds=0.3)
     trained = cast(TrainedModel, trained_on(data))
     report = engine.export(tmp_path / "out", trained, data, config, {}).read_json("export.json")

@@ -25,7 +25,8 @@ from slipstream.export.quantize.search import products_of, rank_by_error
 from slipstream.export.session import onnx_predictor
 from slipstream.machine.description import this_machine
 from slipstream.models.predict import inputs_of
-from tests.support.toys import images, table, trained_on
+from slipstream.proofs.gpu.trainings import write_table
+from tests.support.toys import images, trained_on
 from tests.support.wording import refuses
 
 OURS = Recipe("static", smooth=True)
@@ -50,7 +51,7 @@ def exported(directory: Path, data: PreparedData) -> Path:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
-    return table(tmp_path_factory.mktemp("table") / "data", "classification")
+    return write_table(tmp_path_factory.mktemp("table") / "data", "classification")
 
 
 @pytest.fixture(scope="module")

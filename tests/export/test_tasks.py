@@ -10,14 +10,15 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
+from slipstream.proofs.gpu.trainings import write_table
 from tasks.export import evaluate_and_export, export
-from tests.support.toys import table, untrained
+from tests.support.toys import untrained
 
 
 @pytest.mark.prove
 def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    data = table(tmp_path / "data", "regression")
+    data = write_table(tmp_path / "data", "regression")
     trained = untrained(tmp_path / "trained", data)
     inputs = {
         "trained": FlyteDirectory(str(trained.directory)),
@@ -48,7 +49,7 @@ def test_the_same_weights_with_other_code_are_another_export(tmp_path: Path, mon
     monkeypatch.setattr(
         engine, "export", lambda directory, *given: ArtifactWriter(directory).finish("export", given[-1])
     )
-    data = table(tmp_path / "data", "regression")
+    data = write_table(tmp_path / "data", "regression")
     trained, prepared = untrained(tmp_path / "trained", data).directory, data.artifact.directory
     inputs = {"trained": FlyteDirectory(str(trained)), "prepared": FlyteDirectory(str(prepared))}
     reused = [export(**inputs, config=ExportConfig(), code=code).run.reused for code in ("a", "a", "b")]

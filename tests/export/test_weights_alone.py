@@ -25,12 +25,13 @@ from slipstream.promote.comparison import Incomparable, Package, predictions
 from slipstream.promote.config import PromotionConfig
 from slipstream.promote.engine import judge, promote
 from slipstream.promote.store import Registry
+from slipstream.proofs.gpu.trainings import write_table
 from slipstream.report.engine import build_export
 from slipstream.score.model import ServedModel
 from slipstream.score.predict import TensorPredictor
 from slipstream.stages import StageRun
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
-from tests.support.toys import table, trained_on
+from tests.support.toys import trained_on
 from tests.support.wording import line_with, refuses, same_wording
 
 WHY = "20,640 parameters are more than export.most_parameters, 20,639"
@@ -102,7 +103,7 @@ def test_at_the_limit_there_are_variants(trained: TrainedModel, data: PreparedDa
 
 
 def test_another_network_cannot_leave_so(tmp_path: Path) -> None:
-    rows = table(tmp_path / "data", "classification")
+    rows = write_table(tmp_path / "data", "classification")
     model: Any = trained_on(rows)
     with refuses(UserError, match="^export.most_parameters:"):
         engine.export(tmp_path / "out", model, rows, ExportConfig(most_parameters=10), {})

@@ -24,6 +24,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build as build_model
 from slipstream.models.trained import TrainedModel
 from slipstream.promote.store import Registry, manifest_digest
+from slipstream.proofs.gpu.trainings import write_table
 from slipstream.report.engine import build
 from slipstream.report.stage_results import Results
 from slipstream.settings import to_dict
@@ -33,7 +34,7 @@ from tests.support.network_profiles import network_profile
 from tests.support.packages import package
 from tests.support.report_runs import STAGES, results
 from tests.support.small_run import Run
-from tests.support.toys import table, untrained
+from tests.support.toys import untrained
 from tests.support.watched_runs import watched_files
 
 # What is read, each made whole once
@@ -49,7 +50,7 @@ def read_run(place: Path) -> None:
 
 
 def prepared(place: Path) -> None:
-    table(place, "classification")
+    write_table(place, "classification")
 
 
 def read_prepared(place: Path) -> None:
@@ -60,7 +61,7 @@ def read_prepared(place: Path) -> None:
 
 
 def trained(place: Path) -> None:
-    untrained(place, table(place.with_name("data"), "classification"))
+    untrained(place, write_table(place.with_name("data"), "classification"))
 
 
 def read_trained(place: Path) -> None:
@@ -68,7 +69,7 @@ def read_trained(place: Path) -> None:
 
 
 def exported(place: Path) -> None:
-    package(place, table(place.with_name("data"), "classification"), 1)
+    package(place, write_table(place.with_name("data"), "classification"), 1)
 
 
 def read_exported(place: Path) -> None:

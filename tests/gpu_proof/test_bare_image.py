@@ -9,37 +9,39 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.proofs.gpu.check import CHECKS, Check
+from slipstream.proofs.gpu.command import in_process
 from tests.support import REPOSITORY
-from tests.support.bare_image import hidden_modules, listed_packages, write_blocker
-from tests.support.gpu_proof.check import CHECKS, Check
-from tests.support.gpu_proof.command import in_process
+from tests.support.bare_image import hidden_modules, listed_packages, present_in_image, write_blocker
 
 #: Packages that the code of this project imports and GPU images lack.
 CLIENTS = {"boto3", "botocore", "croniter", "flyteidl", "flytekit"}
-CHECK_MODULES = sorted({f"tests.support.gpu_proof.checks.{check.function.split(':')[0]}" for check in CHECKS})
+CHECK_MODULES = sorted({f"slipstream.proofs.gpu.checks.{check.function.split(':')[0]}" for check in CHECKS})
 
 
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Hide all other packages from the processes that the test starts."""
     (tmp_path / "image").mkdir()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(write_blocker(tmp_path / "image")), str(REPOSITORY)]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(write_blocker(tmp_path / "image", present_in_image())), str(REPOSITORY)])
+    )
     return tmp_path
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{REPOSITORY / 'benchmarks'}"}
-    return subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
 
 
 def test_clients_of_stores_and_of_flyte_are_hidden(image: Path) -> None:
-    assert set(hidden_modules()) >= CLIENTS and not set(hidden_modules()) & {*listed_packages()}
+    hidden = set(hidden_modules(present_in_image()))
+    assert hidden >= CLIENTS and not hidden & {*listed_packages()}
     for name in CLIENTS:
         assert f"No module named '{name}'" in run_python(f"import {name}").stderr
 
 
 def test_every_check_and_the_command_line_are_imported(image: Path) -> None:
-    modules = [*CHECK_MODULES, "tests.support.gpu_proof.command", "slipstream.train.command", "slipstream.cron"]
+    modules = [*CHECK_MODULES, "slipstream.proofs.gpu.command", "slipstream.train.command", "slipstream.cron"]
     ended = run_python("\n".join(f"import {module}" for module in modules))
     assert ended.returncode == 0, ended.stderr
 

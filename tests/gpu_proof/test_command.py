@@ -12,12 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from slipstream.proofs.gpu import command, torch_names
+from slipstream.proofs.gpu.check import CHECKS, Check, CheckResult, Figure
+from slipstream.proofs.gpu.checks import machine
+from slipstream.proofs.gpu.page import HEADER, NOT_RUN, fill, page, row
+from slipstream.proofs.gpu.run_check import context_for, run_check
 from tests.support import REPOSITORY
-from tests.support.gpu_proof import command, torch_names
-from tests.support.gpu_proof.check import CHECKS, Check, Figure
-from tests.support.gpu_proof.check import Result as Found
-from tests.support.gpu_proof.one import place_for, run
-from tests.support.gpu_proof.page import HEADER, NOT_RUN, fill, page, row
 
 #: What other tests do already, at length.
 TRIED_ELSEWHERE = ("compile", "error", "tests")
@@ -42,7 +42,7 @@ def called(*arguments: str | Path) -> Result:
 def test_a_check_holds_on_the_cpu(check: Check, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with mock.patch.dict(os.environ):  # where a check says which rank it is
-        found = run(check, place_for(tmp_path / "work", tmp_path, quick=True))
+        found = run_check(check, context_for(tmp_path / "work", tmp_path, quick=True))
     if check.name in ON_GPUS_ONLY:
         assert (found.state, found.reason) == (NOT_RUN, "a CPU has no graphs")
         return
@@ -79,8 +79,15 @@ def faulty(name: str, limit_s: float = 60) -> Check:
     [("fails", "failed", "AssertionError: two lines"), ("lacks", NOT_RUN, "needs 2 GPUs")],
 )
 def test_how_a_check_ended_is_one_line(name: str, state: str, reason: str, tmp_path: Path) -> None:
-    found = run(faulty(name), place_for(tmp_path, tmp_path, quick=True))
+    found = run_check(faulty(name), context_for(tmp_path, tmp_path, quick=True))
     assert (found.state, found.reason) == (state, reason)
+
+
+def test_without_a_clone_its_tests_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    (check,) = (check for check in CHECKS if check.name == "tests")
+    found = run_check(check, context_for(tmp_path, tmp_path, quick=True))
+    assert found.state == NOT_RUN and "in a clone of the project" in found.reason
 
 
 def test_no_check_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
@@ -96,9 +103,9 @@ def test_without_a_gpu_there_is_one_line_and_nothing_is_written(tmp_path: Path) 
     assert not (tmp_path / "gpu").exists()
 
 
-def results() -> list[Found]:
-    speed = Found("speed", "", "held", figures=(Figure("share of peak", 41.26, "% (…)"),))
-    return [speed, Found("saves", "", "failed", "wrong"), Found("layouts", "", "not run", "needs 2 GPUs")]
+def results() -> list[CheckResult]:
+    speed = CheckResult("speed", "", "held", figures=(Figure("share of peak", 41.26, "% (…)"),))
+    return [speed, CheckResult("saves", "", "failed", "wrong"), CheckResult("layouts", "", "not run", "needs 2 GPUs")]
 
 
 def test_the_readme_has_the_table_that_the_command_fills() -> None:
@@ -114,7 +121,7 @@ def test_the_readme_has_the_table_that_the_command_fills() -> None:
 
 
 def test_what_is_quoted_in_the_page_is_text() -> None:
-    quoted = Found("<b>", "", "failed", "<script>")
+    quoted = CheckResult("<b>", "", "failed", "<script>")
     assert not re.search("<(b|script)>", page("<b>", [quoted], 1.0, quick=False))
 
 
@@ -125,8 +132,8 @@ def test_names_of_torch_that_the_engines_use_and_it_lacks_are_found(tmp_path: Pa
         "dist.all_reduce, dist.gone, torch.cuda.lost, Tensor.anything, torch.nn.Linear\n"
     )
     names = ["torch.cuda.lost", "torch.distributed.gone", "torch.nothing", "torch.nowhere.thing"]
-    assert sorted(torch_names.lacking(tmp_path)) == names
-    assert torch_names.lacking() == []
+    assert sorted(torch_names.missing_names(tmp_path)) == names
+    assert torch_names.missing_names() == []
 
 
 def test_what_the_end_of_all_time_cuts_off_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from slipstream.machine.gpus import gpu_names, visible_gpus
 from slipstream.machine.peaks import data_sheet_peak
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
+from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER
 from slipstream.train.checkpoint.staging import pin
 from slipstream.train.config import TrainingConfig
 from slipstream.train.device_clock import clock_of
@@ -26,7 +27,6 @@ from slipstream.train.loop.precision import kernels
 from slipstream.train.loop.token_loss import token_losses
 from slipstream.train.profiler import WAIT, WARM_UP, StepProfiler
 from slipstream.train.throughput import measured_peak, synchronise
-from tests.support.gpu_proof.trainings import SMALL_TRANSFORMER
 
 GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")

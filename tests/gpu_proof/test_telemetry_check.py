@@ -13,12 +13,12 @@ from unittest import mock
 import pytest
 import torch
 
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.checks import telemetry
 from slipstream.telemetry import ring
 from slipstream.telemetry.records import DeviceReading, Sample
 from slipstream.train.fault_tolerance.guard import Guard
 from tests.support.fake_nvml import FakeNvml
-from tests.support.gpu_proof.check import Figure, NotHere, Place
-from tests.support.gpu_proof.checks import telemetry
 from tests.support.sampler_process import device, sample
 
 UUID = "GPU-00000000-0000"
@@ -28,10 +28,10 @@ READING, NOW = device(), 1.7e9
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[CheckContext]:
     (tmp_path / "work").mkdir()
     with mock.patch.dict(os.environ):
-        yield Place(torch.device("cpu"), 2, tmp_path / "work", tmp_path, small=True)
+        yield CheckContext(torch.device("cpu"), 2, tmp_path / "work", tmp_path, small=True)
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ def test_a_tool_that_says_a_tenth_more_fails(tmp_path: Path, tool: Callable[...,
         compared(tmp_path)
 
 
-def figures(reading: DeviceReading, *, joules: float = 350, told: telemetry.Told | None = None) -> list[Figure]:
+def figures(reading: DeviceReading, *, joules: float = 350, told: telemetry.ToolReading | None = None) -> list[Figure]:
     """Return the figures of ten seconds with these readings and ``joules`` per second."""
     readings = [replace(reading, energy_joules=joules * second) for second in range(11)]
     samples = [sample(NOW + second, each) for second, each in enumerate(readings)]
-    its = told or telemetry.Told(NOW, READING.busy, READING.memory_used_bytes, READING.power_watts)
+    its = told or telemetry.ToolReading(NOW, READING.busy, READING.memory_used_bytes, READING.power_watts)
     return list(telemetry.compared(readings, samples, [its]))
 
 
@@ -97,7 +97,7 @@ def test_each_reading_may_be_a_twentieth_off_and_no_more(name: str, field: str) 
 
 
 def test_what_only_one_of_both_says_fails_and_what_neither_says_is_said() -> None:
-    told = telemetry.Told(NOW, None, READING.memory_used_bytes, READING.power_watts)
+    told = telemetry.ToolReading(NOW, None, READING.memory_used_bytes, READING.power_watts)
     with pytest.raises(AssertionError, match=r"^utilisation: 0\.5 was read"):
         figures(READING, told=told)
     silent = replace(READING, busy=None)
@@ -116,8 +116,8 @@ def test_parts_of_a_gpu_are_not_compared(tmp_path: Path, tool: Callable[..., Non
     tool(*RIGHT)
     (tmp_path / "nvml/behaviour").write_text("mig 0\n")
     with (
-        mock.patch.object(telemetry, "ask_tool", lambda uuid: telemetry.Told(telemetry.time.time(), 1, 1, 1)),
-        pytest.raises(NotHere, match="parts of a GPU"),
+        mock.patch.object(telemetry, "ask_tool", lambda uuid: telemetry.ToolReading(telemetry.time.time(), 1, 1, 1)),
+        pytest.raises(CannotRun, match="parts of a GPU"),
     ):
         list(telemetry.beside_tool(tmp_path / "samples", "GPU-other", lambda seconds: None, seconds=3, settling=1))
 
@@ -146,7 +146,7 @@ def test_readings_of_the_host_that_are_wrong_fail(
         list(telemetry.beside_proc(tmp_path))
 
 
-def test_causes_that_were_not_made_are_not_named(place: Place) -> None:
+def test_causes_that_were_not_made_are_not_named(place: CheckContext) -> None:
     with (
         mock.patch.object(telemetry, "provocations", lambda cause: ()),
         pytest.raises(AssertionError, match="slow loader"),
@@ -155,7 +155,7 @@ def test_causes_that_were_not_made_are_not_named(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["before_step", "enqueued"])
-def test_a_mark_that_waits_is_found(place: Place, name: str) -> None:
+def test_a_mark_that_waits_is_found(place: CheckContext, name: str) -> None:
     mark = getattr(Guard, name)
 
     def waits(*arguments: Any) -> Any:
@@ -166,6 +166,6 @@ def test_a_mark_that_waits_is_found(place: Place, name: str) -> None:
         list(telemetry.no_waits(place))
 
 
-def test_steps_without_a_wait_are_counted(place: Place) -> None:
+def test_steps_without_a_wait_are_counted(place: CheckContext) -> None:
     steps = telemetry.EPOCHS * telemetry.STEPS - 4
     assert list(telemetry.no_waits(place)) == [Figure("without a wait", float(steps), "steps")]

@@ -11,7 +11,8 @@ from torch import nn
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from tests.support.toys import images, table
+from slipstream.proofs.gpu.trainings import write_table
+from tests.support.toys import images
 from tests.support.wording import refuses
 
 MINE = "tests.models.test_arguments:"
@@ -38,13 +39,13 @@ def open_to_all(signature: Any, **arguments: Any) -> nn.Module:
 )
 def test_the_argument_is_named_and_not_the_model(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     with refuses(UserError) as refusal:
-        build(ModelConfig(name, arguments), table(tmp_path / "data", "classification").signature, seed=0)
+        build(ModelConfig(name, arguments), write_table(tmp_path / "data", "classification").signature, seed=0)
     assert "\n" not in refusal.value.message
 
 
 @pytest.mark.parametrize(("name", "fitting"), [("resnet", "mlp"), ("transformer", "mlp"), ("mlp", "resnet")])
 def test_a_built_in_model_for_other_data_is_refused(name: str, fitting: str, tmp_path: Path) -> None:
-    data = images(tmp_path / "data") if fitting == "resnet" else table(tmp_path / "data", "classification")
+    data = images(tmp_path / "data") if fitting == "resnet" else write_table(tmp_path / "data", "classification")
     with refuses(UserError, match=r"model\.name:"):
         build(ModelConfig(name), data.signature, seed=0)
 

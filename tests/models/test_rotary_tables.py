@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream.models import transformer
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
-from tests.support.layout_runs import LENGTH, SIGNATURE, SIZES, token_rows
+from slipstream.proofs.gpu.layouts import LENGTH, SIGNATURE, SIZES, token_rows
 
 #: What only the tables need.
 TABLES = {"arange", "cos", "sin"}

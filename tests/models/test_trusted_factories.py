@@ -20,9 +20,9 @@ from slipstream.models.factory import build
 from slipstream.models.hugging_face.command import main
 from slipstream.models.tables_and_images import MLP
 from slipstream.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
+from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.config import TrainingConfig
 from slipstream.train.setup import Lineage, TrainingRequest
-from tests.support.toys import table
 from tests.support.wording import refuses
 
 #: Says so when it is imported, and when its factory is called.
@@ -67,7 +67,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> PreparedData:
-    return table(tmp_path / "data", "classification")
+    return write_table(tmp_path / "data", "classification")
 
 
 def write_model(directory: Path, signature: Signature, config: ModelConfig) -> Path:

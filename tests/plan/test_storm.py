@@ -12,7 +12,7 @@ from slipstream.errors import UserError
 from slipstream.plan.simulation import MOST_ATTEMPTS
 from slipstream.plan.storm import Pace, courses, forecast, is_warned
 from slipstream.profiles.profile import load
-from tests.support.cluster.rehearse.command import main
+from slipstream.proofs.rehearsal.command import main
 from tests.support.wording import same_wording
 
 SPOT = load("a100-spot").placement("train")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from flyteidl.core.tasks_pb2 import TaskTemplate
 
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.budgets import SYSTEM_RETRIES
-from tests.support.cluster.kills import STRIKES, How
-from tests.support.cluster.propeller import NodeFailed
-from tests.support.cluster.rendering import SPOT, SPOT_TOLERATION, primary_container
-from tests.support.cluster.scheduler import Machine, Scheduler
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.kills import STRIKES, How
+from slipstream.proofs.rehearsal.outcomes import SYSTEM_RETRIES
+from slipstream.proofs.rehearsal.propeller import NodeFailed
+from slipstream.proofs.rehearsal.rendering import SPOT, SPOT_TOLERATION, primary_container
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.scheduler import Scheduler, SchedulerNode
 from tests.support.shell_tasks import Shell, running_pod, under_way, until, until_ready
 
 #: Told to end, it takes its time; any attempt after the first is done soon.
@@ -24,13 +24,13 @@ FIRST_LASTS = (
 
 
 @pytest.fixture
-def bucket(server: FaultyS3) -> Bucket:
-    return Bucket(server.url, "attempts", patient=False)
+def bucket(server: FaultyS3) -> S3Bucket:
+    return S3Bucket(server.url, "attempts", patient=False)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("job", [False, True])
-def test_the_next_attempt_runs_beside_the_pods_of_the_one_before(job: bool, bucket: Bucket, tmp_path: Path) -> None:
+def test_the_next_attempt_runs_beside_the_pods_of_the_one_before(job: bool, bucket: S3Bucket, tmp_path: Path) -> None:
     execution = Shell(FIRST_LASTS, job=job, retries=int(job)).execution(bucket, tmp_path, f"overlap-{job}".lower())
     pods = 1 + job
     with under_way(execution) as running:
@@ -42,7 +42,7 @@ def test_the_next_attempt_runs_beside_the_pods_of_the_one_before(job: bool, buck
         assert all(pod.running and pod.deleted for pod in first), "ended before the next attempt"
         running.result()
     assert second.started < min(pod.ended for pod in first)
-    failed, succeeded = (attempt.verdict for attempt in execution.record.attempts)
+    failed, succeeded = (attempt.outcome for attempt in execution.record.attempts)
     assert succeeded and succeeded.succeeded and failed
     assert (failed.payer, failed.cause.partition(":")[0]) == (
         ("user", "PyTorchJobFailed") if job else ("system", "UnexpectedObjectDeletion")
@@ -51,8 +51,8 @@ def test_the_next_attempt_runs_beside_the_pods_of_the_one_before(job: bool, buck
 
 
 @pytest.mark.prove
-def test_the_last_attempt_that_the_system_pays_for_is_kept_from_spot_nodes(bucket: Bucket, tmp_path: Path) -> None:
-    spot, demand = Machine("spot", room=9, taint=SPOT), Machine("on demand", room=9)
+def test_the_last_attempt_that_the_system_pays_for_is_kept_from_spot_nodes(bucket: S3Bucket, tmp_path: Path) -> None:
+    spot, demand = SchedulerNode("spot", room=9, taint=SPOT), SchedulerNode("on demand", room=9)
     task = Shell("sleep 60", interruptible=True)
     execution = task.execution(bucket, tmp_path, admit=Scheduler(spot, demand).admit)
     with under_way(execution) as running:
@@ -74,8 +74,8 @@ def test_what_a_template_tolerates_by_itself_it_tolerates_on_demand_as_well() ->
     assert primary_container(task, interruptible=False).tolerations == [own]
 
 
-def test_a_pod_that_is_deleted_while_it_waits_for_room_is_the_systems_as_well(bucket: Bucket, tmp_path: Path) -> None:
-    full = Machine("full", room=0)
+def test_a_pod_that_is_deleted_while_it_waits_for_room_is_the_systems_as_well(bucket: S3Bucket, tmp_path: Path) -> None:
+    full = SchedulerNode("full", room=0)
     scheduler = Scheduler(full)
     execution = Shell("true").execution(bucket, tmp_path, admit=scheduler.admit)
     with under_way(execution) as running:
@@ -83,7 +83,7 @@ def test_a_pod_that_is_deleted_while_it_waits_for_room_is_the_systems_as_well(bu
         execution.pods[0].delete()
         full.room = 1
         running.result()
-    failed, succeeded = (attempt.verdict for attempt in execution.record.attempts)
+    failed, succeeded = (attempt.outcome for attempt in execution.record.attempts)
     assert failed and (failed.payer, failed.cause) == ("system", "ResourceDeletedExternally")
     assert succeeded and succeeded.succeeded and [pod.exit_code for pod in execution.pods] == [None, 0]
 
@@ -91,7 +91,7 @@ def test_a_pod_that_is_deleted_while_it_waits_for_room_is_the_systems_as_well(bu
 @pytest.mark.parametrize(
     "how", ["OOMKilled 137", *(pytest.param(f"OOMKilled {code}", marks=pytest.mark.prove) for code in (0, 247))]
 )
-def test_out_of_memory_spends_the_users_retries(how: How, bucket: Bucket, tmp_path: Path) -> None:
+def test_out_of_memory_spends_the_users_retries(how: How, bucket: S3Bucket, tmp_path: Path) -> None:
     execution = Shell("sleep 60 & echo ready; wait $!; exit 0", retries=1).execution(bucket, tmp_path, how[10:])
     with under_way(execution) as running:
         for number in range(2):

@@ -13,17 +13,17 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.budgets import Verdict
-from tests.support.cluster.kills import STRIKES, How, Kill, Kills
-from tests.support.cluster.operator import Aborted, never, watch_job, watch_pod
-from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.kills import STRIKES, How, Kill, Kills
+from slipstream.proofs.rehearsal.operator import Aborted, watch_job, watch_pod
+from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
+from slipstream.proofs.rehearsal.pods import PodProcess
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.job_pods import never
 from tests.support.processes import running
 from tests.support.shell_tasks import until, until_ready
 
-Start = Callable[..., Pod]
+Start = Callable[..., PodProcess]
 SLEEP = "sleep 60"
 JOB_FAILED = "PyTorchJobFailed: 1 Worker replica(s) failed"
 DEAF = "trap '' TERM; while :; do sleep 0.05; done"
@@ -33,11 +33,11 @@ FAREWELL = "trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sle
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    pods: list[Pod] = []
+    pods: list[PodProcess] = []
 
-    def begin(script: str, grace_s: float = 5.0, admit: Callable[[Pod], None] | None = None) -> Pod:
+    def begin(script: str, grace_s: float = 5.0, admit: Callable[[PodProcess], None] | None = None) -> PodProcess:
         name = f"p{len(pods)}"
-        pods.append(Pod.start(name, ["sh", "-c", script], {}, tmp_path / name, grace_s, admit=admit))
+        pods.append(PodProcess.start(name, ["sh", "-c", script], {}, tmp_path / name, grace_s, admit=admit))
         return pods[-1]
 
     yield begin
@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 NOT_ABORTED = threading.Event()
 
 
-def never_admitted(pod: Pod) -> None:
+def never_admitted(pod: PodProcess) -> None:
     """It stays Pending."""
 
 
@@ -59,14 +59,14 @@ def test_exit_0_leaves_the_verdict_to_the_outputs(start: Start) -> None:
 
 @pytest.mark.parametrize(("script", "cause"), [("kill -KILL $$", "SIGKILL"), ("exit 3", "exit code 3")])
 def test_a_pod_that_fails_is_the_systems_failure(start: Start, script: str, cause: str) -> None:
-    assert watch_pod([start(script)], NOT_ABORTED) == Verdict("system", f"the pod ended by {cause}")
+    assert watch_pod([start(script)], NOT_ABORTED) == AttemptOutcome("system", f"the pod ended by {cause}")
 
 
 def test_a_deleted_pod_is_the_systems_failure_before_it_has_ended(start: Start) -> None:
     pod = start(DEAF, grace_s=0.5)
     time.sleep(0.2)  # until the shell has its trap
     pod.delete()
-    assert watch_pod([pod], NOT_ABORTED) == Verdict("system", "UnexpectedObjectDeletion")
+    assert watch_pod([pod], NOT_ABORTED) == AttemptOutcome("system", "UnexpectedObjectDeletion")
     assert pod.running
     pod.waiting.join(5)
     assert pod.exit_code == -signal.SIGKILL and pod.ended - pod.started >= 0.7
@@ -94,7 +94,7 @@ def test_a_job_without_cleaning_leaves_them_alone(start: Start) -> None:
 
 def test_a_job_has_failed_with_its_first_pod_and_the_user_pays(start: Start) -> None:
     verdict = watch_job([start(SLEEP), start("kill -KILL $$")], never, "CLEANPOD_POLICY_ALL", NOT_ABORTED)
-    assert verdict == Verdict("user", f"{JOB_FAILED}: worker 1 ended by SIGKILL")
+    assert verdict == AttemptOutcome("user", f"{JOB_FAILED}: worker 1 ended by SIGKILL")
 
 
 def test_a_deleted_pod_of_a_job_has_failed_it_before_it_ends_and_the_others_live_on_as_well(start: Start) -> None:
@@ -103,7 +103,7 @@ def test_a_deleted_pod_of_a_job_has_failed_it_before_it_ends_and_the_others_live
         until_ready(pod)
     pods[1].delete()
     verdict = watch_job(pods, never, "CLEANPOD_POLICY_RUNNING", NOT_ABORTED)
-    assert verdict == Verdict("user", f"{JOB_FAILED}: worker 1 was deleted")
+    assert verdict == AttemptOutcome("user", f"{JOB_FAILED}: worker 1 was deleted")
     assert all(pod.running and pod.deleted for pod in pods)
     assert ["saved" in pod.finish() for pod in pods] == [True, True]
 
@@ -114,7 +114,7 @@ def test_a_pod_of_a_job_that_is_killed_has_no_time_to_save(start: Start) -> None
         until_ready(pod)
     pods[1].kill()
     verdict = watch_job(pods, never, "CLEANPOD_POLICY_NONE", NOT_ABORTED)
-    assert verdict == Verdict("user", f"{JOB_FAILED}: worker 1 ended by SIGKILL")
+    assert verdict == AttemptOutcome("user", f"{JOB_FAILED}: worker 1 ended by SIGKILL")
     # Whatever is cleaned, propeller deletes the job.
     assert ["saved" in pod.finish() for pod in pods] == [True, False]
 
@@ -131,7 +131,7 @@ def test_a_plain_pod_that_is_deleted_before_it_runs_is_the_systems_failure(start
     pod = start("touch ran", admit=never_admitted)
     assert pod.pending
     pod.delete()
-    assert watch_pod([pod], NOT_ABORTED) == Verdict("system", "ResourceDeletedExternally")
+    assert watch_pod([pod], NOT_ABORTED) == AttemptOutcome("system", "ResourceDeletedExternally")
     pod.begin()  # too late
     pod.finish()
     assert pod.exit_code is None and not (pod.log.parent / "ran").exists()
@@ -154,7 +154,7 @@ def test_a_plain_pod_out_of_memory_is_the_users_failure_whatever_its_exit_code(
     pod = start(CHILD)
     until_ready(pod)
     STRIKES[how](pod)
-    assert watch_pod([pod], NOT_ABORTED) == Verdict("user", said, recoverable=True)
+    assert watch_pod([pod], NOT_ABORTED) == AttemptOutcome("user", said, recoverable=True)
     assert pod.exit_code == int(how.split()[1])
 
 
@@ -164,11 +164,13 @@ def test_a_plain_pod_out_of_memory_is_the_users_failure_whatever_its_exit_code(
         ("OOMKilled 0", None),
         (
             "OOMKilled 137",
-            Verdict("user", f"{JOB_FAILED}: worker 0 ended by exit code 137"),
+            AttemptOutcome("user", f"{JOB_FAILED}: worker 0 ended by exit code 137"),
         ),
     ],
 )
-def test_of_a_job_out_of_memory_only_the_exit_code_counts(start: Start, how: How, verdict: Verdict | None) -> None:
+def test_of_a_job_out_of_memory_only_the_exit_code_counts(
+    start: Start, how: How, verdict: AttemptOutcome | None
+) -> None:
     pods = [start(CHILD), start(SLEEP)]
     until_ready(pods[0])
     STRIKES[how](pods[0])
@@ -217,14 +219,14 @@ def error(kind: int, origin: int) -> bytes:
 
 
 def test_an_error_comes_before_outputs_and_neither_is_worth_another_attempt(server: FaultyS3) -> None:
-    bucket = Bucket(server.url, "outcome")
-    assert read_outcome(bucket, "nothing") == (Verdict("user", "OutputsNotFound"), {})
+    bucket = S3Bucket(server.url, "outcome")
+    assert read_outcome(bucket, "nothing") == (AttemptOutcome("user", "OutputsNotFound"), {})
     outputs = LiteralMap()
     outputs.literals["o0"].scalar.primitive.integer = 1
     for place in ("well", "ill", "lost"):
         bucket.write(f"{place}/outputs.pb", outputs.SerializeToString())
-    assert read_outcome(bucket, "well") == (Verdict("", ""), dict(outputs.literals))
+    assert read_outcome(bucket, "well") == (AttemptOutcome("", ""), dict(outputs.literals))
     bucket.write("ill/error.pb", error(ContainerError.NON_RECOVERABLE, ExecutionError.USER))
-    assert read_outcome(bucket, "ill")[0] == Verdict("user", "what it was", recoverable=False)
+    assert read_outcome(bucket, "ill")[0] == AttemptOutcome("user", "what it was", recoverable=False)
     bucket.write("lost/error.pb", error(ContainerError.RECOVERABLE, ExecutionError.SYSTEM))
-    assert read_outcome(bucket, "lost")[0] == Verdict("system", "what it was")
+    assert read_outcome(bucket, "lost")[0] == AttemptOutcome("system", "what it was")

@@ -17,12 +17,12 @@ from slipstream.artifacts.format import Artifact
 from slipstream.config import RunConfig
 from slipstream.prepare.engine import prepare
 from slipstream.profiles.profile import parse
+from slipstream.proofs.rehearsal.propeller import Execution
+from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
 from slipstream.source.config import DataConfig
 from slipstream.source.files import list_source
 from slipstream.source.fingerprint import fingerprint_source
 from tasks.prepare import made_by
-from tests.support.cluster.propeller import Execution
-from tests.support.cluster.rehearsal import Rehearsal, literal, rehearsal
 
 PROFILE = {"stages": {"prepare": {"nodes": 2, "retries": 3}}}
 CONFIG = DataConfig(id="id")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.rounds import AGAIN_S, RETRIES, AdminUnavailable, RetriesExhausted
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.rounds import AGAIN_S, RETRIES, AdminUnavailable, RetriesExhausted
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.shell_tasks import Shell, running_pod, under_way, until
 
@@ -19,8 +19,8 @@ WAITS = "until [ -e {go} ]; do sleep 0.05; done"
 
 
 @pytest.fixture
-def bucket(server: FaultyS3) -> Bucket:
-    return Bucket(server.url, "rounds", patient=False)
+def bucket(server: FaultyS3) -> S3Bucket:
+    return S3Bucket(server.url, "rounds", patient=False)
 
 
 def away(server: FaultyS3) -> Callable[[], None]:
@@ -35,7 +35,7 @@ def away(server: FaultyS3) -> Callable[[], None]:
 
 @pytest.mark.prove
 def test_eleven_failed_rounds_end_a_cached_task_in_its_midst_and_its_pod(
-    bucket: Bucket, server: FaultyS3, tmp_path: Path
+    bucket: S3Bucket, server: FaultyS3, tmp_path: Path
 ) -> None:
     execution = Shell("sleep 60", cached=True, retries=5).execution(bucket, tmp_path)
     with under_way(execution) as running:
@@ -51,7 +51,7 @@ def test_eleven_failed_rounds_end_a_cached_task_in_its_midst_and_its_pod(
 
 
 def test_with_more_retries_the_same_outage_is_survived_and_the_count_never_goes_back(
-    bucket: Bucket, server: FaultyS3, tmp_path: Path
+    bucket: S3Bucket, server: FaultyS3, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     task = Shell(WAITS.format(go=go), cached=True)
@@ -70,7 +70,7 @@ def test_with_more_retries_the_same_outage_is_survived_and_the_count_never_goes_
 
 @pytest.mark.prove
 def test_in_the_midst_of_a_task_that_is_not_cached_nothing_is_read(
-    bucket: Bucket, server: FaultyS3, tmp_path: Path
+    bucket: S3Bucket, server: FaultyS3, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     execution = Shell(WAITS.format(go=go)).execution(bucket, tmp_path)
@@ -85,7 +85,7 @@ def test_in_the_midst_of_a_task_that_is_not_cached_nothing_is_read(
 
 
 @pytest.mark.parametrize("refusals", [pytest.param(RETRIES, marks=pytest.mark.prove), RETRIES + 1])
-def test_flyte_admin_away_costs_rounds_as_well(refusals: int, bucket: Bucket, tmp_path: Path) -> None:
+def test_flyte_admin_away_costs_rounds_as_well(refusals: int, bucket: S3Bucket, tmp_path: Path) -> None:
     left = [True] * refusals
 
     def event() -> None:
@@ -105,7 +105,7 @@ def test_flyte_admin_away_costs_rounds_as_well(refusals: int, bucket: Bucket, tm
 
 
 def test_outcomes_that_cannot_be_read_are_read_in_a_later_round(
-    bucket: Bucket, server: FaultyS3, tmp_path: Path
+    bucket: S3Bucket, server: FaultyS3, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     execution = Shell(WAITS.format(go=go)).execution(bucket, tmp_path)

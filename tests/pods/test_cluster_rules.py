@@ -12,19 +12,19 @@ from flyteidl.core.condition_pb2 import BooleanExpression, ComparisonExpression,
 from flyteidl.core.literals_pb2 import BindingData, Literal
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, IfElseBlock, Node
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
 
 from slipstream.profiles.profile import BUILT_IN, load
-from tests.support.cluster.budgets import Budget, Verdict
-from tests.support.cluster.kills import drawn
-from tests.support.cluster.rehearse.shrunk import difference, shrunk
-from tests.support.cluster.rendering import rendered
-from tests.support.cluster.workflow.bindings import START, resolve
-from tests.support.cluster.workflow.cache_keys import cache_key
-from tests.support.cluster.workflow.conditions import MalformedBranch, decide
-from tests.support.cluster.workflow.order import needed, upstream
+from slipstream.proofs.rehearsal.catalog import cache_key
+from slipstream.proofs.rehearsal.kills import drawn
+from slipstream.proofs.rehearsal.nodes import START, MalformedBranch, decide, needed, resolve, upstream
+from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
+from slipstream.proofs.rehearsal.rehearsal import CONFIG, difference, literal, shrunk
+from slipstream.proofs.rehearsal.rendering import rendered
 
 SETTINGS = {"data": {f"name{number}": number for number in range(12)}, "sizes": [1, 2], "rate": 0.5, "on": True}
-SYSTEM, USER = Verdict("system", "lost"), Verdict("user", "lost peer")
+SYSTEM, USER = AttemptOutcome("system", "lost"), AttemptOutcome("user", "lost peer")
 
 
 def text(value: str, hash: str = "") -> Literal:
@@ -59,6 +59,13 @@ def task(**metadata: Any) -> TaskTemplate:
     for name, value in metadata.items():
         getattr(made.metadata, name).extend(value)
     return made
+
+
+@pytest.mark.parametrize("value", ["s3://bucket/data/", "", CONFIG], ids=["text", "empty text", "settings"])
+def test_inputs_are_the_literals_that_flytekit_makes(value: Any) -> None:
+    context, kind = FlyteContextManager.current_context(), type(value)
+    theirs = TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind))
+    assert literal(value) == theirs.to_flyte_idl()
 
 
 def test_a_path_into_a_structure_is_packed_in_another_order_each_time() -> None:
@@ -118,10 +125,10 @@ def test_the_key_has_the_version_and_the_name_and_leaves_out_what_is_ignored() -
 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_the_user_pays_for_retries_and_the_system_for_three_more(retries: int) -> None:
-    budget = Budget(retries, interruptible=True)
+    budget = RetryBudget(retries, interruptible=True)
     attempts = [budget.spend(USER) for _ in range(retries + 1)]
     assert attempts == [True] * retries + [False]
-    budget = Budget(retries, interruptible=True)
+    budget = RetryBudget(retries, interruptible=True)
     spot = [budget.on_spot]
     while budget.spend(SYSTEM):
         spot.append(budget.on_spot)
@@ -129,14 +136,14 @@ def test_the_user_pays_for_retries_and_the_system_for_three_more(retries: int) -
 
 
 def test_neither_budget_pays_for_the_other() -> None:
-    budget = Budget(retries=1, interruptible=True)
+    budget = RetryBudget(retries=1, interruptible=True)
     assert [budget.spend(each) for each in (SYSTEM, USER, SYSTEM, SYSTEM, USER)] == [True, True, True, True, False]
     assert (budget.user, budget.system) == (2, 3)
 
 
 def test_what_is_not_recoverable_is_not_tried_again() -> None:
-    assert not Budget(retries=5, interruptible=False).spend(Verdict("user", "a bug", recoverable=False))
-    assert not Budget(retries=0, interruptible=False).on_spot
+    assert not RetryBudget(retries=5, interruptible=False).spend(AttemptOutcome("user", "a bug", recoverable=False))
+    assert not RetryBudget(retries=0, interruptible=False).on_spot
 
 
 def comparison(variable: str, operator: int, value: int) -> BooleanExpression:

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.scheduler import Machine, Scheduler, tolerates
+from slipstream.proofs.rehearsal.pods import PodProcess
+from tests.support.scheduler import Scheduler, SchedulerNode, tolerates
 from tests.support.shell_tasks import until, until_ready
 
-Job = list[Pod]
+Job = list[PodProcess]
 
 
 @pytest.fixture
-def admit(tmp_path: Path) -> Iterator[Callable[[Scheduler, str], Pod]]:
-    pods: list[Pod] = []
+def admit(tmp_path: Path) -> Iterator[Callable[[Scheduler, str], PodProcess]]:
+    pods: list[PodProcess] = []
 
-    def begin(scheduler: Scheduler, name: str) -> Pod:
-        pods.append(Pod.start(name, ["sleep", "60"], {}, tmp_path / name, 5.0, admit=scheduler.admit))
+    def begin(scheduler: Scheduler, name: str) -> PodProcess:
+        pods.append(PodProcess.start(name, ["sleep", "60"], {}, tmp_path / name, 5.0, admit=scheduler.admit))
         return pods[-1]
 
     yield begin
@@ -33,9 +33,9 @@ def admit(tmp_path: Path) -> Iterator[Callable[[Scheduler, str], Pod]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_of_two_jobs_of_two_in_room_for_three_one_is_complete_and_the_other_waits(
-    seed: int, admit: Callable[[Scheduler, str], Pod]
+    seed: int, admit: Callable[[Scheduler, str], PodProcess]
 ) -> None:
-    scheduler = Scheduler(Machine("m", room=3))
+    scheduler = Scheduler(SchedulerNode("m", room=3))
     names = ["a0", "a1", "b0", "b1"]
     random.Random(seed).shuffle(names)
     pods = {name: admit(scheduler, name) for name in names}
@@ -48,8 +48,8 @@ def test_of_two_jobs_of_two_in_room_for_three_one_is_complete_and_the_other_wait
     assert min(pod.ended for pod in whole) <= max(pod.started for pod in half)
 
 
-def test_two_jobs_of_two_in_room_for_two_can_block_each_other(admit: Callable[[Scheduler, str], Pod]) -> None:
-    scheduler = Scheduler(Machine("m", room=2))
+def test_two_jobs_of_two_in_room_for_two_can_block_each_other(admit: Callable[[Scheduler, str], PodProcess]) -> None:
+    scheduler = Scheduler(SchedulerNode("m", room=2))
     pods = [admit(scheduler, name) for name in ("a0", "b0", "a1", "b1")]
     time.sleep(0.3)
     assert [pod.running for pod in pods] == [True, True, False, False]
@@ -57,10 +57,10 @@ def test_two_jobs_of_two_in_room_for_two_can_block_each_other(admit: Callable[[S
 
 
 def test_a_pod_keeps_its_place_through_its_grace_period(tmp_path: Path) -> None:
-    scheduler = Scheduler(Machine("m", room=1))
+    scheduler = Scheduler(SchedulerNode("m", room=1))
     script = "trap 'sleep 0.5; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     first, second = (
-        Pod.start(name, ["sh", "-c", script], {}, tmp_path / name, 5.0, admit=scheduler.admit) for name in "ab"
+        PodProcess.start(name, ["sh", "-c", script], {}, tmp_path / name, 5.0, admit=scheduler.admit) for name in "ab"
     )
     until_ready(first)
     first.delete()

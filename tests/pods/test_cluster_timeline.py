@@ -6,25 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.budgets import Budget, Verdict
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.record import Record, short
-from tests.support.cluster.rehearse.timeline import WIDTH, chart, write_page
+from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, RetryBudget
+from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.proofs.rehearsal.record import ExecutionRecord, short
+from slipstream.proofs.rehearsal.timeline import WIDTH, execution_chart, write_page
 from tests.support.report_pages import HOSTILE, Parsed
 
 MAPPED = f"tasks.prepare.map_scan_share_{32 * 'a'}-arraynode"
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
+def record(tmp_path: Path) -> ExecutionRecord:
     """A training of two workers whose first attempt fails, and a mapped task that is found in the cache."""
     said: list[str] = []
-    made, budget = Record(said.append), Budget(retries=1, interruptible=True)
-    for number, verdict in enumerate((Verdict("user", f"lost {HOSTILE}"), Verdict("", ""))):
+    made, budget = ExecutionRecord(said.append), RetryBudget(retries=1, interruptible=True)
+    for number, verdict in enumerate((AttemptOutcome("user", f"lost {HOSTILE}"), AttemptOutcome("", ""))):
         attempt = made.begin("n3", "tasks.train.train", number, budget, pods=2)
         for worker in range(2):
             name = f"n3-{number}-worker-{worker}"
-            attempt.pods.append(Pod.start(name, ["true"], {}, tmp_path / name, 1.0))
+            attempt.pods.append(PodProcess.start(name, ["true"], {}, tmp_path / name, 1.0))
             attempt.pods[-1].waiting.join()
         if verdict.payer:
             attempt.pods[0].struck = "SIGKILL"
@@ -37,8 +37,8 @@ def record(tmp_path: Path) -> Record:
     return made
 
 
-def test_every_pod_has_its_place_and_every_failure_its_number(record: Record) -> None:
-    drawn = chart("disturbed", record)
+def test_every_pod_has_its_place_and_every_failure_its_number(record: ExecutionRecord) -> None:
+    drawn = execution_chart("disturbed", record)
     assert [row.name for row in drawn.rows] == ["train n3 · worker 0", "train n3 · worker 1"]
     assert [[(bar.kind, bar.failure) for bar in row.bars] for row in drawn.rows] == [
         [("user", 1), ("succeeded", 0)]
@@ -53,7 +53,7 @@ def test_every_pod_has_its_place_and_every_failure_its_number(record: Record) ->
     )
 
 
-def test_the_page_loads_nothing_and_takes_causes_for_text(record: Record, tmp_path: Path) -> None:
+def test_the_page_loads_nothing_and_takes_causes_for_text(record: ExecutionRecord, tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", "Rehearsal", "shrunk", {"disturbed": record}, ["all 1 kills fired"])
     parsed = Parsed((tmp_path / "page.html").read_text())
     assert not parsed.tags & {"script", "link", "img"} and not parsed.attributes.keys() & {"src", "href", "onerror"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.operator import run_job
-from tests.support.cluster.pods import Pod
+from slipstream.proofs.rehearsal.pods import PodProcess
+from tests.support.job_pods import run_job
 from tests.support.training_pods import Cluster, pods_of_job, python_path, until_saved
 
 #: One rank has too little memory, at a step and after a time of its own.
@@ -41,7 +41,7 @@ def slow_agent(directory: Path, seconds: float) -> dict[str, str]:
     return python_path(directory, SLOW_AGENT.format(seconds=seconds), before="tasks.flyte.elastic")
 
 
-def said(pods: list[Pod]) -> str:
+def said(pods: list[PodProcess]) -> str:
     return "\n".join(pod.finish() for pod in pods)
 
 

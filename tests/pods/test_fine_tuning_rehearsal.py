@@ -12,13 +12,12 @@ from slipstream.config import RunConfig
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.profiles.profile import load
+from slipstream.proofs.rehearsal.acts import Acts
+from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal, shrunk
 from slipstream.source.config import DataConfig
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.bases import make_base
-from tests.support.cluster.rehearsal import Rehearsal, literal, rehearsal
-from tests.support.cluster.rehearse.acts import Acts
-from tests.support.cluster.rehearse.shrunk import shrunk
 from tests.support.corpora import write_stories
 
 WORKFLOW = "workflows.training.fine_tune"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.doctor.archive import Package
-from tests.support.cluster.rendering import primary_container
+from slipstream.proofs.rehearsal.rendering import primary_container
 
 #: As in an image that has fontconfig's programs but not its configuration.
 FC_LIST = '#!/bin/sh\necho >> "$ASKED"\necho "Fontconfig error: Cannot load default config file" >&2\n'

@@ -19,11 +19,11 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from slipstream.config import RunConfig
 from slipstream.doctor.archive import Package
 from slipstream.errors import UserError
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
 from tasks.flyte.failures import WorkerFailed
 from tasks.flyte.last_line import cause_of
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.rendering import primary_container, rendered, values_of
 from tests.support.faulty_s3 import FaultyS3
 
 LIST_DATA = "tasks.prepare.list_data"
@@ -36,7 +36,7 @@ MISSING = (
 class Pods:
     """Runs a packaged task in a pod of its own."""
 
-    bucket: Bucket
+    bucket: S3Bucket
     template: Any
     workdir: Path
     count: int = field(default=0)
@@ -59,13 +59,13 @@ class Pods:
         values = values_of(self.bucket.uri(f"{place}/inputs.pb"), self.bucket.uri(place))
         environment = {**self.bucket.environment, **container.environment, "FLYTE_INTERNAL_EXECUTION_ID": "f0"}
         command = [*before, *rendered(container.command, values)]
-        return Pod.start(place, command, environment, self.workdir / place).finish(), f"{place}/outputs"
+        return PodProcess.start(place, command, environment, self.workdir / place).finish(), f"{place}/outputs"
 
 
 @pytest.fixture(scope="module")
 def pods(server: FaultyS3, package_for: Callable[[str], Package], tmp_path_factory: pytest.TempPathFactory) -> Pods:
     return Pods(
-        Bucket(server.url, "last-lines"), package_for("local").tasks[LIST_DATA], tmp_path_factory.mktemp("pods")
+        S3Bucket(server.url, "last-lines"), package_for("local").tasks[LIST_DATA], tmp_path_factory.mktemp("pods")
     )
 
 

@@ -14,10 +14,10 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
+from slipstream.proofs.processes import FORK, free_port
 from tasks.flyte.failures import Outcome, collect_reports
 from tasks.flyte.forked_workers import forked_workers
 from tests.support import alone
-from tests.support.processes import FORK, free_port
 
 REPORTED = {
     "memory": (Outcome.REFUSED, "out of memory. Tried to allocate 2.00 GiB"),

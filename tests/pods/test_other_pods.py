@@ -15,13 +15,13 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
 from slipstream.collectives.config import CollectivesConfig
+from slipstream.proofs.processes import free_port
+from slipstream.proofs.rehearsal.pods import PodProcess
 from tasks.collectives import patience
 from tasks.flyte import other_pods
 from tasks.flyte.other_pods import WaitingForPods, timeouts, waiting_for_pods
-from tests.support.cluster.operator import run_job
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.scheduler import Machine, Scheduler
-from tests.support.processes import free_port
+from tests.support.job_pods import run_job
+from tests.support.scheduler import Scheduler, SchedulerNode
 from tests.support.training_pods import Cluster, python_path
 
 #: In place of half a minute.
@@ -81,10 +81,10 @@ def test_a_training_and_a_benchmark_in_room_for_three_do_not_block_each_other_fo
 ) -> None:
     """One place is somebody else's, so each of the two gets one, and its other pod waits."""
     write_benchmark(cluster)
-    room = Machine("room", 3)
+    room = SchedulerNode("room", 3)
     scheduler = Scheduler(room)
     small = replace(cluster, admit=scheduler.admit)
-    other = Pod.start("other", ["sleep", "600"], {}, tmp_path / "other", admit=scheduler.admit)
+    other = PodProcess.start("other", ["sleep", "600"], {}, tmp_path / "other", admit=scheduler.admit)
     ports = {"inputs": free_port(), "benchmark": free_port()}
     pods = {
         (inputs, number): small.pod(

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from slipstream.proofs.rehearsal.operator import demystified
+from slipstream.proofs.rehearsal.outcomes import AttemptOutcome
+from slipstream.proofs.rehearsal.pods import OOM_KILLED, PodProcess
 from tasks.flyte.memory_notes import Note
-from tests.support.cluster.budgets import Verdict
-from tests.support.cluster.operator import demystified, run_job
-from tests.support.cluster.pods import OOM_KILLED, Pod
 from tests.support.control_groups import memory_group, put
+from tests.support.job_pods import run_job
 from tests.support.training_pods import Cluster, pods_of_job, python_path
 
 LIMIT = 1200 << 20
@@ -80,7 +81,7 @@ def test_a_rank_of_a_pod_by_itself(cluster: Cluster, groups: list[Path], tmp_pat
     said = pod.finish()
     # What it says is not read, as the kubelet calls its container OOMKilled; so the next one says it again.
     pod.reason = OOM_KILLED
-    assert demystified(pod) == Verdict("user", "OOMKilled: Pod reported success despite being OOMKilled"), said
+    assert demystified(pod) == AttemptOutcome("user", "OOMKilled: Pod reported success despite being OOMKilled"), said
     second = cluster.pod(1, "alone", attempt=1, inputs="inputs")  # it would end well
     put(second.pid, groups[1])
     said += second.finish()
@@ -137,7 +138,7 @@ class Attempts:
         self.number += 1
         return note
 
-    def wait(self, pod: Pod, until: Callable[[], bool]) -> None:
+    def wait(self, pod: PodProcess, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
         while not until():
             assert pod.running and time.monotonic() < deadline, pod.said()

@@ -13,8 +13,8 @@ from google.protobuf.json_format import MessageToDict
 from slipstream.doctor.archive import Package, nodes_of
 from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.profile import RESOLVED, load, names
-from tests.support.cluster.record import short
-from tests.support.cluster.rendering import primary_container
+from slipstream.proofs.rehearsal.record import short
+from slipstream.proofs.rehearsal.rendering import primary_container
 from tests.support.package import IMAGE, package
 
 STAGES = {

@@ -19,11 +19,11 @@ from slipstream.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, Pre
 from slipstream.doctor.archive import Package
 from slipstream.export.config import ExportConfig
 from slipstream.prepare.engine import prepare
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
 from slipstream.source.config import DataConfig
 from slipstream.stages import StageRun
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.rendering import primary_container, rendered, values_of
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import table_text
 from tests.support.toys import untrained
@@ -37,12 +37,12 @@ def packaged(package_for: Callable[[str], Package]) -> Package:
 
 
 @pytest.fixture
-def bucket(store: FaultyS3) -> Bucket:
-    return Bucket(store.url, f"reading-{uuid.uuid4().hex}")
+def bucket(store: FaultyS3) -> S3Bucket:
+    return S3Bucket(store.url, f"reading-{uuid.uuid4().hex}")
 
 
 @pytest.fixture
-def prepared(bucket: Bucket, tmp_path: Path) -> PreparedData:
+def prepared(bucket: S3Bucket, tmp_path: Path) -> PreparedData:
     """Prepared data of many small blocks, here and on S3."""
     (tmp_path / "table.csv").write_text(table_text(3000))
     whole = prepare(tmp_path / "whole", str(tmp_path / "table.csv"), "y", DataConfig(), {})
@@ -55,12 +55,12 @@ def prepared(bucket: Bucket, tmp_path: Path) -> PreparedData:
     return PreparedData.open(tmp_path / "prepared")
 
 
-def upload(artifact: Artifact, bucket: Bucket, prefix: str) -> None:
+def upload(artifact: Artifact, bucket: S3Bucket, prefix: str) -> None:
     for name in (*artifact.files, MANIFEST):
         bucket.write(f"{prefix}/{name}", artifact.path(name).read_bytes())
 
 
-def asked(store: FaultyS3, bucket: Bucket, prefix: str) -> dict[str, int]:
+def asked(store: FaultyS3, bucket: S3Bucket, prefix: str) -> dict[str, int]:
     """The bytes that were asked for of each split's rows; a request for a whole file counts as -1."""
     found: dict[str, int] = {}
     for request in store.requests:
@@ -70,7 +70,7 @@ def asked(store: FaultyS3, bucket: Bucket, prefix: str) -> dict[str, int]:
     return found
 
 
-def run_pod(packaged: Package, bucket: Bucket, task: str, workdir: Path, **inputs: tuple[Any, type]) -> None:
+def run_pod(packaged: Package, bucket: S3Bucket, task: str, workdir: Path, **inputs: tuple[Any, type]) -> None:
     """One pod of ``task``; what it hands on lies below its name in the bucket."""
     context = FlyteContextManager.current_context()
     literals = {
@@ -81,12 +81,12 @@ def run_pod(packaged: Package, bucket: Bucket, task: str, workdir: Path, **input
     container = primary_container(packaged.tasks[task])
     command = rendered(container.command, values_of(bucket.uri("inputs.pb"), bucket.uri("made")))
     environment = {**bucket.environment, "FLYTE_INTERNAL_EXECUTION_ID": "reading", **container.environment}
-    said = Pod.start("reading", command, environment, workdir / "pod").finish()
+    said = PodProcess.start("reading", command, environment, workdir / "pod").finish()
     assert "made/outputs/outputs.pb" in bucket.keys("made/outputs"), said
 
 
 def test_a_pod_of_the_report_asks_for_no_rows(
-    packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: Bucket, tmp_path: Path
+    packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
 ) -> None:
     store.requests.clear()
     run_pod(
@@ -104,7 +104,7 @@ def test_a_pod_of_the_report_asks_for_no_rows(
 @pytest.mark.prove
 @pytest.mark.parametrize("task", ["export", "evaluate_and_export"])
 def test_a_pod_asks_for_the_blocks_that_it_reads(
-    task: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: Bucket, tmp_path: Path
+    task: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: S3Bucket, tmp_path: Path
 ) -> None:
     upload(untrained(tmp_path / "trained", prepared), bucket, "trained")
     store.requests.clear()

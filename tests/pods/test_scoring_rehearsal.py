@@ -13,9 +13,9 @@ from slipstream.artifacts.format import FileRecord
 from slipstream.artifacts.results.scoring import Publication
 from slipstream.config import RunConfig
 from slipstream.profiles.profile import parse
+from slipstream.proofs.rehearsal.kills import LOSSES, Kill, Kills
+from slipstream.proofs.rehearsal.rehearsal import Rehearsal, literal, rehearsal
 from slipstream.score.publish import check_there, publications, read_manifest
-from tests.support.cluster.kills import LOSSES, Kill, Kills
-from tests.support.cluster.rehearsal import Rehearsal, literal, rehearsal
 from tests.support.scoring import KEEP, in_shares, registry_with_model, write_files
 
 WORKFLOW = "workflows.scoring.score"

@@ -17,13 +17,13 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.models.config import ModelConfig
+from slipstream.proofs.gpu.trainings import write_table
+from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
 from slipstream.storage import download_all
 from slipstream.train.config import TrainingConfig
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.rendering import primary_container, raw_output, rendered, values_of
 from tests.support.faulty_stores import Remote
 from tests.support.package import package
-from tests.support.toys import table
 
 TRAIN = "tasks.train.train"
 
@@ -52,7 +52,7 @@ def put_inputs(remote: Remote, prepared: Path) -> None:
     remote.storage.put("inputs.pb", LiteralMap(literals=literals).SerializeToString())
 
 
-def start(remote: Remote, template: Any, workdir: Path, name: str, attempt: int) -> Pod:
+def start(remote: Remote, template: Any, workdir: Path, name: str, attempt: int) -> PodProcess:
     container = primary_container(template)
     raw = raw_output(f"{remote.base}/raw", "stores", "n0", attempt)
     values = values_of(f"{remote.base}/inputs.pb", f"{remote.base}/{name}", raw)
@@ -64,13 +64,13 @@ def start(remote: Remote, template: Any, workdir: Path, name: str, attempt: int)
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         **container.environment,
     }
-    return Pod.start(name, rendered(container.command, values), environment, workdir / name)
+    return PodProcess.start(name, rendered(container.command, values), environment, workdir / name)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
 def test_a_killed_training_pod_goes_on_where_its_store_is(remote: Remote, template: Any, tmp_path: Path) -> None:
-    table(tmp_path / "prepared", "classification")
+    write_table(tmp_path / "prepared", "classification")
     put_inputs(remote, tmp_path / "prepared")
     pod = start(remote, template, tmp_path, "first", 0)
     deadline = time.monotonic() + 120

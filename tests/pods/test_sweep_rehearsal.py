@@ -10,15 +10,14 @@ import pytest
 
 from slipstream.config import RunConfig
 from slipstream.profiles.profile import parse
+from slipstream.proofs.rehearsal.kills import BY_THE_CLOCK, LOSSES, WRITES, How, Kill, Kills
+from slipstream.proofs.rehearsal.propeller import Execution
+from slipstream.proofs.rehearsal.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, shrunk, write_table
 from slipstream.storage import download_all
 from slipstream.sweep.config import SweepConfig
 from slipstream.sweep.records import Trial
 from slipstream.sweep.space import parameters_of
 from slipstream.sweep.store import SweepStore, best_of
-from tests.support.cluster.kills import BY_THE_CLOCK, LOSSES, WRITES, How, Kill, Kills
-from tests.support.cluster.propeller import Execution
-from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
-from tests.support.cluster.rehearse.shrunk import shrunk
 from tests.support.sweep_runs import alone
 
 WORKFLOW = "workflows.sweep.sweep"
@@ -68,7 +67,7 @@ def run(here: Rehearsal, name: str, kills: Kills | None = None) -> tuple[Executi
     sweep = SweepConfig(space=SPACE, trials=TRIALS, workers=2, store=store)
     config = replace(CONFIG, sweep=sweep, training=replace(CONFIG.training, epochs=9))
     execution = here.execution(name, kills=kills)
-    inputs = {"data": literal(table(here.bucket)), "target": literal(TARGET), "config": literal(config)}
+    inputs = {"data": literal(write_table(here.bucket)), "target": literal(TARGET), "config": literal(config)}
     execution.run(WORKFLOW, inputs)
     return execution, config, SweepStore(store, parameters_of(config)).trials()
 

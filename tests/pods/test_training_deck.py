@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.pods import Pod
+from slipstream.proofs.rehearsal.pods import PodProcess
 from tests.support.training_pods import BUG, Cluster, python_path, until_saved
 
 #: Shorter periods, in the agent and in its workers.
@@ -26,7 +26,7 @@ def deck(cluster: Cluster, name: str, attempt: int = 0) -> str:
     return cluster.bucket.read(key).decode() if cluster.bucket.keys(key) else ""
 
 
-def until_shown(cluster: Cluster, pod: Pod, name: str, attempt: int, words: str) -> str:
+def until_shown(cluster: Cluster, pod: PodProcess, name: str, attempt: int, words: str) -> str:
     deadline = time.monotonic() + 120
     while words not in deck(cluster, name, attempt):
         assert pod.running and time.monotonic() < deadline, pod.said()

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.support.cluster.kills import STRIKES
-from tests.support.cluster.operator import never, run_job, watch_job
-from tests.support.cluster.pods import Pod
-from tests.support.processes import largest_of_session
+from slipstream.proofs.rehearsal.kills import STRIKES
+from slipstream.proofs.rehearsal.operator import watch_job
+from slipstream.proofs.rehearsal.pods import PodProcess, largest_of_session
+from tests.support.job_pods import never, run_job
 from tests.support.training_pods import BUG, Cluster, pods_of_job, python_path, until_saved, worker_of
 
 
@@ -173,7 +173,7 @@ def test_a_job_with_a_deleted_worker_saves_beside_its_next_attempt_which_goes_on
     first = pods_of_job(cluster, name, inputs="endless")
     until_saved(cluster, first[0], name)
     cluster.server.slow = {"/step-": 2.0}
-    second: list[Pod] = []
+    second: list[PodProcess] = []
     try:
         first[1].delete()
         verdict = watch_job(first, never, "CLEANPOD_POLICY_ALL", threading.Event())

@@ -22,18 +22,16 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
 from slipstream.errors import UserError
+from slipstream.proofs.processes import FORK
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
+from slipstream.proofs.rehearsal.pods import PodProcess
 from slipstream.storage import open_reader, retry
 from tasks.flyte import departure, last_line
 from tasks.flyte.departure import OutputPrefix, Verdict, error_document, one_verdict
 from tasks.flyte.failures import PodPreempted
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.budgets import Verdict as PropellersVerdict
-from tests.support.cluster.operator import run_job
-from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
-from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, SMALLER, Play, pod
-from tests.support.processes import FORK
+from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, SMALLER, Play, pod, run_job
 
 
 @pytest.fixture(autouse=True)
@@ -56,17 +54,19 @@ def started(process: BaseProcess) -> BaseProcess:
 
 def verdict_of(
     name: str, environment: dict[str, str], tmp_path: Path, plays: list[Play], aggregated: bool = False
-) -> PropellersVerdict:
+) -> AttemptOutcome:
     """Run the pods of a job, each as its play says, to the verdict on them all."""
     strategy = {"_F_DES": "earliest"} if aggregated else {}
     processes = [
         FORK.Process(target=pod, args=(f"s3://bucket/{name}", {**environment, **strategy}, tmp_path / f"{i}", play))
         for i, play in enumerate(plays)
     ]
-    pods = [Pod(f"{name}-{i}", partial(started, each), tmp_path / f"{i}.log", 10) for i, each in enumerate(processes)]
+    pods = [
+        PodProcess(f"{name}-{i}", partial(started, each), tmp_path / f"{i}.log", 10) for i, each in enumerate(processes)
+    ]
     for each in pods:
         each.begin()
-    bucket = Bucket(environment["AWS_ENDPOINT_URL"], "bucket")
+    bucket = S3Bucket(environment["AWS_ENDPOINT_URL"], "bucket")
     verdict = run_job(pods, lambda: read_outcome(bucket, name, aggregated)[0])
     # What was read while pods still ran is what stays.
     assert read_outcome(bucket, name, aggregated)[0] == verdict
@@ -149,7 +149,7 @@ def test_a_store_that_stays_away_ends_no_wait(
     monkeypatch.setattr(retry, "ATTEMPTS", 2)
     prefix = OutputPrefix("s3://bucket/away")
     store.inject("GET", *["503"] * 7, "403")
-    Bucket(store.url, "bucket").write("away/outputs.pb", b"")
+    S3Bucket(store.url, "bucket").write("away/outputs.pb", b"")
     assert departure.wait_for(prefix, 30, lambda found: found is not Verdict.NONE) is Verdict.SUCCESS
     assert len(store.fired) == 8
     # Recording a verdict is tried again as well, and given up in the end: then flytekit writes what it would have.

@@ -8,11 +8,10 @@ import pytest
 from flyteidl.core.literals_pb2 import Literal
 
 from slipstream.profiles.profile import load
-from tests.support.cluster.propeller import Execution, NodeFailed
-from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
-from tests.support.cluster.rehearse.acts import Acts
-from tests.support.cluster.rehearse.shrunk import shrunk
-from tests.support.faulty_s3 import SECRET
+from slipstream.proofs.rehearsal.acts import Acts
+from slipstream.proofs.rehearsal.bucket import SECRET
+from slipstream.proofs.rehearsal.propeller import Execution, NodeFailed
+from slipstream.proofs.rehearsal.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, shrunk, write_table
 
 PREPARE = "workflows.training.prepare"
 #: The pods of a main job: those whose results are found again, and those of every run.
@@ -38,7 +37,7 @@ def spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
 
 
 def inputs_of(place: Rehearsal) -> dict[str, Literal]:
-    return {"data": literal(table(place.bucket)), "target": literal(TARGET), "config": literal(CONFIG)}
+    return {"data": literal(write_table(place.bucket)), "target": literal(TARGET), "config": literal(CONFIG)}
 
 
 @pytest.mark.prove
@@ -56,7 +55,7 @@ def test_a_users_mistake_ends_the_execution_at_once(local: Rehearsal) -> None:
     execution = local.execution("mistake")
     with pytest.raises(NodeFailed, match="absent") as failure:
         execution.run(PREPARE, {**inputs_of(local), "target": literal("absent")})
-    assert not failure.value.verdict.recoverable and failure.value.verdict.payer == "user"
+    assert not failure.value.outcome.recoverable and failure.value.outcome.payer == "user"
     assert all(not pod.running for pod in execution.pods)
     stored = [local.bucket.read(key) for key in local.bucket.keys("")]
     written = [path.read_bytes() for path in local.workdir.rglob("*") if path.is_file()]

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flyteidl.core.execution_pb2 import WorkflowExecution
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
+from slipstream.proofs.processes import free_port
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, flyte_admin, write_config
-from tests.support.processes import free_port
 
 COLLECTIVES = REPOSITORY / "workflows/collectives.py"
 

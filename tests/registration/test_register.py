@@ -15,9 +15,9 @@ import pytest
 from flyteidl.admin.task_pb2 import TaskSpec
 from flyteidl.core.literals_pb2 import LiteralMap
 
+from slipstream.proofs.rehearsal.outcomes import read_outcome
+from slipstream.proofs.rehearsal.rendering import primary_container, rendered, values_of
 from tests.support import REPOSITORY
-from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.rendering import primary_container, rendered, values_of
 from tests.support.dockerfile import instructions
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, Key, flyte_admin, write_config

@@ -25,9 +25,9 @@ from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor, build, initial_values
 from slipstream.models.initial.drawn import draw
 from slipstream.models.initial.values import InitialValues, fill
+from slipstream.proofs.gpu.layouts import whole
 from slipstream.train.parallel.recompute import recompute_blocks
 from tests.support.bases import LENGTH, SIGNATURE, some_tokens
-from tests.support.layout_runs import whole
 
 #: Whole blocks of four-bit weights, and outputs that three processes cannot divide alike.
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}

@@ -1,4 +1,4 @@
-"""Environment of an image that has the packages which docs/gpu.md lists, and no others."""
+"""Environments that have some of the installed packages, and no others, such as those that docs/gpu.md lists."""
 
 from __future__ import annotations
 
@@ -65,13 +65,12 @@ def with_dependencies(packages: Iterable[str]) -> set[str]:
     return found
 
 
-def present_packages() -> set[str]:
+def present_in_image() -> set[str]:
     return with_dependencies([*listed_packages(), "pip", "setuptools"]) | {"slipstream"}
 
 
-def hidden_modules() -> list[str]:
-    """Return the top-level modules of installed packages that the image lacks."""
-    present = present_packages()
+def hidden_modules(present: set[str]) -> list[str]:
+    """Return the top-level modules of installed packages that are not ``present``."""
     vendored = {path.name for path in (Path(setuptools.__file__).parent / "_vendor").iterdir()}
     return sorted(
         module
@@ -80,8 +79,8 @@ def hidden_modules() -> list[str]:
     )
 
 
-def write_blocker(directory: Path) -> Path:
-    """Write a ``sitecustomize.py`` that hides what the image lacks, and return the folder for PYTHONPATH."""
-    code = BLOCKER.format(modules=hidden_modules(), present=sorted(present_packages()))
+def write_blocker(directory: Path, present: set[str]) -> Path:
+    """Write a ``sitecustomize.py`` that hides all other packages, and return the folder for PYTHONPATH."""
+    code = BLOCKER.format(modules=hidden_modules(present), present=sorted(present))
     (directory / "sitecustomize.py").write_text(code)
     return directory

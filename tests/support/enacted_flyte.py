@@ -23,13 +23,13 @@ from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.service import dataproxy_pb2
 
 from slipstream.doctor.archive import Package
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.catalog import Catalog
+from slipstream.proofs.rehearsal.operator import Aborted
+from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.proofs.rehearsal.propeller import Execution, Literals, NodeFailed
+from slipstream.proofs.rehearsal.record import ExecutionRecord, TaskAttempt
 from tests.support import fake_kubectl
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.operator import Aborted
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.propeller import Execution, Literals, NodeFailed
-from tests.support.cluster.record import Attempt, Record
-from tests.support.cluster.workflow.cache_keys import Catalog
 from tests.support.flyte_admin import FlyteAdmin
 
 PROJECT = "flytesnacks"
@@ -58,7 +58,7 @@ class Recovered(Execution):
 class EnactedFlyte(FlyteAdmin):
     """Executions run in threads, their pods as processes of this machine below ``workdir``."""
 
-    def __init__(self, bucket: Bucket, workdir: Path) -> None:
+    def __init__(self, bucket: S3Bucket, workdir: Path) -> None:
         super().__init__(bucket)
         self.workdir = workdir
         self.catalog = Catalog()
@@ -82,7 +82,7 @@ class EnactedFlyte(FlyteAdmin):
         plan = request.spec.launch_plan
         directory = self.workdir / name
         directory.mkdir()
-        record = Record(lambda line: None)
+        record = ExecutionRecord(lambda line: None)
         package, draw = self.package_of(plan.version), random.Random(name)
         made = Recovered(name, package, self.bucket, directory, self.catalog, record, draw, earlier=earlier)
         self.running[name], self.phases[name] = made, WorkflowExecution.RUNNING
@@ -130,8 +130,8 @@ class EnactedFlyte(FlyteAdmin):
 
     # Nodes: those of sub-workflows are asked for by the node that they are in
 
-    def attempts(self, name: str) -> dict[str, list[Attempt]]:
-        found: dict[str, list[Attempt]] = {}
+    def attempts(self, name: str) -> dict[str, list[TaskAttempt]]:
+        found: dict[str, list[TaskAttempt]] = {}
         for attempt in list(self.running[name].record.attempts):
             found.setdefault(attempt.node, []).append(attempt)
         return found
@@ -170,13 +170,13 @@ class EnactedFlyte(FlyteAdmin):
         for attempt in self.attempts(its.execution_id.name).get(its.node_id, []):
             made = task_execution_pb2.TaskExecution()
             made.id.task_id.name, made.id.retry_attempt = self.task_name(execution, attempt.task), attempt.number
-            verdict = attempt.verdict
-            if verdict is None:
+            outcome = attempt.outcome
+            if outcome is None:
                 made.closure.phase = TaskExecution.RUNNING
-            elif verdict.succeeded:
+            elif outcome.succeeded:
                 made.closure.phase = TaskExecution.SUCCEEDED
             else:
-                made.closure.phase, made.closure.error.message = TaskExecution.FAILED, verdict.cause
+                made.closure.phase, made.closure.error.message = TaskExecution.FAILED, outcome.cause
             listed.append(made)
         return task_execution_pb2.TaskExecutionList(task_executions=listed)
 
@@ -191,7 +191,7 @@ class EnactedFlyte(FlyteAdmin):
 
     # What kubectl shows
 
-    def pods(self) -> list[tuple[str, str, Pod]]:
+    def pods(self) -> list[tuple[str, str, PodProcess]]:
         """All pods, each with the execution and the task that it belongs to."""
         return [
             (name, self.task_name(execution, attempt.task), pod)
@@ -255,11 +255,11 @@ def listed(items: list[dict[str, Any]]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 
-def pod_name(pod: Pod) -> str:
+def pod_name(pod: PodProcess) -> str:
     return f"{pod.log.parent.parent.name}-{pod.name.replace('/', '-')}"
 
 
-def shown_pod(execution: str, task: str, pod: Pod) -> dict[str, Any]:
+def shown_pod(execution: str, task: str, pod: PodProcess) -> dict[str, Any]:
     labels = {"execution-id": execution, "task-name": task.replace(".", "-")}
     metadata = {"name": pod_name(pod), "uid": str(id(pod)), "labels": labels}
     if pod.deleted:

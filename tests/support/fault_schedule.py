@@ -8,33 +8,38 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from slipstream.proofs.gpu.attempts import ALL_RANKS, InjectedFault, TrainingJob, run_attempt
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import CHECKPOINTS, Name, complete
-from tests.support.training_runs import ALL, Fault, Job, attempt
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
 MOMENTS = [
-    Fault("step", rank=0, at=5),
-    Fault("step", rank=1, at=2),
-    Fault("step", rank=ALL, at=7),
-    Fault("step", what="SIGTERM", rank=1, at=4),
-    Fault("evaluation", rank=1, at=1),
-    Fault("write", rank=1, at=1),
-    Fault("mid-write", rank=0, at=2),
-    Fault("mid-write", rank=1, at=1),
-    Fault("upload", rank=0, at=1),
-    Fault("upload", rank=1, at=2),
-    Fault("manifest", at=1),
-    Fault("manifest", at=2),
-    Fault("latest", at=1),
-    Fault("retire", at=1),
+    InjectedFault("step", rank=0, at=5),
+    InjectedFault("step", rank=1, at=2),
+    InjectedFault("step", rank=ALL_RANKS, at=7),
+    InjectedFault("step", what="SIGTERM", rank=1, at=4),
+    InjectedFault("evaluation", rank=1, at=1),
+    InjectedFault("write", rank=1, at=1),
+    InjectedFault("mid-write", rank=0, at=2),
+    InjectedFault("mid-write", rank=1, at=1),
+    InjectedFault("upload", rank=0, at=1),
+    InjectedFault("upload", rank=1, at=2),
+    InjectedFault("manifest", at=1),
+    InjectedFault("manifest", at=2),
+    InjectedFault("latest", at=1),
+    InjectedFault("retire", at=1),
 ]
 #: A peer that no longer answers: the others wait until their patience is spent.
-STOPPED = Fault("step", what="SIGSTOP", rank=1, at=3)
+STOPPED = InjectedFault("step", what="SIGSTOP", rank=1, at=3)
 #: A disk that fills up costs a checkpoint and lets the run go on, so it comes together with a death later on.
-FULL = Fault("write", what="ENOSPC", rank=1, at=1)
+FULL = InjectedFault("write", what="ENOSPC", rank=1, at=1)
 #: Moments of an attempt that has something to go on from.
-RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", rank=0), Fault("load", rank=ALL)]
+RESUMING = [
+    InjectedFault("restore", rank=0),
+    InjectedFault("restore", rank=1),
+    InjectedFault("load", rank=0),
+    InjectedFault("load", rank=ALL_RANKS),
+]
 
 
 def whole_checkpoints(home: Path) -> list[Name]:
@@ -98,7 +103,7 @@ def has_checkpoint(home: Path) -> bool:
     return bool(whole_checkpoints(home))
 
 
-def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:
+def disturbed(job: TrainingJob, seed: int, faults: int) -> Iterator[str]:
     """Run ``job`` to its end with ``faults`` faults, drawn from ``seed``; yield every fault that happened.
 
     Raises ``AssertionError`` if a planned fault did not happen.
@@ -118,8 +123,8 @@ def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:
         if rare < 0.1:
             chosen = [STOPPED]
         elif rare < 0.2 and remaining > 1:
-            chosen = [FULL, Fault("step", rank=0, at=8)]
-        ended = attempt(job, *chosen)
+            chosen = [FULL, InjectedFault("step", rank=0, at=8)]
+        ended = run_attempt(job, *chosen)
         for fault in chosen:
             if fault.what in ended.struck:
                 yield f"{fault.where} {fault.what} rank {fault.rank}"
@@ -130,4 +135,4 @@ def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:
         if ended.finished:
             # Without its result the run goes on from its newest checkpoint and has its last steps to do again.
             shutil.rmtree(job.output)
-    assert attempt(job).finished, f"the run did not end; see {job.place}/log-0"
+    assert run_attempt(job).finished, f"the run did not end; see {job.place}/log-0"

@@ -8,29 +8,29 @@ import signal
 import time
 from collections.abc import Sequence
 
-from tests.support.gpu_proof.check import Figure, NotHere, Place
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
 
 
-def dies(place: Place) -> Sequence[Figure]:
+def dies(place: CheckContext) -> Sequence[Figure]:
     print("the last thing that it says", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
 
 
-def hangs(place: Place) -> Sequence[Figure]:
+def hangs(place: CheckContext) -> Sequence[Figure]:
     time.sleep(600)
     return []
 
 
-def fails(place: Place) -> Sequence[Figure]:
+def fails(place: CheckContext) -> Sequence[Figure]:
     raise AssertionError("two\nlines")
 
 
-def lacks(place: Place) -> Sequence[Figure]:
-    raise NotHere("needs 2 GPUs")
+def lacks(place: CheckContext) -> Sequence[Figure]:
+    raise CannotRun("needs 2 GPUs")
 
 
-def holds(place: Place) -> Sequence[Figure]:
+def holds(place: CheckContext) -> Sequence[Figure]:
     assert not list(place.directory.iterdir())
     # What was found before is there already.
     assert len(json.loads((place.kept / "gpu.json").read_text())["checks"]) == 2

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,8 +51,6 @@ class FaultyS3(ThreadingHTTPServer):
         self.requests: list[str] = []
         #: Connections that were accepted.
         self.connections = 0
-        #: Told of every request, by method and path, before anything is done about it.
-        self.watcher: Callable[[str, str], None] = lambda method, path: None
         self.down_until = self.silent_until = 0.0
         self.ignores_conditions = False
         self.clock_ahead_s = 0.0
@@ -105,7 +103,6 @@ class Handler(BaseHTTPRequestHandler):
         body = self.read_body()
         with server.lock:
             server.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
-        server.watcher(self.command, self.path)
         fault = server.next_fault(self.command)
         if fault == "reset":
             return self.hang_up()

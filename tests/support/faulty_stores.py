@@ -21,9 +21,9 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import BlobClient
 from gcp_storage_emulator.server import create_server
 
+from slipstream.proofs.processes import free_port
 from slipstream.storage import Storage, storage_for
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, Handler, faulty
-from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 #: The account that Azurite knows, with its published key.

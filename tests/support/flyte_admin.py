@@ -32,8 +32,8 @@ from flyteidl.service import (
 from google.protobuf.message import Message
 
 from slipstream.doctor.archive import nodes_of
+from slipstream.proofs.rehearsal.bucket import S3Bucket
 from tests.support import REPOSITORY
-from tests.support.cluster.bucket import Bucket
 from tests.support.faulty_s3 import FaultyS3
 
 BUCKET = "flyte"
@@ -76,7 +76,7 @@ class FlyteAdmin(
 ):
     """What was registered and started, by name and version. ``endpoint`` is what a client connects to."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: S3Bucket) -> None:
         self.bucket = bucket
         self.endpoint = ""
         self.tasks: dict[Key, task_pb2.TaskSpec] = {}
@@ -241,7 +241,7 @@ def flyte_admin(
     store: FaultyS3, *, token: str = "", certificate: tuple[bytes, bytes] | None = None
 ) -> Iterator[FlyteAdmin]:
     """A FlyteAdmin that keeps what is uploaded in ``store``."""
-    with serving(FlyteAdmin(Bucket(store.url, BUCKET)), token, certificate) as admin:
+    with serving(FlyteAdmin(S3Bucket(store.url, BUCKET)), token, certificate) as admin:
         yield admin
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -15,11 +14,6 @@ def told(*arguments: object) -> None:
 
     names = ("MARK", "RANK", "PYTHONSAFEPATH")
     print(*arguments, *(os.environ.get(name, "-") for name in names), torch.get_num_threads(), Path.cwd(), flush=True)
-
-
-def may_have_children() -> None:
-    """Ranks of tests are daemons, which may have no children; those of torch's agents are none, and trace in some."""
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
 
 
 def wait_for_long() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +17,9 @@ from flytekit.extend import IgnoreOutputs
 
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import OutOfMemory, Preempted
+from slipstream.proofs.rehearsal.operator import watch_job
+from slipstream.proofs.rehearsal.outcomes import AttemptOutcome
+from slipstream.proofs.rehearsal.pods import PodProcess
 from slipstream.storage import storage_for
 from tasks.flyte import departure
 from tasks.flyte.departure import OUTPUTS, OutputPrefix, one_verdict, outlive_sigterm
@@ -67,3 +72,16 @@ def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> N
 def fail(error: Exception | None) -> None:
     if error:
         raise error
+
+
+def run_job(pods: list[PodProcess], read: Callable[[], AttemptOutcome]) -> AttemptOutcome:
+    """The verdict on a job by our own clean policy, once all its pods have ended. ``read`` is what propeller makes of
+    its outputs; it is called while the other pods may still run."""
+    verdict = watch_job(pods, never, "CLEANPOD_POLICY_RUNNING", threading.Event()) or read()
+    for pod in pods:
+        pod.finish()
+    return verdict
+
+
+def never(index: int) -> PodProcess:
+    raise AssertionError(f"pod {index} was not to be made again")

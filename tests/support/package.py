@@ -12,8 +12,8 @@ from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
 from slipstream.doctor.archive import Package, read_package
+from slipstream.proofs.processes import FORK
 from tests.support import REPOSITORY
-from tests.support.processes import FORK
 
 IMAGE = "registry.example/slipstream:test"
 

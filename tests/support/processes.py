@@ -1,41 +1,32 @@
-"""Processes of a test: a fork server with torch loaded, free ports, running processes and their children."""
+"""Processes of a test: what the fork server loads, running processes and their children."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# It sets a list of its own: loaded first.
-import slipstream.collectives.launch.worker  # noqa: F401
-
-#: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
-FORK = multiprocessing.get_context("forkserver")
+from slipstream.proofs.processes import FORK
 
 
 def preload() -> None:
-    """Have the server load what the ranks of tests need. The last list that is set counts, for the whole process."""
+    """Have the server load what the ranks of tests need. The last list counts for the whole process."""
     FORK.set_forkserver_preload(
         [
             "torch",
             "torch._dynamo",
             "slipstream.train.run",
             "slipstream.collectives.launch.measurements",
-            "tests.support.training_runs",
+            "slipstream.proofs.gpu.attempts",
             "tests.support.package",
             "tests.support.job_pods",
         ]
     )
-
-
-preload()
 
 
 def torchrun(
@@ -55,12 +46,6 @@ def torchrun(
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def running(pid: int) -> bool:
@@ -86,14 +71,3 @@ def workers_of(agent: int, marked: bytes = b"slipstream\0train") -> list[int]:
             if int(fields[1]) == agent and marked in command:
                 found.append(int(status.parent.name))
     return sorted(found)
-
-
-def largest_of_session(leader: int) -> int:
-    """The process with the most memory among those that ``leader`` started, and these, but for itself."""
-    sizes = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == leader and int(status.parent.name) != leader:
-                sizes[int(status.parent.name)] = int(fields[21])
-    return max(sizes, key=sizes.__getitem__)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
+from slipstream.proofs.processes import FORK
 from tests.support import REPOSITORY
-from tests.support.processes import FORK
 
 #: What a clone has that registration reads, or that decides what it uploads.
 FILES = ("pyproject.toml", "constraints.txt", "README.md", ".dockerignore", ".gitignore", "flyte.config.yaml")

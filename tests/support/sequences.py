@@ -19,25 +19,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.artifacts.homes import Holder, home_below
+from slipstream.proofs.gpu.attempts import InjectedFault, RunningAttempt, TrainingJob, start_attempt
+from slipstream.proofs.rehearsal.rendering import raw_output
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.checkpoint.unfinished import result_of
 from tasks.flyte.homes import base_of
-from tests.support.cluster.rendering import raw_output
-from tests.support.training_runs import Fault, Job, Running, begin
 
 #: How an attempt ends early: before, during and after its first save.
 ENDS = {
-    "lost before it claimed its home": Fault("begin"),
-    "lost before it looked what there is": Fault("inherit"),
-    "lost before its first save": Fault("step", at=2),
-    "lost in its first save, before its files were stored": Fault("upload"),
-    "lost in its first save, before its manifest was stored": Fault("manifest"),
-    "lost after its first save": Fault("step", at=5),
-    "lost after a later save": Fault("step", at=9),
-    "told to end": Fault("step", "SIGTERM", at=4),
-    "told to end later": Fault("step", "SIGTERM", at=8),
+    "lost before it claimed its home": InjectedFault("begin"),
+    "lost before it looked what there is": InjectedFault("inherit"),
+    "lost before its first save": InjectedFault("step", at=2),
+    "lost in its first save, before its files were stored": InjectedFault("upload"),
+    "lost in its first save, before its manifest was stored": InjectedFault("manifest"),
+    "lost after its first save": InjectedFault("step", at=5),
+    "lost after a later save": InjectedFault("step", at=9),
+    "told to end": InjectedFault("step", "SIGTERM", at=4),
+    "told to end later": InjectedFault("step", "SIGTERM", at=8),
 }
 #: Origin of an attempt after an ended one: the next of its execution, or an execution of another name.
 NEXT = ("retried", "retried", "recovered", "relaunched")
@@ -57,7 +57,7 @@ class Sequence:
     """One training, its attempts one after another; ``base`` is where Flyte keeps raw output, a directory or a prefix
     of S3."""
 
-    job: Job
+    job: TrainingJob
     base: str
     seed: int
     happened: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Sequence:
     def home(self) -> Home:
         return Home(storage_for(self.address))
 
-    def this_job(self) -> Job:
+    def this_job(self) -> TrainingJob:
         """The next attempt, with a log of its own."""
         self.attempts += 1
         return dataclasses.replace(
@@ -99,12 +99,12 @@ class Sequence:
         else:
             self.execution, self.number = self.execution + 1, 0
 
-    def begin(self, *faults: Fault) -> Running:
+    def begin(self, *faults: InjectedFault) -> RunningAttempt:
         """Begin an attempt as its agent does."""
         assert not result_of(self.address, self.holder(), waited=wait_for_others(self.address, self.holder(), "wait"))
-        return begin(self.this_job(), *faults)
+        return start_attempt(self.this_job(), *faults)
 
-    def check(self, running: Running, saved: Name | None) -> None:
+    def check(self, running: RunningAttempt, saved: Name | None) -> None:
         """An attempt that began when ``saved`` was the newest checkpoint did not begin before it, and with nothing that
         was completed too late. Raises ``AssertionError``."""
         log = (running.job.place / "log-0").read_text()
@@ -134,7 +134,7 @@ class Sequence:
     def cut_off(self) -> None:
         """An attempt whose machine is cut off, between two steps or amid a save: its processes stop; its successor
         begins; then they go on."""
-        moment = self.draw.choice([Fault("step", "SIGSTOP", at=6), Fault("manifest", "SIGSTOP", at=2)])
+        moment = self.draw.choice([InjectedFault("step", "SIGSTOP", at=6), InjectedFault("manifest", "SIGSTOP", at=2)])
         running = self.begin(moment)
         # Rank 0 stops by itself; a signal before that would leave it stopped when it is to go on.
         self.until(running, lambda: stopped(running.ranks[0].pid))
@@ -142,7 +142,7 @@ class Sequence:
         saved = next(iter(self.home.checkpoints()), None)
         before = self.claims()
         self.then(self.draw.choice(NEXT))
-        successor = self.begin(Fault("step", at=self.draw.choice([3, 6, 9])))
+        successor = self.begin(InjectedFault("step", at=self.draw.choice([3, 6, 9])))
         end = time.monotonic() + 60
         while not self.home.is_inherited(before):
             assert time.monotonic() < end, f"the successor did not begin; see {successor.job.place}"
@@ -162,7 +162,7 @@ class Sequence:
     def two_at_once(self) -> None:
         """Another execution of the same training begins while one is at work, and waits until that is lost."""
         before = self.claims()
-        running = self.begin(Fault("step", at=self.draw.choice([4, 7, 10])))
+        running = self.begin(InjectedFault("step", at=self.draw.choice([4, 7, 10])))
         self.until(running, lambda: self.claims() > before)
         self.then("relaunched")
         waited: list[bool] = []
@@ -198,7 +198,7 @@ class Sequence:
     def claims(self) -> int:
         return max((int(key.rpartition("/")[2]) for key in self.home.storage.list("claims/")), default=0)
 
-    def until(self, running: Running, reached: Callable[[], bool]) -> None:
+    def until(self, running: RunningAttempt, reached: Callable[[], bool]) -> None:
         end = time.monotonic() + 60
         while not reached():
             assert time.monotonic() < end, f"see {running.job.place}"

@@ -17,11 +17,11 @@ from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import WorkflowTemplate
 
 from slipstream.doctor.archive import Package
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.propeller import Execution
-from tests.support.cluster.record import Record
-from tests.support.cluster.workflow.cache_keys import Catalog
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.catalog import Catalog
+from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.proofs.rehearsal.propeller import Execution
+from slipstream.proofs.rehearsal.record import ExecutionRecord
 
 NAME = "workflow"
 #: The only node.
@@ -57,11 +57,11 @@ class Shell:
         node.metadata.retries.retries, node.metadata.interruptible = self.retries, self.interruptible
         return Package({task.id.name: task}, {NAME: workflow}, {NAME: LaunchPlanSpec()})
 
-    def execution(self, bucket: Bucket, workdir: Path, name: str = "run", **settings: Any) -> Execution:
+    def execution(self, bucket: S3Bucket, workdir: Path, name: str = "run", **settings: Any) -> Execution:
         for attempt in range(self.retries + 5):
             bucket.write(f"{name}/{NODE}/{attempt}/outputs/outputs.pb", LiteralMap().SerializeToString())
         (workdir / name).mkdir()
-        record, draw = Record(lambda line: None), random.Random(0)
+        record, draw = ExecutionRecord(lambda line: None), random.Random(0)
         return Execution(name, self.package(), bucket, workdir / name, Catalog(), record, draw, **settings)
 
 
@@ -83,12 +83,12 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def running_pod(execution: Execution, number: int) -> Pod:
+def running_pod(execution: Execution, number: int) -> PodProcess:
     """The pod of this number of an execution, once it runs."""
     until(lambda: len(execution.pods) > number and execution.pods[number].running)
     return execution.pods[number]
 
 
-def until_ready(pod: Pod) -> None:
+def until_ready(pod: PodProcess) -> None:
     """Until its script has said "ready"."""
     until(lambda: "ready" in pod.said())

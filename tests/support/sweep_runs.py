@@ -19,12 +19,13 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.results.training import KIND
 from slipstream.artifacts.versions import ROOT
 from slipstream.config import RunConfig
+from slipstream.proofs.processes import FORK
 from slipstream.settings import to_dict
 from slipstream.sweep.records import Trial
 from slipstream.sweep.space import parameters_of, trial_config
 from slipstream.sweep.store import SweepStore
 from slipstream.sweep.trial import WEIGHTS
-from tests.support.processes import FORK, workers_of
+from tests.support.processes import workers_of
 
 CONFIG: dict[str, Any] = {
     "training": {"epochs": 12, "batch_size": 8, "checkpoint_every": 20},

@@ -11,15 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter
-from slipstream.artifacts.prepared.card import CARD, DataCard
-from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from slipstream.artifacts.records import write_record
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.trained import Architecture, write_trained
-
-ROWS = {"train": 600, "validation": 40, "test": 300}
+from slipstream.proofs.gpu.trainings import TABLE_ROWS, write_prepared
 
 
 @dataclass
@@ -67,38 +64,6 @@ class ImageModel(nn.Module):
         return self.head((x + self.block(x)).mean((2, 3)))
 
 
-def write_prepared(directory: Path, signature: Signature, splits: dict[str, np.ndarray]) -> PreparedData:
-    writer = ArtifactWriter(directory)
-    for split, records in splits.items():
-        with writer.create(f"{split}-00000.rows", block_bytes=signature.record.itemsize * 64) as file:
-            file.write(records.view(np.uint8))
-    write_record(writer, "signature.json", signature)
-    writer.write_json("schema.json", {"columns": []})
-    writer.write_json("statistics.json", {"columns": {}})
-    rows = {split: len(records) for split, records in splits.items()}
-    counts = {"read": sum(rows.values()), "kept": sum(rows.values()), "quarantined": 0, **rows}
-    writer.write_json(CARD, DataCard("", counts, signature.task, signature.target, columns=[], classes={}).to_json())
-    writer.finish(KIND, {})
-    return PreparedData.open(directory)
-
-
-def table(directory: Path, task: str) -> PreparedData:
-    """A separable problem of six numbers and two categories; a regression target near 1000 with a spread of 50."""
-    rng = np.random.default_rng(0)
-    inputs = (TensorSpec("numeric", "float32", (6,)), TensorSpec("categorical", "int32", (2,)))
-    classes = ("no", "yes") if task == "classification" else ()
-    signature = Signature(inputs, task, "answer", classes, (5, 7), target_mean=1000.0, target_std=50.0)
-    splits = {}
-    for split, rows in ROWS.items():
-        records = np.zeros(rows, signature.record)
-        records["numeric"] = rng.normal(size=(rows, 6))
-        records["categorical"] = rng.integers(0, (5, 7), size=(rows, 2))
-        score = records["numeric"][:, 0] + records["numeric"][:, 1] + (records["categorical"][:, 0] > 2)
-        records[TARGET] = score > 0.4 if classes else 1000 + 50 * score
-        splits[split] = records
-    return write_prepared(directory, signature, splits)
-
-
 def images(directory: Path) -> PreparedData:
     """Three classes: a bright left, middle or right third in a noisy 9 x 9 image."""
     rng = np.random.default_rng(0)
@@ -107,7 +72,7 @@ def images(directory: Path) -> PreparedData:
         (spec,), "classification", "third", ("left", "middle", "right"), image_mean=(8.0,), image_std=(6.0,)
     )
     splits = {}
-    for split, rows in ROWS.items():
+    for split, rows in TABLE_ROWS.items():
         records = np.zeros(rows, signature.record)
         labels = rng.integers(0, 3, rows)
         pixels = rng.integers(0, 8, (rows, 1, 9, 9))

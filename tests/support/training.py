@@ -14,8 +14,8 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
+from slipstream.proofs.processes import FORK, free_port
 from slipstream.train.config import TrainingConfig
-from tests.support.processes import FORK, free_port
 
 SMALL = ModelConfig(arguments={"hidden": [16]})
 

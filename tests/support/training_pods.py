@@ -27,16 +27,16 @@ from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.doctor.archive import Package
 from slipstream.models.config import ModelConfig
+from slipstream.proofs.processes import free_port
+from slipstream.proofs.rehearsal.bucket import S3Bucket
+from slipstream.proofs.rehearsal.outcomes import AttemptOutcome, read_outcome
+from slipstream.proofs.rehearsal.pods import PodProcess
+from slipstream.proofs.rehearsal.rendering import primary_container, raw_output, rendered, values_of
 from slipstream.train.config import TrainingConfig
 from tests.support import REPOSITORY
-from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.budgets import Verdict
-from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod
-from tests.support.cluster.rendering import primary_container, raw_output, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.package import package
-from tests.support.processes import forked_workers, free_port
+from tests.support.processes import forked_workers
 
 TRAIN = "tasks.train.train"
 #: By the name of their inputs, tasks that are no training.
@@ -67,12 +67,12 @@ class Cluster:
     """What the pods of these tests share: S3, the packaged task for each shape of the group, and the inputs."""
 
     server: FaultyS3
-    bucket: Bucket
+    bucket: S3Bucket
     environment: dict[str, str]
     workdir: Path
     packages: dict[tuple[int, int], Package] = field(default_factory=dict)
     #: That of a scheduler; without one there is room for all.
-    admit: Callable[[Pod], None] | None = None
+    admit: Callable[[PodProcess], None] | None = None
 
     def template(self, nodes: int, processes: int = 1, task: str = TRAIN) -> Any:
         """A distributed task, packaged for ``nodes`` pods of ``processes`` each."""
@@ -95,7 +95,7 @@ class Cluster:
         inputs: str = "inputs",
         beside: str = "",
         **variables: str,
-    ) -> Pod:
+    ) -> PodProcess:
         """Start pod ``number`` of an attempt of a distributed task in the execution ``name``.
 
         Executions find each other's checkpoints only if their raw outputs have the same base, which another
@@ -114,7 +114,7 @@ class Cluster:
             "FLYTE_INTERNAL_EXECUTION_DOMAIN": "development",
             "FLYTE_ATTEMPT_NUMBER": str(attempt),
         }
-        return Pod.start(
+        return PodProcess.start(
             f"{name}-{attempt}-{number}",
             rendered(container.command, values),
             {**self.environment, **execution, **container.environment, **variables},
@@ -133,7 +133,7 @@ class Cluster:
         assert outputs, "no outputs"
         return self.bucket.download(outputs.literals["artifact"].scalar.blob.uri, into)
 
-    def verdict(self, name: str, attempt: int = 0) -> Verdict:
+    def verdict(self, name: str, attempt: int = 0) -> AttemptOutcome:
         """What propeller reads of an attempt once its pods have ended well."""
         return read_outcome(self.bucket, f"{name}/{attempt}/outputs")[0]
 
@@ -168,12 +168,12 @@ def training_cluster(workdir: Path) -> Iterator[Cluster]:
         # As Flyte configures pods for MinIO; boto3's own variables are not set.
         environment = {f"FLYTE_{name}": value for name, value in CREDENTIALS.items()}
         environment |= {"FLYTE_AWS_ENDPOINT": server.url, "AWS_DEFAULT_REGION": CREDENTIALS["AWS_DEFAULT_REGION"]}
-        bucket = Bucket(server.url, "training-pods")
+        bucket = S3Bucket(server.url, "training-pods")
         write_inputs(bucket, workdir)
         yield Cluster(server, bucket, environment, workdir)
 
 
-def write_inputs(bucket: Bucket, workdir: Path) -> None:
+def write_inputs(bucket: S3Bucket, workdir: Path) -> None:
     """Put prepared data into the bucket, and two sets of inputs: ``inputs``, of 72 steps, and ``endless``."""
     write_prepared(workdir / "prepared")
     for path in (workdir / "prepared").iterdir():
@@ -194,7 +194,7 @@ def write_inputs(bucket: Bucket, workdir: Path) -> None:
         bucket.write(f"{key}.pb", LiteralMap(literals=literals).SerializeToString())
 
 
-def until_saved(cluster: Cluster, pod: Pod, name: str) -> None:
+def until_saved(cluster: Cluster, pod: PodProcess, name: str) -> None:
     """Wait until the pod has published a checkpoint."""
     deadline = time.monotonic() + 120
     while not any(key.endswith("/manifest.json") for key in cluster.home(name)):
@@ -202,7 +202,7 @@ def until_saved(cluster: Cluster, pod: Pod, name: str) -> None:
         time.sleep(0.02)
 
 
-def worker_of(pod: Pod) -> int:
+def worker_of(pod: PodProcess) -> int:
     """The process id of the pod's only training process."""
     (worker,) = forked_workers(pod.pid)
     return worker
@@ -216,7 +216,7 @@ def pods_of_job(
     attempt: int = 0,
     inputs: str = "inputs",
     variables: Sequence[dict[str, str]] = ({}, {}),
-) -> list[Pod]:
+) -> list[PodProcess]:
     """Both pods of one attempt of a PyTorchJob; ``variables`` are those that one of them has alone."""
     job = {
         "PET_NNODES": "2:2",  # as the operator writes it when the job has an elastic policy

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.toys import table
+from slipstream.proofs.gpu.trainings import write_table
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("prepared") / "table"
-    table(directory, "classification")
+    write_table(directory, "classification")
     return directory

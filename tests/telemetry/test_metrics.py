@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.proofs.processes import free_port
 from slipstream.telemetry.metrics import Labels, exposition
 from slipstream.telemetry.names import METRICS
 from slipstream.telemetry.records import DeviceReading
 from slipstream.telemetry.totals import NodeTotals, write_totals
 from tests.support.fake_nvml import FakeNvml
-from tests.support.processes import free_port
 from tests.support.sampler_process import LABELS, device, sample, sampling, totals, until
 
 NODE = NodeTotals(60, 120, {"GPU-0": 5.5}, {"GPU-0": {"sw_power_cap": 2.0}}, {"spot": 0.05})

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.proofs.processes import free_port
 from slipstream.telemetry.records import DeviceReading, Sample
 from slipstream.telemetry.ring import read
 from slipstream.telemetry.sampler.driver import Driver
 from slipstream.telemetry.sampler.sampling import Sampler
 from slipstream.telemetry.totals import read_node, write_totals
 from tests.support.fake_nvml import ROOT, FakeNvml
-from tests.support.processes import free_port, running
+from tests.support.processes import running
 from tests.support.sampler_process import device, sampling, totals, until
 from tests.support.wording import same_wording
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.proofs.processes import free_port
 from slipstream.telemetry import watch
 from slipstream.telemetry.ring import read
 from slipstream.telemetry.totals import read_node
 from slipstream.telemetry.watch import watching
 from tests.support.fake_nvml import FakeNvml
-from tests.support.processes import free_port, running
+from tests.support.processes import running
 from tests.support.sampler_process import LABELS, until
 from tests.support.wording import same_wording
 

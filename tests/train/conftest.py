@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.toys import table
-from tests.support.training_runs import Job, attempt, outcome
+from slipstream.proofs.gpu.attempts import TrainingJob, result_digests, run_attempt
+from slipstream.proofs.gpu.trainings import write_table
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("prepared") / "table"
-    table(directory, "classification")
+    write_table(directory, "classification")
     return directory
 
 
@@ -24,9 +24,9 @@ def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
     def of(world: int) -> dict[str, str]:
         if world not in known:
             place = tmp_path_factory.mktemp("undisturbed")
-            job = Job(prepared, place, world, str(place / "home"))
-            assert attempt(job).finished
-            known[world] = outcome(job)
+            job = TrainingJob(prepared, place, world, str(place / "home"))
+            assert run_attempt(job).finished
+            known[world] = result_digests(job)
         return known[world]
 
     return of

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.proofs.processes import FORK, free_port
 from slipstream.train.device_clock import DeviceClock, Mark
-from tests.support.processes import FORK, free_port
 from tests.support.training import table_of_numbers
 
 STEPS, STEP_S = 24, 0.04

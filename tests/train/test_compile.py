@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.compiled import compile_blocks
 from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support.adapters import SIGNATURE, adapted_network, tokens
 from tests.support.training import log, refusal, table_of_numbers, trained
-from tests.support.training_runs import Fault, Job, attempt, outcome
 from tests.support.wording import same_wording
 
 COMPILER = shutil.which("g++")
@@ -51,13 +51,15 @@ def test_a_compiled_training_that_was_killed_ends_the_same(tmp_path: Path) -> No
     jobs = []
     for name in ("whole", "killed"):
         home = str(tmp_path / name / "home")
-        jobs.append(Job(data, tmp_path / name, 2, home, training={"compile": True}, patience_s=60, accumulation=2))
+        jobs.append(
+            TrainingJob(data, tmp_path / name, 2, home, training={"compile": True}, patience_s=60, accumulation=2)
+        )
     whole, killed = jobs
-    assert attempt(whole).finished
-    assert attempt(killed, Fault("step", rank=0, at=14)).fired == 1
-    assert attempt(killed).finished
+    assert run_attempt(whole).finished
+    assert run_attempt(killed, InjectedFault("step", rank=0, at=14)).fired == 1
+    assert run_attempt(killed).finished
     assert "resumes from step" in (killed.place / "log-0").read_text()
-    assert outcome(killed) == outcome(whole)
+    assert result_digests(killed) == result_digests(whole)
 
 
 @pytest.mark.prove

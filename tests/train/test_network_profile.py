@@ -22,14 +22,14 @@ from slipstream.interconnect.history import TuningHistory, tuning_at
 from slipstream.interconnect.profile import Fingerprint
 from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
 from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, read_tuning, write_tuning
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.proofs.gpu.trainings import write_table
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from tasks.flyte.stage import digest_of
 from tests.support.layout_runs import on_ranks
 from tests.support.network_profiles import network_profile
-from tests.support.toys import table
-from tests.support.training_runs import Fault, Job, attempt, outcome
 from tests.support.wording import refuses
 
 HERE = network_profile().fingerprint
@@ -48,7 +48,7 @@ def look() -> Fingerprint:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("prepared") / "table"
-    table(directory, "classification")
+    write_table(directory, "classification")
     return directory
 
 
@@ -61,8 +61,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fingerprint
     return place, here
 
 
-def job(prepared: Path, place: Path, **training: Any) -> Job:
-    return Job(prepared, place, 2, str(place / "home"), dropout=0, training=training)
+def job(prepared: Path, place: Path, **training: Any) -> TrainingJob:
+    return TrainingJob(prepared, place, 2, str(place / "home"), dropout=0, training=training)
 
 
 @pytest.mark.prove
@@ -73,19 +73,19 @@ def test_training_applies_what_was_found_and_resumes_with_what_it_began_with(
     asked = functools.partial(job, prepared, gradients=GradientsConfig(hook="fp16"))
     applies = {"network_profile": str(place), "network_numbers": "may_change"}
     whole, killed = asked(tmp_path / "whole"), job(prepared, tmp_path / "killed", **applies)
-    assert attempt(whole).finished
-    assert not attempt(killed, Fault("step", at=11)).finished
+    assert run_attempt(whole).finished
+    assert not run_attempt(killed, InjectedFault("step", at=11)).finished
     assert "applies the tuner's result: hook=fp16" in (killed.place / "log-0").read_text()
     # Something else is found meanwhile, and then the setting is removed: this run stays as it was.
     TuningHistory(str(place), here).publish(Tuning(here, "a model", DdpSettings(), {"GLOO_SOCKET_IFNAME": "none"}), {})
-    assert not attempt(killed, Fault("step", at=5)).finished
-    assert attempt(job(prepared, tmp_path / "killed")).finished
+    assert not run_attempt(killed, InjectedFault("step", at=5)).finished
+    assert run_attempt(job(prepared, tmp_path / "killed")).finished
     assert weights(killed) == weights(whole)
 
 
-def weights(run: Job) -> dict[str, str]:
+def weights(run: TrainingJob) -> dict[str, str]:
     """The digests of what training made; a checkpoint also says what was applied."""
-    return {name: digest for name, digest in outcome(run).items() if not name.startswith("step-")}
+    return {name: digest for name, digest in result_digests(run).items() if not name.startswith("step-")}
 
 
 @pytest.mark.prove
@@ -95,9 +95,9 @@ def test_without_permission_numbers_stay_as_they_are(
     place, here = history
     TuningHistory(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
     plain, careful = job(prepared, tmp_path / "plain"), job(prepared, tmp_path / "x", network_profile=str(place))
-    assert attempt(plain).finished and attempt(careful).finished
+    assert run_attempt(plain).finished and run_attempt(careful).finished
     assert "because collectives.numbers is not may_change: hook=fp16" in ((careful.place / "log-0").read_text())
-    assert outcome(careful) == outcome(plain)
+    assert result_digests(careful) == result_digests(plain)
 
 
 @pytest.mark.parametrize(

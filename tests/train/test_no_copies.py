@@ -15,6 +15,7 @@ from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import build, zeros
 from slipstream.models.initial.drawn import Drawn
+from slipstream.proofs.gpu.waits import STAND_IN, NoWaits
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch, DeviceBuffer
 from slipstream.train.loop.objective import Teacher
@@ -27,7 +28,6 @@ from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support.asked_of_cuda import Cuda
 from tests.support.groups import ALONE
 from tests.support.layout_runs import on_ranks
-from tests.support.waits import STAND_IN, NoWaits
 
 TABLE = (TensorSpec("numeric", "float32", (5,)), TensorSpec("categorical", "int32", (2,)))
 WORDS = TensorSpec("tokens", "int32", (1, 6))

@@ -13,6 +13,7 @@ from torch import nn
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.factory import Predictor
+from slipstream.proofs.gpu.waits import NoWaits
 from slipstream.train.checkpoint.manager import Restored
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
@@ -34,7 +35,6 @@ from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support import nets
 from tests.support.groups import ALONE, on_cpu
 from tests.support.small_run import Run
-from tests.support.waits import NoWaits
 
 CPU = torch.device("cpu")
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))

@@ -21,12 +21,12 @@ from slipstream.artifacts.versions import module_digests
 from slipstream.models import transformer
 from slipstream.models.config import LoraConfig, ModelConfig
 from slipstream.models.factory import Predictor
+from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
 from slipstream.train import setup
 from slipstream.train.config import STEP_VERSION
 from tests.support import toys
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import LENGTH, VOCABULARY, make_base
-from tests.support.gpu_proof.trainings import SMALL_TRANSFORMER, train, write_tokens
 
 STORED = Path(__file__).with_name("step_losses.json")
 STEPS, ROWS = 12, 8
@@ -60,8 +60,8 @@ STEP_MODULES = (
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("prepared")
-    toys.table(place / "table", "classification")
-    toys.table(place / "values", "regression")
+    write_table(place / "table", "classification")
+    write_table(place / "values", "regression")
     toys.images(place / "images")
     write_tokens(place / "tokens", STEPS * ROWS)
     write_tokens(place / "base tokens", STEPS * ROWS, LENGTH, VOCABULARY)

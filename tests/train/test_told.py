@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training_runs import Fault, Job, attempt, outcome
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 
 
-def said(job: Job) -> list[str]:
+def said(job: TrainingJob) -> list[str]:
     return (job.place / "told-0").read_text().splitlines()
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_all_ranks_stop_where_rank_0_is_told_to(world: int, prepared: Path, tmp_path: Path) -> None:
-    job = Job(prepared, tmp_path, world, str(tmp_path / "home"), stops_after=2)
-    assert not attempt(job).finished
+    job = TrainingJob(prepared, tmp_path, world, str(tmp_path / "home"), stops_after=2)
+    assert not run_attempt(job).finished
     assert [line.split()[:2] for line in said(job)] == [["1", "5"], ["2", "10"]]
     assert not (tmp_path / "told-1").exists() and not job.output.exists()
     # Once one has ended the other is killed, as by their agent, and need not have come to saying it.
@@ -29,15 +29,15 @@ def test_a_training_that_nobody_stops_ends_as_without_anybody(
     prepared: Path, undisturbed: Callable[[int], dict[str, str]], tmp_path: Path
 ) -> None:
     """Kills change nothing: every evaluation is reported before a checkpoint holds it, so none is missed."""
-    job = Job(prepared, tmp_path / "told", 2, str(tmp_path / "told/home"), stops_after=99)
-    killed = attempt(job, Fault("step", at=14))
-    assert killed.fired and not killed.finished and attempt(job).finished
-    assert outcome(job) == undisturbed(2)
+    job = TrainingJob(prepared, tmp_path / "told", 2, str(tmp_path / "told/home"), stops_after=99)
+    killed = run_attempt(job, InjectedFault("step", at=14))
+    assert killed.fired and not killed.finished and run_attempt(job).finished
+    assert result_digests(job) == undisturbed(2)
     steps = [int(line.split()[1]) for line in said(job)]
     assert sorted(set(steps)) == [5, 10, 15, 20, 24] and len(set(said(job))) == 5
 
 
 @pytest.mark.prove
 def test_told_to_stop_at_the_end_it_has_ended(prepared: Path, tmp_path: Path) -> None:
-    job = Job(prepared, tmp_path, 1, str(tmp_path / "home"), stops_after=5)
-    assert attempt(job).finished and (job.output / "manifest.json").is_file()
+    job = TrainingJob(prepared, tmp_path, 1, str(tmp_path / "home"), stops_after=5)
+    assert run_attempt(job).finished and (job.output / "manifest.json").is_file()

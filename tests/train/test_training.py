@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from slipstream.artifacts.results.training import read_attempt
+from slipstream.proofs.processes import FORK, free_port
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import learning_rate
-from tests.support.processes import FORK, free_port
 from tests.support.training import refusal, table_of_numbers, trained
 from tests.support.wording import same_wording
 

@@ -1,13 +1,19 @@
-"""The modules of the project, their imports, and the imports between packages."""
+"""The modules of the project, their imports, also by string, and the imports between packages."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from slipstream.artifacts.versions import ROOT, syntax_of
 
 FLOORS = ("workflows", "tasks", "slipstream")
+#: A module, or something in it, in a string: ``package.module`` or ``package.module:function``.
+NAME = re.compile(r"([a-z_]\w*(?:\.\w+)+)(?::\w+)?")
+#: Modules whose strings name others to read their sources, not to import them.
+READERS = ("slipstream.stages", "slipstream.artifacts.versions")
 
 
 def module_of(path: Path) -> str:
@@ -25,6 +31,18 @@ def imports_of(path: Path) -> set[str]:
 
 
 IMPORTS = {module: imports_of(path) - {module} for module, path in MODULES.items()}
+
+
+def names_in_strings(path: Path) -> set[str]:
+    """Return the dotted names that are whole strings of a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return {found[1] for text in texts if (found := NAME.fullmatch(text))}
+
+
+def loaded_by_string(module: str) -> set[str]:
+    """Return the modules of the project that a module can import by their names in strings."""
+    return set() if module in READERS else names_in_strings(MODULES[module]) & MODULES.keys() - {module}
 
 
 def folder_of(module: str) -> str:

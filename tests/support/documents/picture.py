@@ -47,10 +47,17 @@ def levels(graph: Mapping[str, set[str]], nodes: Iterable[str]) -> list[list[str
 
 
 def kinds(graph: Mapping[str, set[str]]) -> dict[str, str]:
-    """Return the kind of every folder of ``slipstream/``: "stage", "shared", or "operation" if no other imports it."""
+    """Return the kind of every folder of ``slipstream/``.
+
+    "tasks" for the folder that imports flytekit, "stage", "operation" if only operations import it, or "shared".
+    """
     inside = graph.keys() - BARS.keys()
-    imported = {name for node in inside for name in graph[node]}
-    return {node: "stage" if node in STAGES else "shared" if node in imported else "operation" for node in inside}
+    importers = {name: {node for node in inside if name in graph[node]} for name in inside}
+    operations = set[str]()
+    while more := {node for node in inside - operations - STAGES.keys() if importers[node] <= operations}:
+        operations |= more
+    kind = {node: "stage" if node in STAGES else "operation" if node in operations else "shared" for node in inside}
+    return kind | ({"flyte": "tasks"} if "flyte" in inside else {})
 
 
 def curve(points: list[tuple[float, float]]) -> str:

@@ -20,14 +20,13 @@ from slipstream.artifacts.results.training import Attempt, code_versions_of, rea
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import TrainedModel
+from slipstream.proofs.gpu.trainings import train, write_table
 from slipstream.storage import storage_for
 from slipstream.train import identity as identity_module
 from slipstream.train import run as run_module
 from slipstream.train.checkpoint.home import Name
 from slipstream.train.checkpoint.restore import Candidate, check_tensors
 from slipstream.train.identity import describe_other_code
-from tests.support import toys
-from tests.support.gpu_proof.trainings import train
 from tests.support.small_run import Run
 from tests.support.wording import line_with, refuses, same_wording
 
@@ -114,7 +113,7 @@ def test_a_model_of_another_type_and_state_of_other_parts_are_refused(tmp_path: 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Any:
-    toys.table(tmp_path / "table", "classification")
+    write_table(tmp_path / "table", "classification")
     yield tmp_path
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -163,7 +162,7 @@ def test_an_edit_resumes_and_a_raised_step_version_does_not(
     dist.destroy_process_group() if dist.is_initialized() else None
     code("new", NOW)
     shutil.rmtree(alone / "model")
-    toys.table(alone / "again", "classification")
+    write_table(alone / "again", "classification")
     manifest = alone / "again" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"made_by": {}', '"made_by": {"code": "other"}'))
     tables = [Artifact.open(alone / name, "prepare") for name in ("table", "again")]

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.models.adapters.layers import is_adapter
 from slipstream.models.config import LoraConfig, ModelConfig
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.adapted_runs import SIZES
 from tests.support.bases import LENGTH, make_base
 from tests.support.corpora import prepare_language, write_stories
-from tests.support.training_runs import Fault, Job, attempt, outcome
 
 FSDP, PIPELINE = ParallelConfig(shard="weights"), ParallelConfig(pipeline=2)
 STEPS = 8
@@ -34,15 +34,15 @@ def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     return prepare_language(place / "prepared", stories, tokenizer=str(base), length=LENGTH)
 
 
-def killed_and_not(job: Job, place: Path, at: int) -> tuple[Job, Job]:
+def killed_and_not(job: TrainingJob, place: Path, at: int) -> tuple[TrainingJob, TrainingJob]:
     """Both were run: the one was killed amid its ``at``-th step and resumed, the other was not."""
     whole, killed = (
         dataclasses.replace(job, place=place / n, home=str(place / n / "home")) for n in ("whole", "killed")
     )
-    assert attempt(whole).finished
-    struck = attempt(killed, Fault("step", rank=job.world - 1, at=at))
+    assert run_attempt(whole).finished
+    struck = run_attempt(killed, InjectedFault("step", rank=job.world - 1, at=at))
     assert struck.fired == 1 and not struck.finished
-    assert attempt(killed).finished
+    assert run_attempt(killed).finished
     assert "resumes from step" in (killed.place / "log-0").read_text()
     return whole, killed
 
@@ -66,9 +66,11 @@ def test_killed_amid_a_step_it_ends_the_same(
     """With dropout, whose numbers are drawn again where blocks are recomputed."""
     model = ModelConfig(base=str(base), lora=LoraConfig(4, dropout=0.1), quantise=quantise)
     more = {"recompute": "full", "learning_rate": 1e-2, **training}
-    job = Job(data.artifact.directory, tmp_path, world, "", STEPS, 2, accumulation=2, model=model, training=more)
+    job = TrainingJob(
+        data.artifact.directory, tmp_path, world, "", STEPS, 2, accumulation=2, model=model, training=more
+    )
     whole, killed = killed_and_not(job, tmp_path, at=8)
-    assert outcome(killed) == outcome(whole)
+    assert result_digests(killed) == result_digests(whole)
     weights = load_file(whole.output / "last.safetensors")
     assert weights and all(map(is_adapter, weights))
     assert all(tensor.any() for tensor in weights.values())

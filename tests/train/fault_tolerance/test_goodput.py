@@ -21,11 +21,12 @@ from slipstream.artifacts.results.ledger import (
     summarise,
 )
 from slipstream.distributed.child_processes import end_with_parent
+from slipstream.proofs.processes import FORK
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import Home
 from slipstream.train.fault_tolerance import goodput
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
-from tests.support.processes import FORK, running
+from tests.support.processes import running
 
 
 def page(attempt: int, first: int, last: int, step_s: float = 0.5) -> AttemptRecord:

@@ -12,11 +12,11 @@ from typing import Any
 import boto3
 import pytest
 
+from slipstream.proofs.processes import free_port
 from slipstream.train.command import main as train
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, one_message, run_in, run_process
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
-from tests.support.processes import free_port
 from tests.support.quick_config import EXPORT, NETWORK
 
 TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_uri": "kept"}

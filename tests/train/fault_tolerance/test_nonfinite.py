@@ -12,11 +12,11 @@ import pytest
 from safetensors.torch import load_file
 
 from slipstream.models.config import ModelConfig
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.train.checkpoint.shards import read_index, read_tensor
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.training import log, refusal, table_of_numbers, trained
-from tests.support.training_runs import Fault, Job, attempt, outcome
 
 ROWS = 600  # 8 steps of 75 to an epoch
 SPOILT = {17: math.nan, 400: math.nan}
@@ -32,11 +32,11 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return table_of_numbers(tmp_path_factory.mktemp("spoilt") / "prepared", ROWS, SPOILT)
 
 
-def history(job: Job) -> dict[str, Any]:
+def history(job: TrainingJob) -> dict[str, Any]:
     return json.loads((job.output / "history.json").read_bytes())
 
 
-def all_finite(job: Job) -> bool:
+def all_finite(job: TrainingJob) -> bool:
     """Whether the model and every checkpoint that is kept hold finite numbers only."""
     tensors = list(load_file(job.output / "last.safetensors").values())
     for checkpoint in Path(job.home).glob("step-*"):
@@ -46,8 +46,8 @@ def all_finite(job: Job) -> bool:
 
 
 def test_steps_with_spoilt_rows_are_skipped_and_named_and_kills_change_nothing(spoilt: Path, tmp_path: Path) -> None:
-    whole = Job(spoilt, tmp_path / "whole", 2, str(tmp_path / "whole/home"))
-    assert attempt(whole).finished
+    whole = TrainingJob(spoilt, tmp_path / "whole", 2, str(tmp_path / "whole/home"))
+    assert run_attempt(whole).finished
     skipped = history(whole)["skipped"]
     named = [(one["step"] - 1) // 8 for one in skipped for _ in one["rows"]]
     assert sorted(named) == [0, 0, 1, 1, 2, 2], "both rows once in each of three epochs"
@@ -55,16 +55,16 @@ def test_steps_with_spoilt_rows_are_skipped_and_named_and_kills_change_nothing(s
     assert all_finite(whole)
     said = (whole.place / "log-0").read_text()
     assert f"skips step {skipped[0]['step']}: its loss or gradient is non-finite (rows " in said
-    killed = Job(spoilt, tmp_path / "killed", 2, str(tmp_path / "killed/home"))
-    assert attempt(killed, Fault("step", rank=1, at=9)).fired == 1
-    assert attempt(killed).finished
-    assert outcome(killed) == outcome(whole)
+    killed = TrainingJob(spoilt, tmp_path / "killed", 2, str(tmp_path / "killed/home"))
+    assert run_attempt(killed, InjectedFault("step", rank=1, at=9)).fired == 1
+    assert run_attempt(killed).finished
+    assert result_digests(killed) == result_digests(whole)
 
 
 @pytest.mark.prove
 def test_of_a_divided_model_the_rows_are_named_too(spoilt: Path, tmp_path: Path) -> None:
-    divided = Job(spoilt, tmp_path, 2, str(tmp_path / "home"), training={"parallel": ParallelConfig("weights")})
-    assert attempt(divided).finished
+    divided = TrainingJob(spoilt, tmp_path, 2, str(tmp_path / "home"), training={"parallel": ParallelConfig("weights")})
+    assert run_attempt(divided).finished
     skipped = history(divided)["skipped"]
     assert sorted((one["step"] - 1) // 8 for one in skipped for _ in one["rows"]) == [0, 0, 1, 1, 2, 2]
     assert {row for one in skipped for row in one["rows"]} == set(SPOILT)
@@ -74,21 +74,21 @@ def test_of_a_divided_model_the_rows_are_named_too(spoilt: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     "faults",
     [
-        [Fault("step", rank=1, at=12)],
-        [Fault("step", rank=0, at=17)],
-        [Fault("step", rank=0, at=14), Fault("step", rank=1, at=4)],
-        [Fault("step", what="SIGTERM", rank=1, at=11)],
-        [Fault("manifest", at=3)],
-        [Fault("load", rank=0)],
+        [InjectedFault("step", rank=1, at=12)],
+        [InjectedFault("step", rank=0, at=17)],
+        [InjectedFault("step", rank=0, at=14), InjectedFault("step", rank=1, at=4)],
+        [InjectedFault("step", what="SIGTERM", rank=1, at=11)],
+        [InjectedFault("manifest", at=3)],
+        [InjectedFault("load", rank=0)],
     ],
     ids=lambda faults: "-".join(f"{fault.what}-{fault.where}-{fault.at}" for fault in faults),
 )
 def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
-    faults: list[Fault], clean: Path, tmp_path: Path
+    faults: list[InjectedFault], clean: Path, tmp_path: Path
 ) -> None:
     # Four in a row, one more than may be skipped; the last regular checkpoint before them is that of step 9.
-    whole = Job(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), poisoned=(11, 12, 13, 14))
-    assert attempt(whole).finished
+    whole = TrainingJob(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), poisoned=(11, 12, 13, 14))
+    assert run_attempt(whole).finished
     found = history(whole)
     assert found["left_out"] == [{"after": 9, "through": 14}]
     assert [one["step"] for one in found["skipped"]] == [11, 12, 13, 14]
@@ -96,9 +96,9 @@ def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
     assert "rolls back to step 9, and continues without steps 10 to 14" in (whole.place / "log-0").read_text()
     killed = dataclasses.replace(whole, place=tmp_path / "killed", home=str(tmp_path / "killed/home"))
     for fault in faults:
-        assert attempt(killed, fault).fired == 1
-    assert attempt(killed).finished
-    assert outcome(killed) == outcome(whole)
+        assert run_attempt(killed, fault).fired == 1
+    assert run_attempt(killed).finished
+    assert result_digests(killed) == result_digests(whole)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,14 @@ def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
 )
 def test_a_divided_model_goes_back_too(parallel: dict[str, Any], clean: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"training": {"parallel": ParallelConfig(**parallel)}}
-    job = Job(clean, tmp_path / "divided", 2, str(tmp_path / "divided/home"), poisoned=(11, 12, 13, 14), **settings)
-    assert attempt(job).finished
+    job = TrainingJob(
+        clean, tmp_path / "divided", 2, str(tmp_path / "divided/home"), poisoned=(11, 12, 13, 14), **settings
+    )
+    assert run_attempt(job).finished
     found = history(job)
     assert found["left_out"] == [{"after": 9, "through": 14}] and all_finite(job)
-    whole = Job(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), poisoned=(11, 12, 13, 14))
-    assert attempt(whole).finished
+    whole = TrainingJob(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), poisoned=(11, 12, 13, 14))
+    assert run_attempt(whole).finished
     losses = [[point["loss"] for point in one["steps"]] for one in (found, history(whole))]
     # The masks of the dropout differ: each part draws its own.
     assert losses[0] == pytest.approx(losses[1], rel=0.3)
@@ -120,19 +122,21 @@ def test_a_divided_model_goes_back_too(parallel: dict[str, Any], clean: Path, tm
 @pytest.mark.prove
 @pytest.mark.parametrize("factory", ["with_unused", "with_sometimes_unused"])
 def test_a_model_with_a_parameter_that_had_no_gradient_is_resumed(factory: str, clean: Path, tmp_path: Path) -> None:
-    whole = Job(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), factory=f"tests.support.nets:{factory}")
-    assert attempt(whole).finished
+    whole = TrainingJob(
+        clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), factory=f"tests.support.nets:{factory}"
+    )
+    assert run_attempt(whole).finished
     killed = dataclasses.replace(whole, place=tmp_path / "killed", home=str(tmp_path / "killed/home"))
-    assert attempt(killed, Fault("step", rank=1, at=11)).fired == 1
-    assert attempt(killed).finished
+    assert run_attempt(killed, InjectedFault("step", rank=1, at=11)).fired == 1
+    assert run_attempt(killed).finished
     assert "resumes from step" in (killed.place / "log-0").read_text()
-    assert outcome(killed) == outcome(whole)
+    assert result_digests(killed) == result_digests(whole)
 
 
 def test_without_a_checkpoint_since_the_last_time_it_ends_with_the_cause(clean: Path, tmp_path: Path) -> None:
     steps = (11, 12, 13, 14, 15, 16, 17, 18)
-    job = Job(clean, tmp_path, 2, str(tmp_path / "home"), poisoned=steps)
-    assert not attempt(job).finished
+    job = TrainingJob(clean, tmp_path, 2, str(tmp_path / "home"), poisoned=steps)
+    assert not run_attempt(job).finished
     said = (tmp_path / "log-1").read_text()
     assert "AgreedUserError" in said or "training.learning_rate: the loss or its gradient became non-finite" in said
     assert "in 4 steps in a row, the last 18 (no single row causes it: history.json lists the batch)" in said

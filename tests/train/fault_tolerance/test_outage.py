@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipstream.proofs.gpu.attempts import TrainingJob, result_digests, run_attempt
 from slipstream.storage import StorageUnavailable
 from slipstream.train.checkpoint.background import SLOW_S, Outage
 from slipstream.train.checkpoint.home import Name
@@ -22,7 +23,6 @@ from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.small_run import Run, names, same
-from tests.support.training_runs import Job, attempt, outcome
 
 
 class Clock:
@@ -166,7 +166,7 @@ def test_steps_go_on_and_end_with_the_same_weights(
     """Steps of 20 ms or a little more, a save at some of them; the store refuses every connection for a while."""
     environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": store.url}
     whole, disturbed = (
-        Job(
+        TrainingJob(
             prepared,
             tmp_path / name,
             2,
@@ -191,11 +191,11 @@ def test_steps_go_on_and_end_with_the_same_weights(
 
     store.requests.clear()
     threading.Thread(target=go_away, daemon=True).start()
-    assert attempt(disturbed).finished
+    assert run_attempt(disturbed).finished
     assert store.refused > refused
     began = [float(line) for line in (disturbed.place / "times-0").read_text().split()]
     within = [step for step in began if away[0] <= step <= away[0] + seconds]
-    assert attempt(whole).finished
+    assert run_attempt(whole).finished
     times = [float(line) for line in (whole.place / "times-0").read_text().split()]
     usual = (len(times) - 1) / (times[-1] - times[0])
     ratio = len(within) / seconds / usual
@@ -205,4 +205,4 @@ def test_steps_go_on_and_end_with_the_same_weights(
     assert ("no checkpoint could be saved" in log and "the store accepts checkpoints again" in log) == (seconds > 5), (
         log
     )
-    assert outcome(whole) == outcome(disturbed)
+    assert result_digests(whole) == result_digests(disturbed)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.proofs.gpu.attempts import TrainingJob, result_digests
 from slipstream.train.checkpoint import lease
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.sequences import LEASE, Sequence
-from tests.support.training_runs import Job, outcome
 
 #: 200 sequences in all: ``OF_A_TEST`` per test, with the checkpoint directory on a disk or on S3.
 OF_A_TEST = 10
@@ -32,7 +32,7 @@ def check(sequence: Sequence, undisturbed: Callable[[int], dict[str, str]]) -> N
     last = dataclasses.replace(
         sequence.job, place=sequence.job.place / f"attempt-{sequence.attempts}", home=sequence.address
     )
-    assert outcome(last) == undisturbed(last.world), f"seed {sequence.seed}: {sequence.happened}"
+    assert result_digests(last) == undisturbed(last.world), f"seed {sequence.seed}: {sequence.happened}"
 
 
 def run(
@@ -43,7 +43,7 @@ def run(
     for seed in seeds:
         place = tmp / str(seed)
         base = f"s3://bucket/{tmp.name}/{seed}" if where == "s3" else str(place / "raw")
-        job = Job(prepared, place, 1 + seed % 2, "", environment=environment)
+        job = TrainingJob(prepared, place, 1 + seed % 2, "", environment=environment)
         sequence = Sequence(job, base, seed)
         check(sequence, undisturbed)
         happened.update(sequence.happened)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.proofs.processes import free_port
 from slipstream.train.command import main as train
 from tests.support.command_line import invoke
 from tests.support.faulty_stores import Remote
-from tests.support.processes import free_port
-from tests.support.training_runs import Fault, Job, attempt, outcome
 
 pytestmark = pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
 def test_a_killed_run_goes_on_from_the_store(
     remote: Remote, prepared: Path, tmp_path: Path, undisturbed: Callable[[int], dict[str, str]]
 ) -> None:
-    job = Job(prepared, tmp_path, 2, f"{remote.base}/home", environment=remote.environment)
+    job = TrainingJob(prepared, tmp_path, 2, f"{remote.base}/home", environment=remote.environment)
     remote.proxy.inject(remote.write, "500", "reset", "lost", "pass", "503", "corrupt")
-    assert attempt(job, Fault("step", rank=0, at=14)).fired == 1
+    assert run_attempt(job, InjectedFault("step", rank=0, at=14)).fired == 1
     remote.proxy.inject("GET", "truncate", "503", "reset", "truncate", "500")
-    assert attempt(job).finished
+    assert run_attempt(job).finished
     assert not remote.proxy.plan and len(remote.proxy.fired) == 11
     assert "resumes from step" in (tmp_path / "log-0").read_text()
-    assert outcome(job) == undisturbed(2)
+    assert result_digests(job) == undisturbed(2)
 
 
 def test_training_streams_from_the_store_what_it_reads_locally(remote: Remote, prepared: Path, tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, run_attempt
 from slipstream.train.setup import batch_dependent_layers, describe_changes
-from tests.support.training_runs import Fault, Job, attempt
 
 
-def losses(job: Job) -> dict[int, float]:
+def losses(job: TrainingJob) -> dict[int, float]:
     history = json.loads((job.output / "history.json").read_bytes())
     return {point["step"]: point["loss"] for point in history["steps"]}
 
 
-def rows_seen(job: Job, worlds: list[int]) -> dict[int, list[int]]:
+def rows_seen(job: TrainingJob, worlds: list[int]) -> dict[int, list[int]]:
     """The global batch of every step that counts: of each step, the rows of the last attempt that took it."""
     seen: dict[int, list[int]] = {}
     for number, world in enumerate(worlds, start=1):
@@ -37,13 +37,13 @@ WORLDS = [2, 1, 3, 4]
 @pytest.mark.parametrize("steps", [48, 200])
 def test_the_same_samples_in_the_same_order(steps: int, prepared: Path, tmp_path: Path) -> None:
     worlds = WORLDS
-    whole = Job(prepared, tmp_path / "whole", 2, str(tmp_path / "whole/home"), steps=steps, dropout=0.0)
-    assert attempt(dataclasses.replace(whole, watched=1)).finished
-    moved = Job(prepared, tmp_path / "moved", 2, str(tmp_path / "moved/home"), steps=steps, dropout=0.0)
+    whole = TrainingJob(prepared, tmp_path / "whole", 2, str(tmp_path / "whole/home"), steps=steps, dropout=0.0)
+    assert run_attempt(dataclasses.replace(whole, watched=1)).finished
+    moved = TrainingJob(prepared, tmp_path / "moved", 2, str(tmp_path / "moved/home"), steps=steps, dropout=0.0)
     for number, world in enumerate(worlds, start=1):
         now = dataclasses.replace(moved, world=world, watched=number, accumulation=number)
         last = number == len(worlds)
-        ended = attempt(now, *([] if last else [Fault("step", rank=0, at=2 + steps // len(worlds))]))
+        ended = run_attempt(now, *([] if last else [InjectedFault("step", rank=0, at=2 + steps // len(worlds))]))
         assert ended.finished == last and ended.fired == (0 if last else 1)
     expected = rows_seen(whole, [2])
     assert rows_seen(moved, worlds) == expected
@@ -55,9 +55,9 @@ def test_the_same_samples_in_the_same_order(steps: int, prepared: Path, tmp_path
 
 
 def test_with_dropout_the_run_says_that_the_numbers_differ(prepared: Path, tmp_path: Path) -> None:
-    job = Job(prepared, tmp_path, 2, str(tmp_path / "home"), dropout=0.2)
-    assert attempt(job, Fault("step", rank=0, at=8)).fired == 1
-    assert attempt(dataclasses.replace(job, world=1)).finished
+    job = TrainingJob(prepared, tmp_path, 2, str(tmp_path / "home"), dropout=0.2)
+    assert run_attempt(job, InjectedFault("step", rank=0, at=8)).fired == 1
+    assert run_attempt(dataclasses.replace(job, world=1)).finished
     log = (tmp_path / "log-0").read_text()
     assert "not bit for bit (processes 2 -> 1): the same samples in the same order, other numbers (Dropout)" in log
 

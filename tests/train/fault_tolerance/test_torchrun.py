@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.proofs.gpu.attempts import TrainingJob, result_digests
 from tests.support.fault_schedule import newest
 from tests.support.processes import running, torchrun, workers_of
-from tests.support.training_runs import Job, outcome
 
 CONFIG = {
     "model": {"name": "mlp", "arguments": {"hidden": [48, 32], "dropout": 0.2}},
@@ -27,7 +27,7 @@ STEPS = 2400
 LEFT_ALONE = 1200
 
 
-def start(job: Job, restarts: int) -> subprocess.Popen[bytes]:
+def start(job: TrainingJob, restarts: int) -> subprocess.Popen[bytes]:
     return torchrun(job.prepared, job.output, CONFIG, restarts, job.world)
 
 
@@ -37,7 +37,7 @@ def published(home: Path) -> int:
     return 0
 
 
-def wait_for_step(job: Job, agent: subprocess.Popen[bytes], step: int) -> None:
+def wait_for_step(job: TrainingJob, agent: subprocess.Popen[bytes], step: int) -> None:
     end = time.monotonic() + 90
     while published(Path(job.home)) < step:
         assert agent.poll() is None, f"the run ended before step {step}; see {job.place}/log"
@@ -45,7 +45,7 @@ def wait_for_step(job: Job, agent: subprocess.Popen[bytes], step: int) -> None:
         time.sleep(0.005)
 
 
-def wait_for_workers(job: Job, agent: subprocess.Popen[bytes]) -> list[int]:
+def wait_for_workers(job: TrainingJob, agent: subprocess.Popen[bytes]) -> list[int]:
     """The agent's ranks; it may just be starting them, when what it goes on from is as far as it was to come."""
     end = time.monotonic() + 60
     while not (workers := workers_of(agent.pid)):
@@ -61,7 +61,7 @@ def faults_of(seed: int, count: int) -> Iterator[tuple[str, int]]:
         yield draw.choice(["worker", "workers", "agent", "SIGTERM agent"]), step
 
 
-def disturbed(job: Job, seed: int, count: int) -> int:
+def disturbed(job: TrainingJob, seed: int, count: int) -> int:
     """Run to the end, killing on the way; how often something was killed."""
     agent, done = start(job, count), 0
     for whom, step in faults_of(seed, count):
@@ -89,11 +89,11 @@ def disturbed(job: Job, seed: int, count: int) -> int:
 def expected(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     job = job_of(prepared, tmp_path_factory.mktemp("expected"))
     assert start(job, 0).wait(240) == 0, (job.place / "log").read_text()[-3000:]
-    return outcome(job)
+    return result_digests(job)
 
 
-def job_of(prepared: Path, place: Path) -> Job:
-    return Job(prepared, place, 2, str(place / "model.checkpoints"))
+def job_of(prepared: Path, place: Path) -> TrainingJob:
+    return TrainingJob(prepared, place, 2, str(place / "model.checkpoints"))
 
 
 #: Runs an agent that is killed while its worker imports torch; prints the signal that ended the worker. A subreaper
@@ -133,10 +133,10 @@ def test_killed_under_torchrun_it_ends_the_same(prepared: Path, tmp_path: Path, 
     while any(running(worker) for worker in workers):
         assert time.monotonic() < end, "a worker outlived its agent"
     assert start(job, 0).wait(240) == 0
-    assert outcome(job) == expected
+    assert result_digests(job) == expected
     # A fault between the end of the training and that of its processes.
     assert start(job, 0).wait(240) == 0
-    assert outcome(job) == expected
+    assert result_digests(job) == expected
 
 
 @pytest.mark.prove
@@ -146,4 +146,4 @@ def test_any_number_of_faults_under_torchrun(
 ) -> None:
     job = job_of(prepared, tmp_path)
     assert disturbed(job, seed, count=6) == 6
-    assert outcome(job) == expected
+    assert result_digests(job) == expected

@@ -10,9 +10,9 @@ import pytest
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.results.training import KIND
+from slipstream.proofs.processes import FORK, free_port
 from slipstream.train.command import main as train
 from tests.support.command_line import invoke
-from tests.support.processes import FORK, free_port
 
 #: What one rank of plain torchrun has, without its agent.
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}

@@ -15,6 +15,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.plan import Plan
+from slipstream.proofs.gpu.attempts import may_have_children
 from slipstream.storage import storage_for
 from slipstream.train.checkpoint.home import DECISION, Home
 from slipstream.train.config import TrainingConfig
@@ -31,7 +32,6 @@ from slipstream.train.memory.tracker import KINDS
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import check_plan
 from slipstream.train.setup import TrainingRequest
-from tests.support.forked import may_have_children
 from tests.support.tokens import LENGTH, SIZES, token_data
 from tests.support.training import log, rank_body, refusal, table_of_numbers, trained
 from tests.support.wording import refuses, same_wording

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from slipstream.machine.limits import MEMORY
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
 from slipstream.train.checkpoint.home import DECISION
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.tokens import SIZES, token_data
-from tests.support.training_runs import Fault, Job, attempt, outcome
 
 #: Of two processes; a step with one micro-batch takes more than a part of it, with two or three it does not.
 TOO_LITTLE_FOR_ONE = "4050Ki"
 FULL = {"recompute": "full"}
 FSDP2 = {"parallel": ParallelConfig(shard="weights")}
-KILLS = (Fault("step", at=8), Fault("upload", rank=1), Fault("step", rank=1, at=5))
+KILLS = (InjectedFault("step", at=8), InjectedFault("upload", rank=1), InjectedFault("step", rank=1, at=5))
 
 
 @pytest.mark.prove
@@ -29,7 +29,7 @@ KILLS = (Fault("step", at=8), Fault("upload", rank=1), Fault("step", rank=1, at=
     ids=["recompute and auto", "recompute, FSDP2", "auto", "auto, FSDP2"],
 )
 def test_it_ends_the_same(training: dict[str, Any], auto: bool, tmp_path: Path) -> None:
-    whole = Job(
+    whole = TrainingJob(
         token_data(tmp_path / "data").artifact.directory,
         tmp_path / "whole",
         2,
@@ -42,12 +42,12 @@ def test_it_ends_the_same(training: dict[str, Any], auto: bool, tmp_path: Path) 
         patience_s=60,  # rank 0 traces
     )
     killed = replace(whole, place=tmp_path / "killed", home=str(tmp_path / "killed/home"))
-    assert attempt(whole).finished, (whole.place / "log-0").read_text()[-3000:]
+    assert run_attempt(whole).finished, (whole.place / "log-0").read_text()[-3000:]
     for fault in KILLS:
-        ended = attempt(killed, fault)
+        ended = run_attempt(killed, fault)
         assert ended.fired and not ended.finished, fault
-    assert attempt(killed).finished, (killed.place / "log-0").read_text()[-3000:]
-    assert outcome(killed) == outcome(whole)
+    assert run_attempt(killed).finished, (killed.place / "log-0").read_text()[-3000:]
+    assert result_digests(killed) == result_digests(whole)
     said = (killed.place / "log-0").read_text()
     assert said.count("resumes from step ") == len(KILLS) and "not bit for bit" not in said
     if auto:

@@ -18,13 +18,13 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.ledger import read_attempts
 from slipstream.errors import OutOfMemory, UserError
 from slipstream.models.config import ModelConfig
+from slipstream.proofs.gpu.attempts import may_have_children
 from slipstream.storage import StorageUnavailable, storage_for
 from slipstream.train.checkpoint.home import DECISION, Home
 from slipstream.train.config import TrainingConfig
 from slipstream.train.memory import automatic, running_out
 from slipstream.train.memory.decision import Decision, MadeFor, read_decision
 from slipstream.train.parallel.config import ParallelConfig
-from tests.support.forked import may_have_children
 from tests.support.little_memory import LARGE, ROWS, STEPS_PER_EPOCH, large_steps, newest_step, take_memory_away
 from tests.support.tokens import SIZES, token_data
 from tests.support.training import log, rank_body, refusal, started, table_of_numbers, trained

@@ -13,11 +13,11 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.plan import blocks_of, plan_of
 from slipstream.profiles.profile import load
+from slipstream.proofs.gpu.layouts import SIGNATURE, SIZES
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.probe import Traits
 from slipstream.train.parallel.config import ParallelConfig
 from slipstream.train.parallel.layout import Layout, check_plan
-from tests.support.layout_runs import SIGNATURE, SIZES
 from tests.support.wording import refuses
 
 

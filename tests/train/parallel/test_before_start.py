@@ -16,12 +16,12 @@ from slipstream.models.arithmetic import precision_of
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.profiles.profile import Profile, load
+from slipstream.proofs.gpu.layouts import SIZES, token_rows
 from slipstream.train import checks
 from slipstream.train.config import TrainingConfig
 from tasks.flyte import elastic, stage
 from tasks.flyte.elastic import DistributedTask
 from tasks.train import train
-from tests.support.layout_runs import SIZES, token_rows
 from tests.support.training import table_of_numbers
 from tests.support.wording import refuses
 

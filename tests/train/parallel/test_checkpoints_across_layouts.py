@@ -11,30 +11,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.layout_runs import Case, Outcome, divided, each_in_turn, on_ranks
+from slipstream.proofs.gpu.layouts import LayoutCase, LayoutResult
+from tests.support.layout_runs import divided, each_in_turn, on_ranks
 
 SAVED_AT, STEPS = 4, 9
 LAYOUTS = {
-    "replicas 2": Case(2, {}),
-    "weights 2": Case(2, {"shard": "weights"}),
-    "weights 3": Case(3, {"shard": "weights"}),
-    "hybrid 4": Case(4, {"shard": "weights", "replicas": 2}),
-    "tensor 2": Case(2, {"tensor": 2}),
-    "weights 2 x tensor 2": Case(4, {"shard": "weights", "tensor": 2}),
-    "1f1b 2": Case(2, {"pipeline": 2}),
-    "2 x 2 x 2": Case(8, {"pipeline": 2, "shard": "weights", "tensor": 2}),
+    "replicas 2": LayoutCase(2, {}),
+    "weights 2": LayoutCase(2, {"shard": "weights"}),
+    "weights 3": LayoutCase(3, {"shard": "weights"}),
+    "hybrid 4": LayoutCase(4, {"shard": "weights", "replicas": 2}),
+    "tensor 2": LayoutCase(2, {"tensor": 2}),
+    "weights 2 x tensor 2": LayoutCase(4, {"shard": "weights", "tensor": 2}),
+    "1f1b 2": LayoutCase(2, {"pipeline": 2}),
+    "2 x 2 x 2": LayoutCase(8, {"pipeline": 2, "shard": "weights", "tensor": 2}),
 }
-INTERLEAVED = Case(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4)
+INTERLEAVED = LayoutCase(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4)
 QUICK = [("1f1b 2", "tensor 2")]
 TIED = {"tie_word_embeddings": True}
-Saved = Callable[[str], tuple[Outcome, str]]
+Saved = Callable[[str], tuple[LayoutResult, str]]
 
 
 def equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def check(saved: Outcome, resumed: list[Outcome], same: bool) -> None:
+def check(saved: LayoutResult, resumed: list[LayoutResult], same: bool) -> None:
     for outcome in resumed:
         assert saved.restored and equal(outcome.restored, saved.restored)
         assert len(outcome.losses) == STEPS - SAVED_AT
@@ -46,7 +47,7 @@ def check(saved: Outcome, resumed: list[Outcome], same: bool) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     @cache
-    def train(case: str) -> tuple[Outcome, str]:
+    def train(case: str) -> tuple[LayoutResult, str]:
         place = tmp_path_factory.mktemp("saved")
         made = replace(layout(case), model=TIED, steps=STEPS, save_at=SAVED_AT, home=str(place / "home"))
         return divided(made, place / "ranks")[0], made.home
@@ -54,7 +55,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return train
 
 
-def layout(name: str) -> Case:
+def layout(name: str) -> LayoutCase:
     return INTERLEAVED if name == "interleaved 2" else LAYOUTS[name]
 
 

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from slipstream.models.arithmetic import autocast
 from slipstream.models.initial.drawn import Drawn
-from tests.support.layout_runs import LENGTH, SEED, SIZES, Case, model_of, on_ranks, row_losses, token_rows
+from slipstream.proofs.gpu.layouts import LENGTH, SEED, SIZES, LayoutCase, model_of, row_losses, token_rows
+from tests.support.layout_runs import on_ranks
 
 MICRO_BATCHES = 3
 #: Of a step: how often weights are gathered and gradients reduced.
@@ -47,7 +48,7 @@ def sharded(shard: str, precision: str = "fp32") -> Any:
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
-    model = model_of(Case(2, {}, double=False), empty=True)
+    model = model_of(LayoutCase(2, {}, double=False), empty=True)
     return divide(
         model, layout, device, Drawn(model.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
     )
@@ -101,7 +102,7 @@ def sent_between_stages(precision: str) -> int:
 
     device, rows = torch.device("cpu"), token_rows(2 * MICRO_BATCHES)
     layout = Layout.connect(ParallelConfig(pipeline=2), dist.get_rank(), 2, device)
-    part = model_of(Case(2, {}, double=False), empty=True)
+    part = model_of(LayoutCase(2, {}, double=False), empty=True)
     model = divide(
         part, layout, device, Drawn(part.network, SEED), micro_batches=MICRO_BATCHES, rows=2, precision=precision
     )

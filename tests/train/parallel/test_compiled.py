@@ -19,20 +19,21 @@ from torch.utils.checkpoint import checkpoint
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.factory import Predictor
 from slipstream.models.tables_and_images import MLP, ResNet
+from slipstream.proofs.gpu.layouts import LENGTH, SIZES, LayoutCase, distance, model_of, token_rows
 from slipstream.train.loop.probe import Traits
 from slipstream.train.parallel.compiled import CompiledBlocks, compile_blocks, compiled_modules
 from slipstream.train.parallel.replicas import ReplicatedModel, replicate
 from tests.support.groups import on_cpu
-from tests.support.layout_runs import LENGTH, SIZES, Case, distance, divided, model_of, on_ranks, token_rows
+from tests.support.layout_runs import divided, on_ranks
 
 BLOCKS = [f"model.layers.{number}" for number in range(SIZES["num_hidden_layers"])]
 LAYOUTS = {
-    "replicas 2": Case(2, {}),
-    "weights 2": Case(2, {"shard": "weights"}),
-    "gradients 2": Case(2, {"shard": "gradients"}),
-    "tensor 2, qwen3": Case(2, {"tensor": 2}, {"model_type": "qwen3"}),
-    "weights 2 x tensor 2": Case(4, {"shard": "weights", "tensor": 2}),
-    "1f1b 2, tied": Case(2, {"pipeline": 2}, {"tie_word_embeddings": True}),
+    "replicas 2": LayoutCase(2, {}),
+    "weights 2": LayoutCase(2, {"shard": "weights"}),
+    "gradients 2": LayoutCase(2, {"shard": "gradients"}),
+    "tensor 2, qwen3": LayoutCase(2, {"tensor": 2}, {"model_type": "qwen3"}),
+    "weights 2 x tensor 2": LayoutCase(4, {"shard": "weights", "tensor": 2}),
+    "1f1b 2, tied": LayoutCase(2, {"pipeline": 2}, {"tie_word_embeddings": True}),
 }
 TABLE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b"))
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
@@ -41,7 +42,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no
 def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
     """Where a backward pass under DDP is, in order: a block's name when the gradient of its output arrives, and its
     parameters' when one of theirs is handed over; and the gradients."""
-    model = model_of(Case(1, {}, double=False), empty=False)
+    model = model_of(LayoutCase(1, {}, double=False), empty=False)
     tokens, seen = token_rows(4)[:, :LENGTH], list[str]()
     found = None
     if compiled:
@@ -72,7 +73,7 @@ def test_gradients_of_compiled_blocks_come_while_the_backward_pass_goes_on(tmp_p
     assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 * plain[name].abs().max() for name in plain)
 
 
-def check(case: Case, place: Path) -> None:
+def check(case: LayoutCase, place: Path) -> None:
     for outcome in divided(replace(case, compile=True, steps=6), place):
         assert distance(outcome, replace(case, steps=6)) < 1e-12
 
@@ -170,7 +171,7 @@ def test_what_is_compiled() -> None:
     """Blocks, but not the single layers of a perceptron, in which there is nothing to fuse."""
     picture = Signature((TensorSpec("image", "uint8", (3, 8, 8)),), "classification", "y", ("a", "b"))
     residual, perceptron = Predictor(picture, ResNet(picture)), Predictor(TABLE, MLP(TABLE))
-    transformer = model_of(Case(1, {}), empty=True)
+    transformer = model_of(LayoutCase(1, {}), empty=True)
     assert compiled_modules(residual) == list(residual.network.get_submodule("blocks").children())
     assert compiled_modules(perceptron) == [perceptron]
     assert compiled_modules(transformer) == [transformer.network.get_submodule(name) for name in BLOCKS]

@@ -19,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
+from slipstream.proofs.gpu.attempts import InjectedFault, TrainingJob, result_digests, run_attempt
+from slipstream.proofs.gpu.layouts import LENGTH, LayoutCase, model_of, token_rows
+from slipstream.proofs.gpu.trainings import write_table
 from slipstream.settings import to_dict, with_defaults
 from slipstream.train.checkpoint.restore import first_difference
 from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, lasting
@@ -28,9 +31,7 @@ from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.powersgd import PowerSGD
 from slipstream.train.parallel.replicas import check_exchange, replicate
 from tests.support.groups import on_cpu
-from tests.support.layout_runs import LENGTH, Case, model_of, on_ranks, token_rows
-from tests.support.toys import table
-from tests.support.training_runs import Fault, Job, attempt, outcome
+from tests.support.layout_runs import on_ranks
 from tests.support.wording import refuses
 
 CPU = torch.device("cpu")
@@ -136,12 +137,12 @@ def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.Mon
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("prepared") / "table"
-    table(directory, "classification")
+    write_table(directory, "classification")
     return directory
 
 
-def job(prepared: Path, place: Path, world: int, gradients: dict[str, Any]) -> Job:
-    return Job(
+def job(prepared: Path, place: Path, world: int, gradients: dict[str, Any]) -> TrainingJob:
+    return TrainingJob(
         prepared,
         place,
         world,
@@ -154,11 +155,11 @@ def job(prepared: Path, place: Path, world: int, gradients: dict[str, Any]) -> J
 
 def check_killed_and_resumed(prepared: Path, place: Path, world: int, gradients: dict[str, Any]) -> dict[str, str]:
     whole, killed = (job(prepared, place / name, world, gradients) for name in ("whole", "killed"))
-    assert attempt(whole).finished
-    assert not attempt(killed, Fault("step", at=11)).finished
-    assert attempt(killed).finished
-    assert outcome(killed) == outcome(whole)
-    return outcome(whole)
+    assert run_attempt(whole).finished
+    assert not run_attempt(killed, InjectedFault("step", at=11)).finished
+    assert run_attempt(killed).finished
+    assert result_digests(killed) == result_digests(whole)
+    return result_digests(whole)
 
 
 @pytest.mark.prove
@@ -168,11 +169,11 @@ def test_powersgds_memory_is_in_the_checkpoint(prepared: Path, tmp_path: Path) -
     index = json.loads((newest / "index.json").read_bytes())
     assert {"parts/gradients/error/0/0", "parts/gradients/error/1/0", "parts/gradients/q/0"} <= index.keys()
     plain = job(prepared, tmp_path / "plain", 2, {})
-    assert attempt(plain).finished and outcome(plain)["last.safetensors"] != found["last.safetensors"]
+    assert run_attempt(plain).finished and result_digests(plain)["last.safetensors"] != found["last.safetensors"]
     # Three processes go on from it, without what two have left out.
     other = job(prepared, tmp_path / "other", 2, EXCHANGES["powersgd"])
-    assert not attempt(other, Fault("step", at=11)).finished
-    assert attempt(job(prepared, tmp_path / "other", 3, EXCHANGES["powersgd"])).finished
+    assert not run_attempt(other, InjectedFault("step", at=11)).finished
+    assert run_attempt(job(prepared, tmp_path / "other", 3, EXCHANGES["powersgd"])).finished
     assert "PowerSGD starts without the error of its last step, which belongs to 2 proc" in (
         (tmp_path / "other/log-0").read_text()
     )
@@ -259,7 +260,7 @@ def test_more_processes_than_gpus_is_one_line() -> None:
 
 def gradients_of(view: bool) -> dict[str, Tensor]:
     """Of two accumulated micro-batches, over DDP."""
-    model = model_of(Case(1, {}, double=False), empty=False)
+    model = model_of(LayoutCase(1, {}, double=False), empty=False)
     group = on_cpu(dist.get_rank(), dist.get_world_size())
     replicated = replicate(model, Traits(), group, GradientsConfig(gradient_as_bucket_view=view))
     rows = token_rows(8)[4 * group.rank : 4 * group.rank + 4, :LENGTH]

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from slipstream.distributed.process_group import Group
+from slipstream.proofs.gpu.layouts import LENGTH, LayoutCase, set_up, token_rows
+from slipstream.proofs.gpu.waits import NoWaits
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
-from tests.support.layout_runs import LENGTH, Case, on_ranks, set_up, token_rows
-from tests.support.waits import NoWaits
+from tests.support.layout_runs import on_ranks
 
 ROWS = 6
 #: By the number of processes: of the larger the scaled one, which has most to decide.
@@ -35,7 +36,7 @@ def two_steps(parallel: dict[str, object], ema: float, precision: str) -> float:
 
     optimizer.known_to_host = lambda tensor: False  # as on a GPU
     training = TrainingConfig(accumulation=2, clip_norm=0.1, ema=ema)
-    layout, parallel_model, *_ = set_up(Case(dist.get_world_size(), parallel, accumulation=2, double=False))
+    layout, parallel_model, *_ = set_up(LayoutCase(dist.get_world_size(), parallel, accumulation=2, double=False))
     device = torch.device("cpu")
     state = TrainingState(
         parallel_model,

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from slipstream.artifacts.results.training import read_history
 from slipstream.models.config import ModelConfig
+from slipstream.proofs.gpu.checks.telemetry import one_thread
+from slipstream.proofs.gpu.trainings import SMALL_TRANSFORMER, train, write_table, write_tokens
 from slipstream.train.loop import train_loop
 from slipstream.train.parallel import replicas
 from slipstream.train.parallel.config import GradientsConfig
 from tests.support import toys
-from tests.support.gpu_proof.checks.telemetry import one_thread
-from tests.support.gpu_proof.trainings import SMALL_TRANSFORMER, train, write_tokens
 
 STEPS, DIES_AT = 12, 8
 MLP = ModelConfig("mlp", {"hidden": [16], "dropout": 0.2})
@@ -47,7 +47,7 @@ HOOKED = ("fp16 hook", "powersgd")
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("prepared")
-    toys.table(place / "table", "classification")
+    write_table(place / "table", "classification")
     toys.images(place / "images")
     write_tokens(place / "tokens", STEPS * 8)
     return place

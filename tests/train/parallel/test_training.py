@@ -18,7 +18,8 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.artifacts.results.training import History
 from slipstream.models.trained import TrainedModel
-from tests.support.layout_runs import SIZES, on_ranks, token_rows
+from slipstream.proofs.gpu.layouts import SIZES, token_rows
+from tests.support.layout_runs import on_ranks
 
 KILLED_AT = 8
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from harness.dispatch import counted
 from slipstream.models.initial.drawn import Drawn
+from slipstream.proofs.gpu.layouts import LENGTH, SEED, LayoutCase, model_of, row_losses, token_rows, whole
 from slipstream.train.parallel.divide import clip
-from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows, whole
+from tests.support.layout_runs import on_ranks
 
 
 def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
@@ -26,7 +27,7 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
 
     device, rows = torch.device("cpu"), token_rows(4)
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
-    undivided = model_of(Case(2, {}), empty=True)
+    undivided = model_of(LayoutCase(2, {}), empty=True)
     values = Drawn(undivided.network, SEED)
     model = divide(undivided, layout, device, values, micro_batches=2, rows=2, precision="fp32")
 

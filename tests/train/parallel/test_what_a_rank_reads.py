@@ -14,22 +14,23 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from slipstream.proofs.gpu.layouts import LayoutCase, set_up, train_divided
 from slipstream.train.checkpoint import manager, restore, shards
-from tests.support.layout_runs import Case, divided, on_ranks, set_up, train_divided
+from tests.support.layout_runs import divided, on_ranks
 
 #: Large enough for parts of tensors that are larger than a block.
 LARGE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2}
 SAVED = {
-    "replicas 2": Case(2, {}),
-    "weights 3": Case(3, {"shard": "weights"}),
+    "replicas 2": LayoutCase(2, {}),
+    "weights 3": LayoutCase(3, {"shard": "weights"}),
 }
 #: How many ranks are on a machine: those of a tensor group, which hold columns of the same rows.
 RESUMED = {
-    "weights 4": (Case(4, {"shard": "weights"}), 1),
-    "replicas 2": (Case(2, {}), 2),
-    "tensor 2": (Case(2, {"tensor": 2}), 2),
-    "1f1b 2": (Case(2, {"pipeline": 2}), 1),
-    "2 x 2 x 2": (Case(8, {"pipeline": 2, "shard": "weights", "tensor": 2}), 2),
+    "weights 4": (LayoutCase(4, {"shard": "weights"}), 1),
+    "replicas 2": (LayoutCase(2, {}), 2),
+    "tensor 2": (LayoutCase(2, {"tensor": 2}), 2),
+    "1f1b 2": (LayoutCase(2, {"pipeline": 2}), 1),
+    "2 x 2 x 2": (LayoutCase(8, {"pipeline": 2, "shard": "weights", "tensor": 2}), 2),
 }
 EVERY = [(first, then) for first in SAVED for then in RESUMED]
 
@@ -38,7 +39,7 @@ def local_bytes(tensor: Tensor) -> int:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
 
 
-def resume_on_machines(case: Case, per_machine: int, place: Path) -> tuple[int, int, int]:
+def resume_on_machines(case: LayoutCase, per_machine: int, place: Path) -> tuple[int, int, int]:
     """The bytes that this rank holds of the checkpoint, brings of it, and those of the largest tensor."""
     directory = place / f"machine-{int(os.environ['RANK']) // per_machine}"
     directory.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ def status_bytes(name: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
-def memory_of_a_restore(case: Case) -> tuple[int, int, int]:
+def memory_of_a_restore(case: LayoutCase) -> tuple[int, int, int]:
     """The bytes that this rank holds of the checkpoint, those of the largest tensor, and the most by which the memory
     of its process grew during the restore, with all that it then held for the first time."""
     held, largest, grown = [0], [0], [0]
@@ -93,7 +94,7 @@ def memory_of_a_restore(case: Case) -> tuple[int, int, int]:
     return held[0], largest[0], grown[0]
 
 
-def save(case: Case) -> None:
+def save(case: LayoutCase) -> None:
     """Weights and moments, after a step whose gradients are nought."""
     part = set_up(case)
     for parameter in part.model.model.parameters():

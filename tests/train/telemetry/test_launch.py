@@ -18,12 +18,12 @@ from slipstream.artifacts.results import bottleneck as causes
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor
+from slipstream.proofs.gpu.checks.telemetry import one_thread
+from slipstream.proofs.gpu.trainings import train, write_tokens
 from slipstream.telemetry.bottleneck import DECISIVE
 from slipstream.train.device_clock import DeviceClock, Past
 from slipstream.train.telemetry import launch
 from slipstream.train.telemetry.launch import beyond_noise, overhead_seconds
-from tests.support.gpu_proof.checks.telemetry import one_thread
-from tests.support.gpu_proof.trainings import train, write_tokens
 
 TABLE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b"))
 TOKENS = Signature((TensorSpec("tokens", "int64", (64,)),), "next token", "next token", buckets=8)

@@ -26,6 +26,7 @@ from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.devices import DEVICES, TrainingDevices
 from slipstream.artifacts.results.ledger import read_attempts
 from slipstream.profiles.profile import load
+from slipstream.proofs.processes import FORK, free_port
 from slipstream.report.costs import costs_of
 from slipstream.stages import StageRun
 from slipstream.storage import storage_for
@@ -40,7 +41,6 @@ from slipstream.train.loop.step import StepResult
 from slipstream.train.telemetry import pods
 from tests.support.fake_nvml import FakeNvml
 from tests.support.monitoring import panels
-from tests.support.processes import FORK, free_port
 from tests.support.sampler_process import until
 from tests.support.training import rank_body, table_of_numbers, trained
 

@@ -1,0 +1,1 @@
+"""``slipstream cluster-proof``: the project's promises about clusters, tested on the user's own cluster."""

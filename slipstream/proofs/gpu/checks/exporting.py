@@ -1,0 +1,37 @@
+"""ONNX Runtime on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import numpy as np
+import onnxruntime
+
+from slipstream.export.config import ExportConfig
+from slipstream.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
+from slipstream.export.session import PROVIDERS, onnx_predictor
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.predict import inputs_of, model_function
+from slipstream.proofs.gpu.check import CannotRun, CheckContext, Figure
+from slipstream.proofs.gpu.trainings import write_table
+
+ROWS = 256
+
+
+def parity(context: CheckContext) -> Sequence[Figure]:
+    """Compare FP32 results, without TF32, with torch on the CPU, up to rounding."""
+    provider = context.device.type
+    if PROVIDERS[provider] not in onnxruntime.get_available_providers():
+        raise CannotRun("ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu in place of onnxruntime")
+    if find_spec("onnxscript") is None:
+        raise CannotRun("torch's exporter needs onnxscript: pip install onnxscript")
+    data = write_table(context.directory / "table", "classification")
+    model, rows = build(ModelConfig("mlp"), data.signature, seed=0).eval(), data.split("test")[:ROWS]
+    inputs, path = inputs_of(data.signature, rows), context.directory / "model.onnx"
+    to_onnx(model, data.signature, [x[:EXAMPLE_ROWS] for x in inputs], ExportConfig().opset, path)
+    on_device, reference = onnx_predictor(path, 1, provider), model_function(model)
+    check_parity(reference, on_device, inputs)
+    difference = largest_difference(reference(inputs), on_device(inputs))
+    return [Figure("outputs differ by", difference, "of the largest"), Figure("rows", float(len(np.atleast_1d(rows))))]

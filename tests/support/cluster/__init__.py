@@ -1,5 +1,0 @@
-"""A small propeller and training operator that do for a package only what a real cluster does.
-
-Every rule is one of Flyte v1.16.8 or training-operator v1.9.0, named where it is imitated. A pod is a process with only
-the environment, the command and the files that a cluster would give it; all data is on S3.
-"""

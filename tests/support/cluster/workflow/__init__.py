@@ -1,1 +1,0 @@
-"""Workflow templates as propeller reads them: bindings, branches, order, and cache keys."""

@@ -1,1 +1,0 @@
-"""``make cluster-proof``: the project's promises about clusters, tested on the user's own cluster."""
