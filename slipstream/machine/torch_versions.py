@@ -88,7 +88,7 @@ def accept_any_layout(stage: Any) -> None:
 
 
 class IntegersWithoutGradients(TorchFunctionMode):
-    """Mode in which integer tensors ignore requests for gradients, instead of raising an error."""
+    """Mode in which integer tensors ignore requests for gradients."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.requires_grad_ and not (args[0].is_floating_point() or args[0].is_complex()):
@@ -97,7 +97,7 @@ class IntegersWithoutGradients(TorchFunctionMode):
 
 
 def divide_by_fsdp(module: nn.Module, **settings: Any) -> None:
-    """Apply FSDP2 to ``module``, which may have integer parameters; they are gathered in their own dtype.
+    """Apply FSDP2; integer parameters are gathered in their own dtype.
 
     Older versions request gradients of every parameter, and cast integers to the dtype of mixed precision.
     """

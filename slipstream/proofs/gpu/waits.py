@@ -1,7 +1,6 @@
 """Detection of operations that would make the host wait for a device, on a CPU.
 
-A copy from memory that is not pinned makes the host wait, too. If all tensors are on a CPU, only copies of Python's
-numbers into a tensor can be seen. So torch's "meta" stands in for a device, and the CPU for the host.
+Torch's "meta" stands in for a device, and the CPU for the host. Copies from unpinned memory count, too.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ class Kills:
 def drawn(seed: int, number: int, writes: Mapping[str, int], pods: Mapping[str, int]) -> list[Kill]:
     """Draw at most ``number`` kills from the writes and pods of every node in an undisturbed attempt.
 
-    The node with the most writes is the training, so its second and third attempts are killed, too. They resume and
-    write less: they are killed early. The first is killed before half of its writes, or the others would find the work
-    finished. Other nodes are killed once.
+    The node with the most writes is the training, so its second and third attempts are killed, too. They resume, write
+    less and are killed early. The first is killed before half of its writes, or the others would find the work
+    finished.
     """
     draw = random.Random(seed)
 

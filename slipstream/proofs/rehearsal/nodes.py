@@ -1,7 +1,7 @@
 """Nodes of a workflow: their dependencies, the inputs that bindings give them, and the branches of conditionals.
 
 Bindings follow ``attr_path_resolver.go``. An attribute path leads through the MessagePack of a dataclass. Its value is
-packed again in the order in which Go iterates over a map, which differs every time.
+packed again in a random order, in which Go iterates over maps.
 """
 
 from __future__ import annotations

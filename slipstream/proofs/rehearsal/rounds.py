@@ -1,6 +1,6 @@
 """Propeller's rounds of an execution, and failed rounds (``controller/handler.go``).
 
-A refused request to the object store or FlyteAdmin fails the whole round. Propeller repeats the round at once and
+A refused request to the object store or FlyteAdmin fails the whole round. Propeller repeats it at once and
 never lowers ``status.failedAttempts``. One failed round more than ``max-workflow-retries`` ends the execution.
 """
 

@@ -4,7 +4,7 @@ A storage counts from the operation that creates it until its last tensor is fre
 resizing their storages to zero. A dispatch mode does not see that, so ``resize_`` is patched.
 
 ``DTensor`` derives the shapes of results from fake tensors of undivided size, at the first call of an operator, and in
-torch 2.11 at every call of fused AdamW. They are fake in a training too, so they do not count.
+torch 2.11 at every call of fused AdamW. These do not count.
 """
 
 from __future__ import annotations
