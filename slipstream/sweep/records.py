@@ -109,8 +109,14 @@ class Started:
 
 
 Record = Proposed | Reported | Died | Ended | Identity | Started
+#: Record types by the ``kind`` that is stored; stores of earlier versions contain these words.
 KINDS: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind for kind in (Proposed, Reported, Died, Ended, Identity, Started)
+    "proposed": Proposed,
+    "reported": Reported,
+    "died": Died,
+    "ended": Ended,
+    "identity": Identity,
+    "started": Started,
 }
 
 
@@ -144,7 +150,8 @@ def encode(record: Record) -> bytes:
 
     Otherwise two concurrent writers of equal records would both find their own bytes and conclude that they were first.
     """
-    body = {"kind": type(record).__name__.lower(), "record": to_tree(record), "nonce": uuid.uuid4().hex}
+    kind = next(name for name, each in KINDS.items() if each is type(record))
+    body = {"kind": kind, "record": to_tree(record), "nonce": uuid.uuid4().hex}
     return canonical_json({**body, "sha256": digest(body)})
 
 

@@ -50,7 +50,7 @@ from slipstream.score.publish import publications
 from slipstream.storage import storage_for
 from slipstream.storage.names import MOST_DIGITS, number_as_name, number_in_name
 from slipstream.sweep.config import RangeConfig
-from slipstream.sweep.records import Ended, Identity, Point, Proposed, Reported, Started
+from slipstream.sweep.records import KINDS, Ended, Identity, Point, Proposed, Reported, Started
 from slipstream.sweep.records import decode as decode_sealed
 from slipstream.sweep.space import Parameter
 from slipstream.sweep.store import SweepStore, place_of
@@ -213,12 +213,15 @@ def facts(directory: Path, content: bytes) -> object:
     return read_facts(directory)
 
 
+STORED_KINDS: dict[type, str] = {record: kind for kind, record in KINDS.items()}
+
+
 def sealed(kind: type, number: str = "0000/0001") -> Callable[[Path, bytes], object]:
     """A record with the digest of its damaged content, as an attacker writes it."""
 
     def read(directory: Path, content: bytes) -> object:
         try:
-            body = {"kind": kind.__name__.lower(), "record": json.loads(content), "nonce": "0"}
+            body = {"kind": STORED_KINDS[kind], "record": json.loads(content), "nonce": "0"}
         except (ValueError, RecursionError):
             seal = content
         else:
@@ -243,7 +246,7 @@ def sealed(kind: type, number: str = "0000/0001") -> Callable[[Path, bytes], obj
 
 
 def sealed_good(record: object) -> bytes:
-    body = {"kind": type(record).__name__.lower(), "record": to_tree(record)}
+    body = {"kind": STORED_KINDS[type(record)], "record": to_tree(record)}
     return canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body)).hexdigest()})
 
 

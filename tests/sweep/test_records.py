@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,19 @@ from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.storage import storage_for
 from slipstream.sweep.engine import identity_of
-from slipstream.sweep.records import Died, Ended, Identity, Point, Proposed, Record, Reported, Trial, decode, encode
+from slipstream.sweep.records import (
+    Died,
+    Ended,
+    Identity,
+    Point,
+    Proposed,
+    Record,
+    Reported,
+    Started,
+    Trial,
+    decode,
+    encode,
+)
 from slipstream.sweep.space import untyped_parameters
 from slipstream.sweep.store import SweepStore, best_of, refusal
 from tests.support.wording import refuses, same_wording
@@ -34,6 +47,24 @@ def test_a_record_comes_back_as_it_was_and_no_part_of_it_counts(record: Record) 
     content = encode(record).rstrip()  # without its last line break it says the same
     assert decode(content) == record
     assert not [end for end in range(len(content)) if decode(content[:end]) is not None]
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        *zip(RECORDS, ("proposed", "reported", "died", "ended", "ended"), strict=True),
+        (IDENTITY, "identity"),
+        (Started("f1", 1.5), "started"),
+    ],
+)
+def test_stored_kinds_do_not_depend_on_class_names(record: Record, kind: str) -> None:
+    assert json.loads(encode(record))["kind"] == kind
+
+
+def test_a_record_of_an_earlier_version_is_read() -> None:
+    content = b"""{"kind": "reported", "nonce": "00", "record": {"best": 0.25, "progress": 2222, "stops": true},
+    "sha256": "d5684f574d26c57c6051c7243dfd304c39e061df1ec0d39ac14e3412d57bd688"}"""
+    assert decode(content) == Reported(2222, 0.25, stops=True)
 
 
 def test_a_flipped_bit_is_seen_wherever_it_is() -> None:
